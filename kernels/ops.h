@@ -31,6 +31,7 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/words.h"
+#include "kernels/ops_experts.h"
 #include "kernels/ops_loss.h"
 #include "kernels/ops_update.h"
 
@@ -288,8 +289,8 @@ enum activation_kind {
     ACTIVATION_RELU,      /* plain */
     ACTIVATION_GEGLU,     /* gated, f = GELU in the tanh form */
     ACTIVATION_GEGLU_ERF, /* gated, f = GELU in the exact form */
-    /* gated, as in gpt-oss: f(x) = x' sigmoid(alpha * x') with x' = min(x, limit), and up is limited
-     * to [-limit, limit] and then increased by 1. What is limited has no gradient. */
+    /* gated, as in gpt-oss: f(x) = v sigmoid(alpha v) with v = min(x, limit). `up` is limited to
+     * [-limit, limit] and then increased by 1. Beyond a limit, the gradient is 0. */
     ACTIVATION_SWIGLU_CLAMPED,
     ACTIVATION_KIND_COUNT
 };
@@ -487,6 +488,25 @@ struct kernel_ops {
                           const softmax_part_args *args) MUST_CHECK;
     int (*cross_entropy_part)(kernel_context *context, void *stream,
                               const softmax_part_args *args) MUST_CHECK;
+
+    /* Mixtures of experts, as ops_experts.h describes them. NULL in backends that cannot: the CUDA
+     * backend. */
+    int (*router_forward)(kernel_context *context, void *stream,
+                          const router_args *args) MUST_CHECK;
+    int (*router_backward)(kernel_context *context, void *stream,
+                           const router_args *args) MUST_CHECK;
+    int (*router_sums)(kernel_context *context, void *stream,
+                       const router_sums_args *args) MUST_CHECK;
+    size_t (*router_sums_scratch_bytes)(kernel_context *context, uint64_t rows, uint64_t experts);
+    int (*experts_sort)(kernel_context *context, void *stream,
+                        const experts_sort_args *args) MUST_CHECK;
+    int (*experts_gather)(kernel_context *context, void *stream,
+                          const experts_rows_args *args) MUST_CHECK;
+    int (*experts_combine)(kernel_context *context, void *stream,
+                           const experts_rows_args *args) MUST_CHECK;
+    int (*experts_weights_backward)(kernel_context *context, void *stream,
+                                    const experts_rows_args *args) MUST_CHECK;
+
     int (*zero)(kernel_context *context, void *stream, void *data, uint64_t bytes) MUST_CHECK;
     int (*convert)(kernel_context *context, void *stream, const void *source,
                    enum dtype source_type, void *target, enum dtype target_type,

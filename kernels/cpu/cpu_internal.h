@@ -107,6 +107,16 @@ KERNEL_OP(cross_entropy_part) cpui_cross_entropy_part MUST_CHECK;
 KERNEL_OP(zero) cpui_zero MUST_CHECK;
 KERNEL_OP(convert) cpui_convert MUST_CHECK;
 
+/* experts.c */
+KERNEL_OP(router_forward) cpui_router_forward MUST_CHECK;
+KERNEL_OP(router_backward) cpui_router_backward MUST_CHECK;
+KERNEL_OP(router_sums) cpui_router_sums MUST_CHECK;
+KERNEL_OP(router_sums_scratch_bytes) cpui_router_sums_scratch_bytes;
+KERNEL_OP(experts_sort) cpui_experts_sort MUST_CHECK;
+KERNEL_OP(experts_gather) cpui_experts_gather MUST_CHECK;
+KERNEL_OP(experts_combine) cpui_experts_combine MUST_CHECK;
+KERNEL_OP(experts_weights_backward) cpui_experts_weights_backward MUST_CHECK;
+
 /* adam.c. Chooses the variant for the context's isa. */
 void cpui_adam_select(kernel_context *context);
 const char *cpui_adam_name(const kernel_context *context);

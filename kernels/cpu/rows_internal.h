@@ -85,6 +85,12 @@ struct rows_table {
     void (*cross_entropy)(int threads, const cross_entropy_args *args);
     void (*softmax_part)(int threads, const softmax_part_args *args);
     void (*cross_entropy_part)(int threads, const softmax_part_args *args);
+    void (*router_forward)(int threads, const router_args *args);
+    void (*router_backward)(int threads, const router_args *args);
+    void (*router_sums)(int threads, const router_sums_args *args);
+    void (*experts_gather)(int threads, const experts_rows_args *args);
+    void (*experts_combine)(int threads, const experts_rows_args *args);
+    void (*experts_weights_backward)(int threads, const experts_rows_args *args);
     void (*convert)(int threads, const void *source, enum dtype source_type, void *target,
                     enum dtype target_type, uint64_t count);
     void (*convert_rows)(int threads, const struct rows_conversion *args);

@@ -12,9 +12,11 @@
 
 /* These files define the static functions that the table below names. */
 #include "kernels/cpu/rows_activation.h"
+#include "kernels/cpu/rows_experts.h"
 #include "kernels/cpu/rows_loss.h"
 #include "kernels/cpu/rows_norm.h"
 #include "kernels/cpu/rows_point.h"
+#include "kernels/cpu/rows_router.h"
 
 const rows_table VARIANT_TABLE = {
     .name = VARIANT_NAME,
@@ -34,6 +36,12 @@ const rows_table VARIANT_TABLE = {
     .cross_entropy = cross_entropy,
     .softmax_part = softmax_part,
     .cross_entropy_part = cross_entropy_part,
+    .router_forward = router_forward,
+    .router_backward = router_backward,
+    .router_sums = router_sums,
+    .experts_gather = experts_gather,
+    .experts_combine = experts_combine,
+    .experts_weights_backward = experts_weights_backward,
     .convert = convert,
     .convert_rows = convert_rows,
     .exp = exp_all,

@@ -75,6 +75,16 @@ KERNEL_OP(softmax_part) refi_softmax_part MUST_CHECK;
 KERNEL_OP(softmax_losses) refi_softmax_losses MUST_CHECK;
 KERNEL_OP(cross_entropy_part) refi_cross_entropy_part MUST_CHECK;
 
+/* reference_experts.c */
+KERNEL_OP(router_forward) refi_router_forward MUST_CHECK;
+KERNEL_OP(router_backward) refi_router_backward MUST_CHECK;
+KERNEL_OP(router_sums) refi_router_sums MUST_CHECK;
+KERNEL_OP(router_sums_scratch_bytes) refi_router_sums_scratch_bytes;
+KERNEL_OP(experts_sort) refi_experts_sort MUST_CHECK;
+KERNEL_OP(experts_gather) refi_experts_gather MUST_CHECK;
+KERNEL_OP(experts_combine) refi_experts_combine MUST_CHECK;
+KERNEL_OP(experts_weights_backward) refi_experts_weights_backward MUST_CHECK;
+
 /* reference_optimizer.c */
 KERNEL_OP(grad_close) refi_grad_close MUST_CHECK;
 KERNEL_OP(norm_reduce) refi_norm_reduce MUST_CHECK;

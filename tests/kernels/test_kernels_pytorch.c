@@ -16,6 +16,7 @@
 #include "tests/kernels/kernels_isa.h"
 
 enum { SEED = 20262, ROWS = 3, WIDTH = 8, HEADS = 2, PAIRS = 8, POSITION = 700, MOST = 64 };
+enum { CHOICES = 3, EXPERTS = 4, FEATURES = 5 }; /* of routers; of mixtures, with 2 choices */
 
 static json_t *document;
 
@@ -251,23 +252,227 @@ static void rope_of_glm4(const struct backend *b)
     expect("glm4", case_of("ropes", "glm4"), "y", last, (size_t)HEADS * DIM, 1e-6);
 }
 
+/* Routers of transformers: the experts that each row chooses, their weights, and gradients. */
+static void routers(const struct backend *b)
+{
+    static const struct {
+        const char *name;
+        router_args args;
+        bool has_bias;
+    } cases[] = {
+        {"mixtral", {.normalizes = true, .scale = 1}, false},
+        {"qwen2_moe", {.scale = 1}, false},
+        {"gpt_oss", {.normalizes = true, .scale = 1}, false},
+        {"deepseek_v2", {.scale = 1.5f, .groups = 4, .groups_chosen = 2, .group_best = 1}, false},
+        {"deepseek_v3",
+         {.score = ROUTER_SIGMOID,
+          .normalizes = true,
+          .scale = 2.5f,
+          .groups = 4,
+          .groups_chosen = 2,
+          .group_best = 2},
+         true},
+        {"deepseek_v3_plain", {.score = ROUTER_SIGMOID, .scale = 2.5f}, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const json_t *want = case_of("routers", cases[i].name);
+        const json_t *chosen_want = json_object_get(want, "chosen");
+        float x[ROWS * WIDTH], dw[ROWS * CHOICES], w[ROWS * CHOICES], dx[ROWS * WIDTH], bias[WIDTH];
+        int32_t chosen[ROWS * CHOICES];
+        router_args args = cases[i].args;
+        draw(x, 1, ROWS * WIDTH);
+        draw(dw, 2, ROWS * CHOICES);
+        draw(bias, 3, WIDTH);
+        for (int e = 0; e < WIDTH; e++)
+            bias[e] *= 0.5f;
+        args.rows = ROWS;
+        args.experts = WIDTH;
+        args.choices = CHOICES;
+        args.logits = x;
+        args.bias = cases[i].has_bias ? bias : NULL;
+        args.chosen = chosen;
+        args.weights = w;
+        args.weights_grad = dw;
+        args.logits_grad = dx;
+        assert_int_equal(b->ops.router_forward(b->context, NULL, &args), 0);
+        assert_int_equal(b->ops.router_backward(b->context, NULL, &args), 0);
+        for (size_t k = 0; k < (size_t)ROWS * CHOICES; k++)
+            assert_int_equal(chosen[k], json_integer_value(json_array_get(chosen_want, k)));
+        expect(cases[i].name, want, "y", w, (size_t)ROWS * CHOICES, 1e-6);
+        expect(cases[i].name, want, "dx", dx, (size_t)ROWS * WIDTH, 2e-6);
+    }
+}
+
+/* The losses over two layers' logits together, from the totals; gradients layer by layer. */
+static void router_losses(const struct backend *b)
+{
+    enum { CHOSEN = 2, LAYERS = 2 };
+    const double all = (double)(LAYERS * ROWS);
+    float x[LAYERS][ROWS * WIDTH], dx[ROWS * WIDTH], w[ROWS * CHOSEN], dw[ROWS * CHOSEN] = {0};
+    int32_t chosen[LAYERS][ROWS * CHOSEN];
+    double totals[2 * WIDTH + 1] = {0}, scratch[2 * WIDTH + 1], balance = 0;
+    router_args args = {.rows = ROWS,
+                        .experts = WIDTH,
+                        .choices = CHOSEN,
+                        .scale = 1,
+                        .weights = w,
+                        .weights_grad = dw,
+                        .totals = totals,
+                        .logits_grad = dx};
+    assert_true(b->ops.router_sums_scratch_bytes(b->context, ROWS, WIDTH) <= sizeof scratch);
+    for (int layer = 0; layer < LAYERS; layer++) {
+        draw(x[layer], 1 + (uint64_t)layer, ROWS * WIDTH);
+        args.logits = x[layer];
+        args.chosen = chosen[layer];
+        router_sums_args sums = {.rows = ROWS,
+                                 .experts = WIDTH,
+                                 .choices = CHOSEN,
+                                 .logits = x[layer],
+                                 .chosen = chosen[layer],
+                                 .totals = totals,
+                                 .scratch = scratch};
+        assert_int_equal(b->ops.router_forward(b->context, NULL, &args), 0);
+        assert_int_equal(b->ops.router_sums(b->context, NULL, &sums), 0);
+    }
+    for (int e = 0; e < WIDTH; e++)
+        balance += WIDTH * totals[e] / all * totals[WIDTH + e] / all;
+    for (int is_z = 0; is_z < 2; is_z++) {
+        const json_t *want = case_of("routers", is_z ? "z" : "balance");
+        float loss = (float)(is_z ? totals[2 * WIDTH] / all : balance);
+        expect("losses of routers", want, "y", &loss, 1, 1e-6);
+        args.balance_scale = is_z ? 0.0f : (float)(WIDTH / (all * all));
+        args.z_scale = is_z ? (float)(2 / all) : 0.0f;
+        for (int layer = 0; layer < LAYERS; layer++) {
+            args.logits = x[layer];
+            args.chosen = chosen[layer];
+            assert_int_equal(b->ops.router_backward(b->context, NULL, &args), 0);
+            expect("losses of routers", want, layer ? "dx2" : "dx1", dx, ROWS * WIDTH, 1e-6);
+        }
+    }
+}
+
+/* out[rows, n] = in[rows, k] w[n, k]^T + bias, or, if `is_back`, out[rows, k] = in[rows, n] w. */
+static void multiply(bool is_back, size_t rows, size_t n, size_t k, const float *in, const float *w,
+                     const float *bias, float *out)
+{
+    for (size_t row = 0; row < rows; row++)
+        for (size_t to = 0; to < (is_back ? k : n); to++) {
+            double sum = bias ? (double)bias[to] : 0.0;
+            for (size_t from = 0; from < (is_back ? n : k); from++)
+                sum += (double)in[row * (is_back ? n : k) + from] *
+                       (double)w[is_back ? from * k + to : to * k + from];
+            out[row * (is_back ? k : n) + to] = (float)sum;
+        }
+}
+
+/* Whole mixtures, forward and backward, with products of our own: Mixtral's, and gpt-oss's with
+ * biases and limited gates. Expert 1 has all rows, expert 2 none. */
+static void mixture(const struct backend *b, bool is_gpt_oss)
+{
+    enum { CHOSEN = 2, MULTIPLE = 2, SLOTS = ROWS * CHOSEN + EXPERTS, WIDE = 2 * FEATURES };
+    const char *name = is_gpt_oss ? "gpt_oss" : "mixtral";
+    const int32_t chosen[ROWS * CHOSEN] = {1, 3, 0, 1, 1, 3};
+    float x[ROWS * WIDTH], w[ROWS * CHOSEN], dy[ROWS * WIDTH], y[ROWS * WIDTH] = {0};
+    float dx[ROWS * WIDTH] = {0}, dw[ROWS * CHOSEN], up[EXPERTS * WIDE * WIDTH];
+    float down[EXPERTS * WIDTH * FEATURES], up_bias[EXPERTS * WIDE], down_bias[EXPERTS * WIDTH];
+    float in[SLOTS * WIDTH], wide[SLOTS * WIDE], inner[SLOTS * FEATURES], out[SLOTS * WIDTH];
+    int32_t offsets[EXPERTS + 1], order[SLOTS], slots[ROWS * CHOSEN];
+    draw(x, 1, ROWS * WIDTH);
+    draw(w, 2, ROWS * CHOSEN);
+    draw(dy, 3, ROWS * WIDTH);
+    draw(up, 4, sizeof up / sizeof *up);
+    draw(down, 5, sizeof down / sizeof *down);
+    draw(up_bias, 6, EXPERTS * WIDE);
+    draw(down_bias, 7, EXPERTS * WIDTH);
+    experts_sort_args sort = {.rows = ROWS,
+                              .experts = EXPERTS,
+                              .choices = CHOSEN,
+                              .multiple = MULTIPLE,
+                              .chosen = chosen,
+                              .offsets = offsets,
+                              .order = order,
+                              .slots = slots};
+    assert_int_equal(b->ops.experts_sort(b->context, NULL, &sort), 0);
+    experts_rows_args args = {.rows = ROWS,
+                              .choices = CHOSEN,
+                              .channels = WIDTH,
+                              .slot_count = (uint64_t)offsets[EXPERTS],
+                              .order = order,
+                              .slots = slots,
+                              .weights = w,
+                              .tokens = x,
+                              .slot_rows = in};
+    activation_args gate = {.kind = is_gpt_oss ? ACTIVATION_SWIGLU_CLAMPED : ACTIVATION_SWIGLU,
+                            .rows = args.slot_count,
+                            .features = FEATURES,
+                            .alpha = 1.702f,
+                            .limit = 1.25f,
+                            .input = wide,
+                            .output = inner,
+                            .output_grad = inner,
+                            .input_grad = wide};
+    assert_int_equal(b->ops.experts_gather(b->context, NULL, &args), 0);
+    for (size_t e = 0; e < EXPERTS; e++)
+        multiply(false, (size_t)(offsets[e + 1] - offsets[e]), WIDE, WIDTH, in + offsets[e] * WIDTH,
+                 up + e * WIDE * WIDTH, is_gpt_oss ? up_bias + e * WIDE : NULL,
+                 wide + offsets[e] * WIDE);
+    assert_int_equal(b->ops.activation_forward(b->context, NULL, &gate), 0);
+    for (size_t e = 0; e < EXPERTS; e++)
+        multiply(false, (size_t)(offsets[e + 1] - offsets[e]), WIDTH, FEATURES,
+                 inner + offsets[e] * FEATURES, down + e * WIDTH * FEATURES,
+                 is_gpt_oss ? down_bias + e * WIDTH : NULL, out + offsets[e] * WIDTH);
+    args.slot_rows = out;
+    args.sums = y;
+    assert_int_equal(b->ops.experts_combine(b->context, NULL, &args), 0);
+
+    args.tokens = dy;
+    args.slot_rows = in;
+    args.output = out;
+    args.weights_grad = dw;
+    assert_int_equal(b->ops.experts_gather(b->context, NULL, &args), 0);
+    assert_int_equal(b->ops.experts_weights_backward(b->context, NULL, &args), 0);
+    for (size_t e = 0; e < EXPERTS; e++)
+        multiply(true, (size_t)(offsets[e + 1] - offsets[e]), WIDTH, FEATURES,
+                 in + offsets[e] * WIDTH, down + e * WIDTH * FEATURES, NULL,
+                 inner + offsets[e] * FEATURES);
+    assert_int_equal(b->ops.activation_backward(b->context, NULL, &gate), 0);
+    for (size_t e = 0; e < EXPERTS; e++)
+        multiply(true, (size_t)(offsets[e + 1] - offsets[e]), WIDE, WIDTH, wide + offsets[e] * WIDE,
+                 up + e * WIDE * WIDTH, NULL, in + offsets[e] * WIDTH);
+    args.weights = NULL;
+    args.sums = dx;
+    assert_int_equal(b->ops.experts_combine(b->context, NULL, &args), 0);
+    const json_t *want = case_of("experts", name);
+    expect(name, want, "y", y, ROWS * WIDTH, 2e-6);
+    expect(name, want, "dx", dx, ROWS * WIDTH, 4e-6);
+    expect(name, want, "dweights", dw, ROWS * CHOSEN, 4e-6);
+}
+
 static void as_pytorch(void **state)
 {
     enum cpu_isa isa = CPU_BASELINE;
     (void)state;
     assert_int_equal(isa_of_test(&isa), 0);
     kernel_context context = rows_context_of(isa, 2);
-    const struct backend backends[] = {{kernels_reference, NULL},
-                                       {{.norm_forward = cpui_norm_forward,
-                                         .norm_backward = cpui_norm_backward,
-                                         .head_norm_forward = cpui_head_norm_forward,
-                                         .head_norm_backward = cpui_head_norm_backward,
-                                         .rope_table = cpui_rope_table,
-                                         .rope = cpui_rope,
-                                         .activation_forward = cpui_activation_forward,
-                                         .activation_backward = cpui_activation_backward,
-                                         .cross_entropy = cpui_cross_entropy},
-                                        &context}};
+    const struct backend backends[] = {
+        {kernels_reference, NULL},
+        {{.norm_forward = cpui_norm_forward,
+          .norm_backward = cpui_norm_backward,
+          .head_norm_forward = cpui_head_norm_forward,
+          .head_norm_backward = cpui_head_norm_backward,
+          .rope_table = cpui_rope_table,
+          .rope = cpui_rope,
+          .activation_forward = cpui_activation_forward,
+          .activation_backward = cpui_activation_backward,
+          .cross_entropy = cpui_cross_entropy,
+          .router_forward = cpui_router_forward,
+          .router_backward = cpui_router_backward,
+          .router_sums = cpui_router_sums,
+          .router_sums_scratch_bytes = cpui_router_sums_scratch_bytes,
+          .experts_sort = cpui_experts_sort,
+          .experts_gather = cpui_experts_gather,
+          .experts_combine = cpui_experts_combine,
+          .experts_weights_backward = cpui_experts_weights_backward},
+         &context}};
     for (int i = 0; i < 2; i++) {
         activations(&backends[i]);
         norms(&backends[i]);
@@ -275,6 +480,10 @@ static void as_pytorch(void **state)
         losses(&backends[i]);
         rope_tables(&backends[i]);
         rope_of_glm4(&backends[i]);
+        routers(&backends[i]);
+        router_losses(&backends[i]);
+        mixture(&backends[i], false);
+        mixture(&backends[i], true);
     }
 }
 
