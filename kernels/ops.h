@@ -489,8 +489,7 @@ struct kernel_ops {
     int (*cross_entropy_part)(kernel_context *context, void *stream,
                               const softmax_part_args *args) MUST_CHECK;
 
-    /* Mixtures of experts, as ops_experts.h describes them. NULL in backends that cannot: the CUDA
-     * backend. */
+    /* Mixtures of experts, as ops_experts.h describes them. */
     int (*router_forward)(kernel_context *context, void *stream,
                           const router_args *args) MUST_CHECK;
     int (*router_backward)(kernel_context *context, void *stream,

@@ -146,6 +146,14 @@ KERNEL_OP(cross_entropy) cudai_cross_entropy MUST_CHECK;
 KERNEL_OP(softmax_part) cudai_softmax_part MUST_CHECK;
 KERNEL_OP(softmax_losses) cudai_softmax_losses MUST_CHECK;
 KERNEL_OP(cross_entropy_part) cudai_cross_entropy_part MUST_CHECK;
+KERNEL_OP(router_forward) cudai_router_forward MUST_CHECK;
+KERNEL_OP(router_backward) cudai_router_backward MUST_CHECK;
+KERNEL_OP(router_sums) cudai_router_sums MUST_CHECK;
+KERNEL_OP(router_sums_scratch_bytes) cudai_router_sums_scratch_bytes;
+KERNEL_OP(experts_sort) cudai_experts_sort MUST_CHECK;
+KERNEL_OP(experts_gather) cudai_experts_gather MUST_CHECK;
+KERNEL_OP(experts_combine) cudai_experts_combine MUST_CHECK;
+KERNEL_OP(experts_weights_backward) cudai_experts_weights_backward MUST_CHECK;
 KERNEL_OP(zero) cudai_zero MUST_CHECK;
 KERNEL_OP(convert) cudai_convert MUST_CHECK;
 

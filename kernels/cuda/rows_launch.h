@@ -81,6 +81,16 @@ int cudai_launch_softmax_part(const softmax_part_args *args, int sm_count, void 
 int cudai_launch_softmax_losses(const softmax_part_args *args, int sm_count, void *stream);
 int cudai_launch_cross_entropy_part(const softmax_part_args *args, int sm_count, void *stream);
 
+/* Mixtures of experts, for rows_experts_ops.c. The scratch of the sums is [blocks.count, 2 * E + 1]
+ * fp64. `order` is filled with -1 before the sort. */
+int cudai_launch_router_forward(void *stream, const router_args *args);
+int cudai_launch_router_backward(void *stream, const router_args *args);
+int cudai_launch_router_sums(void *stream, const router_sums_args *args, cudai_row_blocks blocks);
+int cudai_launch_experts_sort(void *stream, const experts_sort_args *args);
+int cudai_launch_experts_gather(void *stream, const experts_rows_args *args);
+int cudai_launch_experts_combine(void *stream, const experts_rows_args *args);
+int cudai_launch_experts_weights_backward(void *stream, const experts_rows_args *args);
+
 #ifdef __cplusplus
 }
 #endif
