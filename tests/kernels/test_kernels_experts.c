@@ -280,6 +280,12 @@ static void ties_and_bad_logits(void **state)
     logits[6] = 1.0f;
     assert_int_equal(cpui_router_forward(&context, NULL, &args), 0);
     assert_true(chosen[0] == 0 && chosen[1] == 1 && chosen[2] == 6);
+    /* The group of experts 4 to 7 is better, and 1 to 3, 4, 5 and 7 are equal. */
+    args.groups = args.groups_chosen = 2;
+    args.group_best = 1;
+    logits[0] = 0.5f;
+    assert_int_equal(cpui_router_forward(&context, NULL, &args), 0);
+    assert_true(chosen[0] == 0 && chosen[1] == 1 && chosen[2] == 6);
     for (int variant = 0; variant < 8; variant++)
         for (size_t i = 0; i < sizeof nan_at / sizeof *nan_at; i++) {
             args.score = variant & 1 ? ROUTER_SIGMOID : ROUTER_SOFTMAX;
