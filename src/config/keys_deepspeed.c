@@ -124,7 +124,7 @@ const configi_key configi_deepspeed_keys[] = {
         "Learning rate; a scheduler may set it step by step. Default: 1e-3, Adagrad 1e-2."),
     KEY("optimizer.params.muon_lr", FLOAT, NOWHERE, NONE, "(0,]", NONE, LATER,
         "Learning rate of Muon's matrices. Default: optimizer.params.lr."),
-    KEY("optimizer.params.adam_lr", FLOAT, NOWHERE, NONE, "[0,]", NONE, LATER,
+    KEY("optimizer.params.adam_lr", FLOAT, AT(optimizer.adam_lr), NONE, "[0,]", NONE, LATER,
         "Learning rate of Muon's tensors with AdamW. Default: optimizer.params.lr. A scheduler "
         "sets the rate of matrices; this one keeps its ratio to it."),
     KEY("optimizer.params.momentum", FLOAT, AT(optimizer.momentum), "0.95", "[0,1)", NONE, LATER,
@@ -213,7 +213,9 @@ const configi_key configi_deepspeed_keys[] = {
     KEY("scheduler.params.decay_step_size", INT, AT(scheduler.cycle.decay_step_size), "0", "[0,]",
         "steps", LATER, "Steps of one decay after the cycle; 0: no decay."),
     KEY("scheduler.params.cycle_momentum", BOOL, AT(scheduler.cycle.momentum), "true", NONE, NONE,
-        LATER, "Whether the first beta moves against the learning rate; the second is then 0.99."),
+        LATER,
+        "Whether the first beta moves against the learning rate; the second is then 0.99. With "
+        "Muon these are the betas of its tensors with AdamW; the momentum of matrices stays."),
     KEY("scheduler.params.cycle_min_mom", FLOAT, AT(scheduler.cycle.min_mom), "0.8", "[0,1)", NONE,
         LATER, "Lowest momentum, when the learning rate is highest."),
     KEY("scheduler.params.cycle_max_mom", FLOAT, AT(scheduler.cycle.max_mom), "0.9", "[0,1)", NONE,

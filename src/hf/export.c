@@ -461,6 +461,7 @@ static int export_all(exporter *self)
     TRY(hfi_list(self->view.net, type, asked->shard_bytes ? asked->shard_bytes : SHARD_BYTES,
                  &self->list));
     TRY(reserve(self));
+    TRY(hfi_check_config(&self->view));
     TRY(hfi_take_directory(asked->hf_dir, asked->force));
     TRY(hfi_create(&self->list, asked->hf_dir));
     TRY(read_adapters(self));

@@ -218,7 +218,6 @@ static bool is_beyond(const struct job_model *from, const char *type)
            (!is_other && strcmp(type, "qwen2") != 0 && from->qkv_bias != from->out_bias) ||
            (has_factors && !is_granite && !is_cohere) ||
            (is_cohere && (from->attention_multiplier != 0 || from->qkv_bias != from->out_bias)) ||
-           (strcmp(type, "stablelm") == 0 && !has_plain_heads) ||
            (strcmp(type, "gpt_neox") == 0 && from->embedding_dropout != from->hidden_dropout) ||
            (from->embedding_multiplier != 0 && !is_granite && !is_scaled) ||
            (is_gemma && !is_scaled) ||
@@ -446,6 +445,16 @@ static int fill_own_keys(json_t *config, const struct job_model *from, const cha
     return 0;
 }
 
+/* StableLM's config.json has no key for it. */
+static int refuse_head_dim(const struct job_model *from)
+{
+    return err_set(ERR_CONFIG,
+                   "model.head_dim is %llu, but heads of StableLM in Hugging Face's files are "
+                   "model.hidden_size %llu / model.num_heads %llu: the run cannot be exported",
+                   (unsigned long long)from->head_dim, (unsigned long long)from->hidden_size,
+                   (unsigned long long)from->num_heads);
+}
+
 static int fill_llama(json_t *config, const struct job_model *from)
 {
     const struct relative *as = find_relative(from);
@@ -457,6 +466,8 @@ static int fill_llama(json_t *config, const struct job_model *from)
                       : strcmp(as->type_name, "gpt_neox") == 0 ? "gelu"
                                                                : "silu";
     uint64_t head_dim = from->head_dim ? from->head_dim : from->hidden_size / from->num_heads;
+    if (strcmp(as->type_name, "stablelm") == 0 && head_dim * from->num_heads != from->hidden_size)
+        return refuse_head_dim(from);
     if (is_beyond(from, as->type_name))
         return refuse_combination();
     TRY(fill_common(config, from, as->class_name, as->type_name));
@@ -480,15 +491,9 @@ static int fill_llama(json_t *config, const struct job_model *from)
 
 /* ---- all files ---- */
 
-static int write_config(const state_view *run, const char *side_dir, const char *dir,
-                        enum dtype type)
+/* `target`: NULL: nothing is written. */
+static int make_config(const struct job_model *from, enum dtype type, const char *target)
 {
-    char source[PATH_MAX], target[PATH_MAX];
-    const struct job_model *from = &run->asked->model;
-    TRY(file_join(source, sizeof source, side_dir, config_name));
-    TRY(file_join(target, sizeof target, dir, config_name));
-    if (side_dir[0] && access(source, F_OK) == 0)
-        return carry_config(source, target, type);
     json_t *config = json_object();
     int rc = !config                             ? -ENOMEM
              : strcmp(from->family, "gpt2") == 0 ? fill_gpt2(config, from)
@@ -497,10 +502,37 @@ static int write_config(const state_view *run, const char *side_dir, const char 
                                                  : fill_llama(config, from);
     if (rc == 0)
         rc = add_keys(config, json_pack("{s:s}", "torch_dtype", torch_names[type]));
-    if (rc == 0)
+    if (rc == 0 && target)
         rc = write_json(target, config);
     json_decref(config);
     return rc == -ENOMEM ? err_set(rc, "no memory for config.json") : rc;
+}
+
+/* Finds the run's own config.json. Returns false if there is none. */
+static bool find_config(const char *side_dir, char source[PATH_MAX])
+{
+    return side_dir[0] && file_join(source, PATH_MAX, side_dir, config_name) == 0 &&
+           access(source, F_OK) == 0;
+}
+
+static int write_config(const state_view *run, const char *side_dir, const char *dir,
+                        enum dtype type)
+{
+    char source[PATH_MAX], target[PATH_MAX];
+    TRY(file_join(target, sizeof target, dir, config_name));
+    if (find_config(side_dir, source))
+        return carry_config(source, target, type);
+    return make_config(&run->asked->model, type, target);
+}
+
+int hfi_check_config(const state_view *run)
+{
+    char side_dir[FILE_PATH_BYTES], source[PATH_MAX];
+    int there = state_hf_dir(run->path, side_dir);
+    TRY(there);
+    return there && find_config(side_dir, source)
+               ? 0
+               : make_config(&run->asked->model, DTYPE_FP32, NULL);
 }
 
 /* Finds the directory of the job's tokenizer; "" if it has no files, or they do not exist. */

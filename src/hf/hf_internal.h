@@ -118,6 +118,8 @@ json_t *hfi_attention_keys(const struct job_model *from, const char *type);
  * tokenizer "bytes" are made. */
 int hfi_write_side_files(const state_view *run, const char *dir, enum dtype type,
                          uint64_t *count) MUST_CHECK;
+/* ERR_CONFIG if no config.json can describe the run's model. Call it before anything is written. */
+int hfi_check_config(const state_view *run) MUST_CHECK;
 
 /* ---- weights.c opens a checkpoint and compares it with the model; weights_read.c reads it ---- */
 

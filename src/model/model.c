@@ -331,6 +331,27 @@ static void size_window(model *self, const model_window *window)
                                 sizeof(float) * (self->spec.window_rope_theta != 0 ? 2 : 1);
 }
 
+/* True if the first `count` letters of the pattern say the same of all blocks. */
+static bool is_enough(const model_spec *spec, size_t count)
+{
+    const char *pattern = spec->window_pattern;
+    for (uint64_t block = count; block < spec->num_layers; block++)
+        if (pattern[block % strlen(pattern)] != pattern[block % count])
+            return false;
+    return true;
+}
+
+/* Writes the shortest pattern that means the same, so that equal models have equal specs. */
+static void shorten_pattern(model_spec *spec)
+{
+    size_t count = 1;
+    if (spec->window_pattern[0] == '\0')
+        strcpy(spec->window_pattern, "w");
+    while (count < strlen(spec->window_pattern) && !is_enough(spec, count))
+        count++;
+    spec->window_pattern[count] = '\0';
+}
+
 int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_batch,
                         const model_window *window, model **out)
 {
@@ -355,8 +376,7 @@ int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_
         return err_set(ERR_CONFIG, "model.head_dim is %llu, but at most %d are possible",
                        (unsigned long long)full.head_dim, HEAD_DIM_MAX);
     TRY(check_spec(&full, type, micro_batch));
-    if (full.window_pattern[0] == '\0')
-        strcpy(full.window_pattern, "w");
+    shorten_pattern(&full);
     if (full.head_dim == 0)
         full.head_dim = full.hidden_size / full.num_heads;
     if (modeli_has_rope(full.family))

@@ -38,14 +38,13 @@ static uint64_t block_bytes(const struct setup *self)
 {
     const model *net = self->net;
     uint64_t largest = 0;
-    for (uint32_t s = 0; s < net->stage_count; s++) {
+    for (uint32_t s = 1; s <= net->spec.num_layers; s++) {
         const struct stage *stage = &net->stages[s];
         uint64_t bytes = 0;
         for (uint32_t p = 0; p < stage->pass_count[PHASE_FORWARD]; p++)
             bytes +=
                 net->units[stage->passes[PHASE_FORWARD][p].units[0]].elems * dtype_bytes(net->type);
-        if (stage->kind == STAGE_BLOCK)
-            largest = size_max(largest, bytes);
+        largest = size_max(largest, bytes);
     }
     return largest;
 }
@@ -81,10 +80,9 @@ static int add_unit(struct setup *self, uint32_t unit, struct need *need)
 static int add_units(struct setup *self, struct need *need)
 {
     const model *net = self->net;
-    for (uint32_t s = 0; s < net->stage_count; s++) {
+    for (uint32_t s = 1; s <= net->spec.num_layers; s++) { /* BERT's last stage is of the head */
         const struct stage *stage = &net->stages[s];
-        for (uint32_t p = 0; stage->kind == STAGE_BLOCK && p < stage->pass_count[PHASE_FORWARD];
-             p++) {
+        for (uint32_t p = 0; p < stage->pass_count[PHASE_FORWARD]; p++) {
             const struct pass *pass = &stage->passes[PHASE_FORWARD][p];
             for (uint32_t i = 0; i < pass->unit_count; i++)
                 TRY(add_unit(self, pass->units[i], need));

@@ -359,6 +359,15 @@ refused 2 "run holds commits that another run has kept, such as step-00000000" r
 refused 2 "run holds commits that another run has kept" run.fresh=true
 rm -rf run drive
 
+# ---- a model that no file of Hugging Face can describe
+
+good model.family=stablelm model.head_dim=8 model.ffn_size=96 run.steps=1
+call "$sluice" export run exported
+exits 2 "export of other heads"
+one_error "export of other heads" "model.head_dim is 8"
+[ ! -e exported ] || fail "export of other heads: files were left"
+rm -rf run drive
+
 # ---- limits and signals that a shell may set
 
 # shellcheck disable=SC3045 # where there is no ulimit -f the run is good

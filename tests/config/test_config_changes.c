@@ -49,6 +49,18 @@ static void each_change_is_told(void **state)
     log_set_level(LOG_WARN);
 }
 
+/* The rate of Muon's tensors with AdamW, given or taken from lr. */
+static void muons_second_rate_is_told(void **state)
+{
+    (void)state;
+    static const char muon[] =
+        "\"optimizer\": {\"type\": \"Muon\", \"params\": {\"lr\": 0.02, \"adam_lr\": 0.001}}, ";
+    assert_int_equal(changes(muon, NULL, "optimizer.params.adam_lr=0.002", sizeof told), 1);
+    assert_string_equal(told, "optimizer.params.adam_lr was 0.001 and is 0.002");
+    assert_int_equal(changes(muon, NULL, "optimizer.params.muon_lr=0.03", sizeof told), 1);
+    assert_string_equal(told, "optimizer.params.lr was 0.02 and is 0.03");
+}
+
 /* Within one kind of schedule the rates of the steps to come count, not those of before. */
 static void rates_are_compared(void **state)
 {
@@ -132,9 +144,13 @@ static void text_is_cut_where_there_is_no_room(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_change_is_told), cmocka_unit_test(rates_are_compared),
-        cmocka_unit_test(a_warm_up_is_told),   cmocka_unit_test(what_changes_no_bit_is_not_told),
-        cmocka_unit_test(late_keys_are_told),  cmocka_unit_test(text_is_cut_where_there_is_no_room),
+        cmocka_unit_test(each_change_is_told),
+        cmocka_unit_test(rates_are_compared),
+        cmocka_unit_test(muons_second_rate_is_told),
+        cmocka_unit_test(a_warm_up_is_told),
+        cmocka_unit_test(what_changes_no_bit_is_not_told),
+        cmocka_unit_test(late_keys_are_told),
+        cmocka_unit_test(text_is_cut_where_there_is_no_room),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }

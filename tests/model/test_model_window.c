@@ -166,6 +166,21 @@ static void wrong_settings_are_refused(void **state)
     }
 }
 
+/* Patterns that mean the same are one in the spec of the model, and so in the identity of a run. */
+static void equal_patterns_have_one_form(void **state)
+{
+    (void)state;
+    static const char *const pairs[][2] = {{"", "w"},      {"www", "w"},    {"wfw", "wf"},
+                                           {"wfwf", "wf"}, {"ffww", "ffw"}, {"fwfww", "fw"}};
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+        model_spec spec = spec_of(WINDOW, pairs[i][0], 0);
+        model *self;
+        assert_int_equal(model_create(&spec, DTYPE_FP32, BATCH, &self), 0);
+        assert_string_equal(self->spec.window_pattern, pairs[i][1]);
+        model_destroy(self);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -173,6 +188,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_token_reaches_as_far_as_windows_let_it),
         cmocka_unit_test(patterns_select_blocks),
+        cmocka_unit_test(equal_patterns_have_one_form),
         cmocka_unit_test(windows_cost_less),
         cmocka_unit_test(wrong_settings_are_refused),
     };
