@@ -5,6 +5,8 @@
  *   1       m, first moment   m, first moment   v, sum of squares  fp32; Adam's m also bf16, 8-bit
  *   2       v, second moment                                       fp32, bf16 or 8-bit
  *
+ * Muon has Adam's streams in units with vectors. Units of matrices alone have Lion's.
+ *
  * Each stream has n elements, begins at tile_stream_offset, and is padded. One number, the streams
  * code (tile_streams_code), says how many streams a tile has and how each stores its elements. If
  * all streams are fp32, the code is their count.
@@ -32,6 +34,7 @@ enum {
     /* all tiles of a unit but its last are multiples: residues stay equal */
     TILE_ELEMS_STEP = 32768,
     TILE_STREAMS_MAX = 3,    /* Adam has 3; Lion and Adagrad have 2 */
+    TILE_MATRIX_STREAMS = 2, /* the streams code of units of which Muon updates all: fp32 */
     SHARD_ELEMS_STEP = 4096, /* shards, units and norm blocks end on multiples of this */
 
     /* TILE_INT8: a block of 4096 codes of one byte, then the block's 16 fp32 scales. */

@@ -81,6 +81,9 @@ static void inspect_print(const char *run_dir, const struct state_inspect_summar
             printf("%" PRIu64 " streams: %s\n", sum->state_streams, sum->state_formats);
         else
             printf("an unknown number of streams\n");
+        if (sum->matrix_tiles > 0)
+            printf("             %" PRIu64 " of them, of matrices alone, without the last stream\n",
+                   sum->matrix_tiles);
         if (sum->record.world_size > 1)
             printf("ranks        %u, ZeRO stage %u; %s\n", sum->record.world_size,
                    sum->record.zero_stage,
@@ -174,6 +177,7 @@ static int inspect_print_json(const char *run_dir, const struct state_inspect_su
         {"skipped_count", sum->record.skipped_count},
         {"seed", sum->record.seed},
         {"state_streams", sum->state_streams},
+        {"matrix_tiles", sum->matrix_tiles},
         {"tile_elems", sum->record.tile_elems},
         {"extents", sum->record.extent_count},
         {"extents_bytes", sum->extents_bytes},

@@ -1,7 +1,8 @@
 /* Runs the ops of the optimizer on tiles: updates, and Muon's two ops before them.
  *
  * Muon is for the matrices of a unit. What lies between them, tensors with Adam and padding, is
- * given to Adam in runs of elements as long as they come. The directions of a unit are fp32, one
+ * given to Adam in runs of elements as long as they come, unless the unit has no such tensors and
+ * so no third stream. The directions of a unit are fp32, one
  * for each element of the whole unit; those of Adam's elements are zero and not used.
  *
  * Called by compute.c, under its rules for threads and memory. */
@@ -127,7 +128,7 @@ static struct update_tile tile_of(const struct engine *self, const program *prog
         .count = item->elem_count,
         .tile_elems = item->elem_count,
         .state = enginei_role_address(self, prog, item, ROLE_STATE),
-        .streams = setup->plan.state_streams,
+        .streams = plan_streams(&setup->plan, item->unit),
         .grads = enginei_role_address(self, prog, item, ROLE_SOURCE),
         .params = enginei_role_address(self, prog, item, ROLE_TARGET),
         .grad_type = setup->job->grad_dtype,
@@ -240,7 +241,7 @@ static int run_muon(const struct engine *self, const struct update_tile *tile, f
     for (uint64_t at = 0; at < tile->count;) {
         struct matrix_part matrix = next_matrix(self, tile, at);
         struct update_tile between = part_of(tile, at, matrix.skipped - at);
-        if (between.count > 0)
+        if (between.count > 0 && tile_stream_count(tile->streams) == 3)
             TRY(run_adam(self, &between));
         if (matrix.tensor)
             TRY(run_muon_part(self, tile, &matrix, directions + tile->first_elem, false));

@@ -106,7 +106,7 @@ static uint64_t list_tiles(const struct setup *setup, uint32_t unit, const buffe
 static uint64_t list_unit(const struct setup *setup, uint32_t unit, place_entry *entries)
 {
     const plan_homes *homes = &setup->set.homes;
-    uint32_t streams = plan_learns(&setup->plan, unit) ? setup->plan.state_streams : 0;
+    uint32_t streams = plan_learns(&setup->plan, unit) ? plan_streams(&setup->plan, unit) : 0;
     uint64_t count =
         list_tiles(setup, unit, state_place(setup, unit), homes->twins[unit], streams, entries);
     return count + list_tiles(setup, unit, high_place(setup, unit), homes->high_twins[unit], 0,

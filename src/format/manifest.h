@@ -102,9 +102,10 @@ const char *manifest_uuid_text(const manifest_slabs *slabs, char text[MANIFEST_U
  *     (base/shard.h).
  *   - Offsets are multiples of 4 KiB. A rank's extents lie within total_bytes and do not overlap
  *     (only manifest_read checks that they do not).
- *   - size_bytes of an extent of state is tile_bytes of base/tile.h. That of an extent of params is
- *     elem_count times param_bytes, and param_bytes is the same for all of them.
- *   - All extents of a unit are of one kind. If masters are split, an extent of state follows that
+ *   - size_bytes of an extent of state is tile_bytes of base/tile.h, of state_streams or, if these
+ *     are three of fp32, of TILE_MATRIX_STREAMS. That of an extent of params is elem_count times
+ *     param_bytes, and param_bytes is the same for all of them.
+ *   - All extents of a unit are of one kind, with the same streams. If masters are split, an extent of state follows that
  *     of the same tile's params.
  *   - A commit has slabs and extents. BEGUN is at step 0.
  *   - total_bytes and stripe_bytes are 0 together, before the slabs are made and never in a commit.
@@ -144,10 +145,12 @@ typedef struct manifest manifest;
 
 void manifest_fini(manifest *self);
 
-/* The streams code (base/tile.h) of the extent; 0 if it holds only params. */
+/* The streams code (base/tile.h) of the extent; 0 if it holds only params. Its size tells. */
 static inline uint32_t manifest_streams_of(const manifest *self, const manifest_extent *extent)
 {
-    return extent->param_bytes ? 0 : self->state_streams;
+    bool is_matrix = self->state_streams == 3 &&
+                     extent->size_bytes == tile_bytes(extent->elem_count, TILE_MATRIX_STREAMS);
+    return extent->param_bytes ? 0 : is_matrix ? TILE_MATRIX_STREAMS : self->state_streams;
 }
 
 /* True if the extent holds the low halves of split masters. The extent before it holds the high

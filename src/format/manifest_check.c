@@ -164,7 +164,7 @@ static bool size_is_possible(const manifest *self, const manifest_extent *extent
     if (width)
         return extent->size_bytes == extent->elem_count * width &&
                extent->size_bytes % TILE_BLOCK_BYTES == 0;
-    return extent->size_bytes == tile_bytes(extent->elem_count, self->state_streams);
+    return extent->size_bytes == tile_bytes(extent->elem_count, manifest_streams_of(self, extent));
 }
 
 /* A walk over the list of extents: the state after the extent before, and the start of its
@@ -224,6 +224,12 @@ static bool is_of_one_kind(shard_walk *self, const manifest_extent *extent, bool
                                "unit %" PRIu32 " rank %" PRIu32 " tile %" PRIu32
                                " cannot have params of %" PRIu32 " bytes",
                                extent->unit, extent->rank, extent->tile, width);
+    if (same_unit && manifest_streams_of(self->record, extent) !=
+                         manifest_streams_of(self->record, self->before))
+        return manifesti_wrong(reason,
+                               "unit %" PRIu32 " rank %" PRIu32 " tile %" PRIu32 " has %" PRIu64
+                               " bytes, and other streams than the tile before",
+                               extent->unit, extent->rank, extent->tile, extent->size_bytes);
     self->param_bytes = size_max(self->param_bytes, width);
     return true;
 }

@@ -9,7 +9,7 @@
 #include "format/manifest.h"
 
 enum {
-    MANIFESTI_VERSION = 6, /* the only version that is read and written */
+    MANIFESTI_VERSION = 7, /* the only version that is read and written */
     MANIFESTI_SLOTS = 2,
     MANIFESTI_PAD = 8,          /* Each part of text is padded to a multiple of this. */
     MANIFESTI_PREFIX_BYTES = 32 /* These bytes of the header mean the same in every version. */

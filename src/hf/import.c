@@ -140,6 +140,7 @@ static int check_learning(const importer *self)
 static int open_model(importer *self)
 {
     model_spec spec = setup_model_spec(&self->job->model);
+    spec.splits_vectors = self->job->optimizer.type == JOB_MUON;
     TRY(model_create(&spec, self->job->type, 1, &self->net));
     TRY(check_learning(self));
     TRY(hf_weights_open(self->job->model.hf, self->net, &self->from));
@@ -184,9 +185,6 @@ static int lay_out(importer *self)
 {
     manifest *record = self->record;
     const model *net = self->net;
-    enum job_optimizer type = self->job->optimizer.type;
-    /* in fp32, whatever the job's dtypes are */
-    uint32_t streams = type == JOB_ADAM || type == JOB_MUON ? 3 : 2;
     for (uint32_t u = 0; u < net->unit_count; u++)
         record->extent_count += tile_count(net->units[u].elems, TILE_ELEMS);
     record->extents = mem_alloc(record->extent_count, sizeof *record->extents, "manifest extents");
@@ -195,6 +193,9 @@ static int lay_out(importer *self)
     uint64_t offset = 0, idx = 0;
     for (uint32_t u = 0; u < net->unit_count; u++) {
         uint64_t elems = net->units[u].elems;
+        /* in fp32, whatever the job's formats are */
+        uint32_t streams = tile_stream_count(setup_streams_of(self->job, net, u));
+        record->state_streams = (uint32_t)size_max(record->state_streams, streams);
         for (uint64_t t = 0; t < tile_count(elems, TILE_ELEMS); t++, idx++) {
             uint64_t held = tile_elems_at(elems, TILE_ELEMS, t);
             record->extents[idx] = (manifest_extent){
@@ -210,7 +211,6 @@ static int lay_out(importer *self)
     }
     record->total_bytes = offset;
     record->tile_elems = TILE_ELEMS;
-    record->state_streams = streams;
     record->world_size = 1;
     record->zero_stage = self->job->zero_stage;
     record->seed = self->job->run.seed;

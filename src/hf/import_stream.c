@@ -121,7 +121,8 @@ static int write_tile(struct lane *self, manifest_extent *extent, struct slot *s
 {
     struct shared *shared = self->shared;
     uint64_t elems = extent->elem_count;
-    extent->checksum = checksum_sum_fresh(slot->data, elems, shared->asked->record->state_streams);
+    extent->checksum =
+        checksum_sum_fresh(slot->data, elems, manifest_streams_of(shared->asked->record, extent));
     slot->request = (io_request){.direction = IO_WRITE,
                                  .offset = extent->offset_bytes,
                                  .data = slot->data,

@@ -31,13 +31,14 @@ static void *own_columns(const modeli_run *run, void *output)
 static int forward(const modeli_run *run, const modeli_layer *layer)
 {
     modeli_params params = modeli_params_of(run, layer);
+    const void *bias = modeli_param(run->self, run->call->params[layer->bias_unit], params.bias);
     const void *input = modeli_value_at(run, layer->reads[0]);
     void *output = modeli_value_at(run, layer->writes);
     TRY(modeli_lora_inner(run, layer, input));
     if (run->turn == MODELI_TURN_RECOMPUTE && !layer->is_recomputed[KEPT_NONE])
         return 0; /* the backward needs only the adapters' inner activations */
     TRY(multiply(run, layer, MODELI_FORWARD, input, modeli_layer_param(run, layer, params.weight),
-                 modeli_layer_param(run, layer, params.bias), own_columns(run, output)));
+                 bias, own_columns(run, output)));
     return modeli_lora_outer(run, layer, output);
 }
 
@@ -105,7 +106,7 @@ static int backward(const modeli_run *run, const modeli_layer *layer)
     if (weight_grad != NULL) {
         enum modeli_product product = run->call->fresh[layer->unit] ? MODELI_FIRST : MODELI_WEIGHT;
         TRY(multiply(run, layer, product, own, input, NULL, weight_grad));
-        TRY(bias_grad(run, layer, modeli_layer_grad(run, layer, params.bias)));
+        TRY(bias_grad(run, layer, modeli_grad(run->call->grads[layer->bias_unit], params.bias)));
     }
     if (!run->wants_inner && layer == modeli_first_owner(run->list))
         return 0;

@@ -229,10 +229,11 @@ struct modeli_layer {
     const model *net; /* whose layer it is */
     const modeli_row *row;
     const modeli_kind *kind;
-    uint64_t in, out;      /* columns of what it reads and writes */
-    uint64_t matrix_rows;  /* 0: it has no matrix. Its columns are `in` */
-    modeli_params at;      /* in the whole or split unit; all blocks have the same offsets */
-    uint32_t unit;         /* 0 or 1: index into stage.units */
+    uint64_t in, out;     /* columns of what it reads and writes */
+    uint64_t matrix_rows; /* 0: it has no matrix. Its columns are `in` */
+    modeli_params at;     /* in the whole or split unit; all blocks have the same offsets */
+    uint32_t unit;        /* 0 or 1: index into stage.units; that of the bias is bias_unit */
+    uint32_t bias_unit;
     uint32_t first_tensor; /* index in the whole unit */
     uint32_t site;         /* DROPOUT: in its block */
     /* By enum kept: whether a backward computes its output again, where so much is kept. */

@@ -178,10 +178,20 @@ static bool norms_are_apart(const model_spec *spec)
     return spec->learn.is_given && spec->learn.norms && !all_blocks_learn(spec);
 }
 
+/* True if the list's vectors are units of their own, which learn where its matrices do. */
+static bool vectors_are_apart(const model *self, const modeli_list *list)
+{
+    const model_spec *spec = &self->spec;
+    return list == &self->products->block && spec->splits_vectors && !norms_are_apart(spec) &&
+           spec->lora.rank == 0;
+}
+
 void modeli_choose_split(model *self)
 {
     const model_spec *spec = &self->spec;
-    self->products->block.is_split = norms_are_apart(spec) || spec->lora.rank > 0;
+    modeli_list *block = &self->products->block;
+    block->is_split = norms_are_apart(spec) || spec->lora.rank > 0 ||
+                      (vectors_are_apart(self, block) && block->part_count == 0);
     bool only_norms = spec->learn.is_given && spec->learn.norms && !spec->learn.head;
     self->products->head.is_split = only_norms && !spec->tie_embeddings;
     self->products->last.is_split = only_norms && self->products->last.layer_count > 0;
@@ -207,8 +217,11 @@ int modeli_check_split(const model *self)
                    (unsigned long long)self->spec.max_part_bytes);
 }
 
-bool modeli_goes_apart(const model *self, const modeli_list *list, const modeli_layer *layer)
+bool modeli_goes_apart(const model *self, const modeli_list *list, const modeli_layer *layer,
+                       const model_tensor *tensor)
 {
+    if (vectors_are_apart(self, list))
+        return list->is_split && !model_is_matrix(tensor);
     return list->is_split && layer->kind->is_norm &&
            (list != &self->products->block || norms_are_apart(&self->spec));
 }
@@ -279,10 +292,11 @@ void modeli_note_split(model *self, modeli_list *list, uint32_t stage)
     for (uint32_t i = 0; i < whole.unit.tensor_count && list->is_split; i++) {
         modeli_layer *layer = &list->layers[whole.layers[i]];
         uint64_t *offsets[] = {&layer->at.weight, &layer->at.second, &layer->at.bias};
-        layer->unit = modeli_goes_apart(self, list, layer) ? 1 : 0;
+        uint32_t unit = modeli_goes_apart(self, list, layer, &whole.tensors[i]) ? 1 : 0;
         for (uint32_t k = 0; k < 3; k++)
             if (*offsets[k] == whole.tensors[i].offset_elems) {
-                *offsets[k] = offset_of(self, modeli_stage_unit(self, stage) + layer->unit, i);
+                *offsets[k] = offset_of(self, modeli_stage_unit(self, stage) + unit, i);
+                *(k < 2 ? &layer->unit : &layer->bias_unit) = unit;
                 break;
             }
     }
@@ -307,10 +321,12 @@ void modeli_note_learning(model *self)
         self->units[unit].is_frozen = !is_chosen(spec, spec->learn.embed);
     for (uint32_t stage = 1; stage < head; stage++) {
         uint32_t end = modeli_stage_unit(self, stage + 1);
-        bool splits = modeli_list_of(self, stage)->is_split, learns = block_learns(spec, stage - 1);
+        bool learns = block_learns(spec, stage - 1);
+        const modeli_list *list = modeli_list_of(self, stage);
+        bool splits = list->is_split && !vectors_are_apart(self, list);
         if (learns || splits)
             self->first_learning = (uint32_t)size_min(self->first_learning, stage);
-        for (; unit < end; unit++) /* a second unit exists only if it learns */
+        for (; unit < end; unit++) /* other second units exist only if they learn */
             self->units[unit].is_frozen = !learns && !(splits && unit + 1 == end);
     }
     assert(unit == head_unit);

@@ -398,7 +398,6 @@ int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_
     if (self->products == NULL || self->stages == NULL)
         goto fail;
     modeli_list_layers(self);
-    modeli_choose_split(self);
     TRY_GOTO(rc, modeli_cut(self), fail);
     TRY_GOTO(rc, modeli_list_units(self), fail);
     modeli_find_places(self);

@@ -167,7 +167,10 @@ struct model_spec {
     double norm_epsilon; /* 1e-5 */
     double init_std;     /* std of normal initial weights; 0.02. Residual projections: / sqrt(2L) */
     uint64_t max_part_bytes; /* the largest working params of a unit; 0: units are never cut */
-    model_learn learn;       /* the job's `train` block */
+    /* The vectors of a block that is not cut (norms, biases) are a unit beside its matrices. Muon
+     * updates these, and keeps less state for them. */
+    bool splits_vectors;
+    model_learn learn; /* the job's `train` block */
     model_lora lora;
 };
 typedef struct model_spec model_spec;
@@ -341,6 +344,9 @@ static inline bool model_is_matrix(const model_tensor *tensor)
     return tensor->is_adapter ||
            (tensor->whole_rows > 1 && tensor->columns > 1 && tensor->init != TENSOR_INIT_ONE);
 }
+
+/* True if the unit has matrices of a block and nothing else. */
+bool model_has_only_matrices(const model *self, uint32_t unit);
 
 /* The name of target `idx` of a family's linear layers, as in PEFT's target_modules ("q_proj";
  * gpt2's two c_proj are "attn.c_proj" and "mlp.c_proj"). NULL if `idx` is not below the number of

@@ -106,10 +106,12 @@ struct modeli_work {
 
 /* Checks spec.learn and spec.lora of a checked spec. Equal selections get one form. */
 int modeli_check_learn(model_spec *spec) MUST_CHECK;
-void modeli_choose_split(model *self);                /* call before modeli_cut */
-int modeli_check_split(const model *self) MUST_CHECK; /* call after modeli_cut */
-/* True if the layer's tensors go to the second unit. */
-bool modeli_goes_apart(const model *self, const modeli_list *list, const modeli_layer *layer);
+/* Both are for modeli_cut: which lists are split, when the parts are known; and a check of that. */
+void modeli_choose_split(model *self);
+int modeli_check_split(const model *self) MUST_CHECK;
+/* True if the layer's tensor goes to the second unit. */
+bool modeli_goes_apart(const model *self, const modeli_list *list, const modeli_layer *layer,
+                       const model_tensor *tensor);
 /* Adds the adapters to a block's second unit. */
 void modeli_list_adapters(model *self, const modeli_whole *whole, modeli_lister *lister);
 /* Both are called after all units are listed. The first corrects the offsets of layers in split

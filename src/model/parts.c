@@ -197,6 +197,7 @@ int modeli_cut(model *self)
 
     if (cuts_last)
         TRY(cut_list(self, &products->last, &last_units));
+    modeli_choose_split(self);
 
     uint64_t before = size_max(embed_units, 1) + self->spec.num_layers * units_of(&products->block);
     before += products->last.layer_count > 0 ? units_of(&products->last) : 0;

@@ -52,7 +52,7 @@ static int list_unit(model *self, uint32_t stage, const modeli_whole *whole, boo
     TRY(open_unit(self, unit_idx, stage, &list));
     for (uint32_t i = 0; i < whole->unit.tensor_count; i++) {
         const model_tensor *from = &whole->tensors[i];
-        if (modeli_goes_apart(self, of, &of->layers[whole->layers[i]]) != is_second)
+        if (modeli_goes_apart(self, of, &of->layers[whole->layers[i]], from) != is_second)
             continue;
         origin->tensors[list.unit->tensor_count] = i;
         model_tensor *tensor =
@@ -63,7 +63,10 @@ static int list_unit(model *self, uint32_t stage, const modeli_whole *whole, boo
         previous_end = from->offset_elems + from->rows * from->columns;
     }
     bool has_lora = self->spec.lora.rank > 0 && of == &self->products->block;
-    const char *end = of == &self->products->head ? ".norm" : has_lora ? ".lora" : ".norms";
+    const char *end = of == &self->products->head ? ".norm"
+                      : has_lora                  ? ".lora"
+                      : self->spec.splits_vectors ? ".vectors"
+                                                  : ".norms";
     snprintf(list.unit->name, sizeof list.unit->name, "%s%s", name, is_second ? end : "");
     if (is_second && has_lora)
         modeli_list_adapters(self, whole, &list);
@@ -231,6 +234,16 @@ static bool ends_with(const char *text, const char *end)
 {
     size_t length = strlen(text), end_length = strlen(end);
     return length >= end_length && strcmp(text + length - end_length, end) == 0;
+}
+
+bool model_has_only_matrices(const model *self, uint32_t unit)
+{
+    const model_unit *of = &self->units[unit];
+    uint32_t stage = self->products->origins[unit].unit;
+    for (uint32_t i = 0; i < of->tensor_count; i++)
+        if (!model_is_matrix(&of->tensors[i]))
+            return false;
+    return stage > 0 && stage <= self->spec.num_layers;
 }
 
 bool model_is_transposed(enum model_family family, const char *name)

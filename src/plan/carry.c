@@ -50,9 +50,10 @@ static bool add_tile(const plan_job *job, plan_set *set, const plani_layout *lay
     uint64_t elems = plan_rest_elems(job, STATE_OPTIMIZER, unit);
     uint64_t count = tile_elems_at(elems, set->tile_elems, tile), end = set->carried_end;
     uint32_t before = set->carried_count, copies = set->homes.copies[unit];
-    uint64_t state_bytes = tile_bytes(count, job->state_streams);
+    uint32_t streams = plan_streams(job, unit);
+    uint64_t state_bytes = tile_bytes(count, streams);
     uint64_t copied = copies == PROGRAM_NONE ? 0 : layout->buffers[copies].size_bytes;
-    bool has_copy = tile * tile_pitch(set->tile_elems, job->state_streams) + state_bytes <= copied;
+    bool has_copy = tile * tile_pitch(set->tile_elems, streams) + state_bytes <= copied;
     plan_carried piece = {.unit = unit, .tile = (uint32_t)tile};
     bool fits = true;
     if (job->homes[STATE_OPTIMIZER][unit] == TIER_NVME && !has_copy) {

@@ -93,7 +93,7 @@ static bool rests_on(const plan_job *job, enum state_kind kind, uint32_t unit, b
 static uint64_t state_bytes(const plan_job *job, const plan_set *set, uint32_t unit)
 {
     return tile_unit_bytes(plan_rest_elems(job, STATE_OPTIMIZER, unit), set->tile_elems,
-                           job->state_streams);
+                           plan_streams(job, unit));
 }
 
 static void add_optimizer(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
@@ -264,12 +264,13 @@ static void add_units(const plan_job *job, plan_set *set, plani_layout *layout)
  * in the order in which a step begins with them. Leaves in set->copy_bytes what they take. */
 static void add_copies(const plan_job *job, plan_set *set, plani_layout *layout)
 {
-    uint64_t left = set->copy_bytes, pitch = tile_pitch(set->tile_elems, job->state_streams);
+    uint64_t left = set->copy_bytes;
     set->copy_bytes = 0;
     for (uint32_t u = 0; u < job->unit_count; u++) {
         if (!plan_learns(job, u) || !rests_on(job, STATE_OPTIMIZER, u, true))
             continue;
         uint64_t whole = state_bytes(job, set, u);
+        uint64_t pitch = tile_pitch(set->tile_elems, plan_streams(job, u));
         uint64_t bytes = whole <= left ? whole : left / pitch * pitch;
         if (bytes == 0)
             return;

@@ -83,7 +83,7 @@ void plani_count_homes(const plan_job *job, uint64_t bytes[TIER_COUNT])
     add_waiting(job, bytes);
     for (uint32_t u = 0; u < job->unit_count; u++) {
         uint64_t optimizer =
-            tile_state_bytes(job->state_streams, plan_rest_elems(job, STATE_OPTIMIZER, u));
+            tile_state_bytes(plan_streams(job, u), plan_rest_elems(job, STATE_OPTIMIZER, u));
         uint64_t high = plani_high_bytes(job, u);
         bytes[job->homes[STATE_PARAMS][u]] +=
             plan_rest_elems(job, STATE_PARAMS, u) * job->param_bytes;

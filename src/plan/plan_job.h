@@ -157,6 +157,9 @@ struct plan_job {
     uint64_t tokens_bytes, losses_bytes; /* of a whole step */
     uint32_t param_bytes, grad_bytes;    /* per element: 2 or 4 */
     uint32_t state_streams;              /* of a tile: its streams code (base/tile.h) */
+    /* [unit_count] the same for each unit: Muon's matrices have one stream less than its vectors.
+     * NULL: state_streams. */
+    const uint32_t *unit_streams;
     /* [unit_count] work of one rank to orthogonalize the unit's matrices; 0: it has none. NULL: no
      * unit has any. Their update runs on the host where the device is a GPU. */
     const double *matrix_flops;
@@ -209,6 +212,11 @@ bool plan_is_sharded(const plan_job *job, enum state_kind kind, uint32_t unit);
 static inline bool plan_has_matrices(const plan_job *self, uint32_t unit)
 {
     return self->matrix_flops && self->matrix_flops[unit] > 0;
+}
+/* The streams code of the unit's tiles. */
+static inline uint32_t plan_streams(const plan_job *self, uint32_t unit)
+{
+    return self->unit_streams ? self->unit_streams[unit] : self->state_streams;
 }
 /* True if the unit learns: it is not frozen. */
 static inline bool plan_learns(const plan_job *self, uint32_t unit)

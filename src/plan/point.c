@@ -52,7 +52,8 @@ static uint64_t rest_bytes(const plan_job *job, int kind, uint32_t unit)
     case STATE_OPTIMIZER:
         if (!learns)
             return 0;
-        bytes = tile_state_bytes(job->state_streams, plan_rest_elems(job, STATE_OPTIMIZER, unit));
+        bytes =
+            tile_state_bytes(plan_streams(job, unit), plan_rest_elems(job, STATE_OPTIMIZER, unit));
         return bytes + (plani_params_are_high(job, unit) ? 0 : plani_high_bytes(job, unit));
     case STATE_ACTIVATIONS:
     case STATE_INNER_ACTIVATIONS:

@@ -138,7 +138,7 @@ plani_range plani_tile_params(const plani_builder *b, const struct plani_tile *t
 plani_range plani_tile_state(const plani_builder *b, const struct plani_tile *t,
                              uint32_t buffer_idx)
 {
-    uint32_t streams = b->job->state_streams;
+    uint32_t streams = plan_streams(b->job, t->unit);
     return (plani_range){buffer_idx, t->tile * tile_pitch(b->set->tile_elems, streams),
                          tile_bytes(t->count, streams)};
 }
@@ -211,7 +211,7 @@ static plani_range tile_state(plani_builder *b, const struct plani_tile *t)
     plani_range copy = tile_copy(b, t);
     if (copy.size_bytes > 0 && t->work == PLANI_WORK_UPDATE)
         return copy;
-    uint64_t bytes = tile_bytes(t->count, b->job->state_streams);
+    uint64_t bytes = tile_bytes(t->count, plan_streams(b->job, t->unit));
     plani_range carried = plani_carried(b, b->carried_in, t, STATE_OPTIMIZER, bytes);
     if (carried.size_bytes > 0 && t->work == PLANI_WORK_UPDATE)
         return carried;
@@ -301,7 +301,7 @@ void plani_work_demand(plani_builder *b, uint32_t idx, const struct plani_tile *
     op_demand *demand = &b->ops[idx].demand;
     uint64_t state_bytes = 4 * t->count, params_bytes = t->count * b->job->param_bytes;
     if (plan_learns(b->job, t->unit) && t->work != PLANI_WORK_LOAD)
-        state_bytes = tile_state_bytes(b->job->state_streams, t->count);
+        state_bytes = tile_state_bytes(plan_streams(b->job, t->unit), t->count);
     uint64_t bytes = state_bytes + params_bytes;
     if (t->work == PLANI_WORK_UPDATE) {
         bytes += state_bytes + t->count * b->job->grad_bytes;
@@ -316,7 +316,7 @@ void plani_work_demand(plani_builder *b, uint32_t idx, const struct plani_tile *
     double known = b->job->machine.update_core_seconds;
     double seconds = t->work == PLANI_WORK_INIT ? 40e-9 : known > 0 ? known : 0.6e-9;
     if (t->work == PLANI_WORK_UPDATE)
-        seconds *= update_weight(b->job->state_streams);
+        seconds *= update_weight(plan_streams(b->job, t->unit));
     demand->core_seconds = (double)t->count * seconds;
 }
 

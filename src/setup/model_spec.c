@@ -215,6 +215,7 @@ int setup_fill_learning(const struct job *asked, model_spec *spec)
 {
     struct job_train train = asked->train;
     model_learn *learn = &spec->learn;
+    spec->splits_vectors = asked->optimizer.type == JOB_MUON;
     *learn = (model_learn){.is_given = train.is_given,
                            .embed = train.embed || train.all,
                            .head = train.head || train.all,
@@ -288,9 +289,16 @@ uint32_t setupi_state_streams(const struct job *asked, bool params_alone)
     if (asked->optimizer.type != JOB_ADAM && asked->optimizer.type != JOB_MUON)
         return 2; /* two streams of fp32 */
     if (params_alone || asked->optimizer.type == JOB_MUON)
-        return 3; /* Muon's units hold tensors with Adam too */
+        return 3; /* Muon: of units with tensors that Adam updates */
     enum tile_format moments = asked->state.moments;
     return tile_streams_code(3, asked->state.master, moments, moments);
+}
+
+uint32_t setup_streams_of(const struct job *asked, const model *net, uint32_t unit)
+{
+    if (asked->optimizer.type == JOB_MUON && model_has_only_matrices(net, unit))
+        return TILE_MATRIX_STREAMS;
+    return setupi_state_streams(asked, false);
 }
 
 int setupi_state_identity(const struct job *asked, char *text, size_t capacity)

@@ -261,6 +261,21 @@ static int make_rank_inputs(struct setup *self)
     return 0;
 }
 
+/* Muon needs no second moment for units that have matrices alone. */
+static int find_unit_streams(struct setup *self)
+{
+    const model *net = self->net;
+    if (self->job->optimizer.type != JOB_MUON)
+        return 0;
+    self->unit_streams = mem_alloc(net->unit_count, sizeof *self->unit_streams, "plan units");
+    if (!self->unit_streams)
+        return -ENOMEM;
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        self->unit_streams[u] = setup_streams_of(self->job, net, u);
+    self->plan.unit_streams = self->unit_streams;
+    return 0;
+}
+
 /* The largest `saved` and `temp` that the passes of a model need in the workspace. */
 static void size_workspace(const model *net, bool only_eval, uint64_t *saved, uint64_t *temp)
 {
@@ -331,6 +346,7 @@ static int make_plan_inputs(struct setup *self, const struct setup_options *opti
     };
     if (plan->tile_elems)
         plan->tile_elems = size_round_up(plan->tile_elems, TILE_ELEMS_STEP);
+    TRY(find_unit_streams(self));
     TRY(make_rank_inputs(self));
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
         self->homes[kind] = mem_alloc(net->unit_count, 1, "plan homes");
@@ -445,6 +461,7 @@ void setup_destroy(struct setup *self)
     mem_free(self->unit_elems);
     mem_free(self->is_frozen);
     mem_free(self->matrix_flops);
+    mem_free(self->unit_streams);
     mem_free(self->stays_gathered);
     model_destroy(self->single);
     model_destroy(self->net);

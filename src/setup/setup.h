@@ -61,7 +61,8 @@ struct setup {
     /* [unit_count] 1: the unit does not learn, so its params are part of the state. All 0 with
      * params_alone. */
     uint8_t *is_frozen;
-    double *matrix_flops; /* [unit_count] as in plan_job; NULL unless the optimizer is Muon */
+    double *matrix_flops;   /* [unit_count] as in plan_job; NULL unless the optimizer is Muon */
+    uint32_t *unit_streams; /* [unit_count] as in plan_job; NULL unless the optimizer is Muon */
     uint8_t *homes[STATE_KIND_COUNT]; /* [unit_count] each: enum tier */
     plan_set set;
     uint32_t reason_count; /* sentences that say why states rest where they do */
@@ -156,9 +157,12 @@ void setup_destroy(struct setup *self); /* NULL is allowed */
 
 /* The job's model block as src/model takes it; learn and lora stay empty. */
 model_spec setup_model_spec(const struct job_model *from);
-/* Fills spec->learn and spec->lora from the job's train block. The other members must be filled
- * already. ERR_CONFIG for a layer that does not exist in the model family. */
+/* Fills spec->learn and spec->lora from the job's train block, and splits_vectors. The other
+ * members must be filled already. ERR_CONFIG for a layer that does not exist in the model
+ * family. */
 int setup_fill_learning(const struct job *asked, model_spec *spec) MUST_CHECK;
+/* The streams code (base/tile.h) of the state of a unit of the job's model. */
+uint32_t setup_streams_of(const struct job *asked, const model *net, uint32_t unit);
 /* Writes a streams code as text, such as "fp32, bf16, bf16". Returns `text`. */
 const char *setup_formats_text(uint32_t streams, char text[SETUP_FORMATS_BYTES]);
 /* The key of the random numbers with which update number `update` of a unit rounds stochastically

@@ -358,6 +358,18 @@ static void summarize_time(const struct setup *self, struct setup_summary *out)
 /* ---- what it is
  * ------------------------------------------------------------------------------- */
 
+/* The mean of all units that learn. */
+static double state_param_bytes(const plan_job *plan)
+{
+    uint64_t bytes = 0, elems = 0;
+    for (uint32_t u = 0; u < plan->unit_count; u++)
+        if (plan_learns(plan, u)) {
+            bytes += tile_state_bytes(plan_streams(plan, u), plan->unit_elems[u]);
+            elems += plan->unit_elems[u];
+        }
+    return (double)bytes / (double)size_max(elems, 1);
+}
+
 static void summarize_job(const struct setup *self, struct setup_summary *out)
 {
     const struct job_model *m = &self->job->model;
@@ -378,8 +390,7 @@ static void summarize_job(const struct setup *self, struct setup_summary *out)
     uint32_t streams = self->plan.state_streams;
     setup_formats_text(streams, out->state_formats);
     out->state_has_formats = tile_has_formats(streams);
-    out->state_param_bytes =
-        (double)tile_state_bytes(streams, TILE_CODE_BLOCK_ELEMS) / TILE_CODE_BLOCK_ELEMS;
+    out->state_param_bytes = state_param_bytes(&self->plan);
     out->held_stages = self->set.held_stages;
     out->held_passes = self->set.held_passes;
     out->op_count = self->set.programs[PROGRAM_STEADY].op_count;

@@ -152,6 +152,10 @@ static int inspect_all(const char *run_dir, state_view *view, struct state_inspe
         setup_formats_text(record->state_streams, out->state_formats);
         for (uint64_t i = 0; i < record->extent_count; i++)
             out->extents_bytes += record->extents[i].size_bytes;
+        for (uint64_t i = 0; i < record->extent_count; i++)
+            out->matrix_tiles +=
+                !record->extents[i].param_bytes &&
+                manifest_streams_of(record, &record->extents[i]) != record->state_streams;
         rc = list_files(view, out);
         if (rc == 0)
             rc = list_units(view, out);

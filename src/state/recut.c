@@ -206,19 +206,10 @@ static int wait_for(recut *self, const recut_slot *slot)
 
 /* ---- the stream ---- */
 
-/* The streams code of a new or an old tile; 0 for params. */
-static uint32_t streams_of(const recut *self, const recut_tile *tile)
-{
-    if (tile->param_bytes)
-        return 0;
-    return tile->entry ? self->work->state_streams : self->old_streams;
-}
-
 static int check_sum(const recut *self, const recut_slot *slot)
 {
     const recut_tile *tile = slot->tile;
-    uint64_t sum =
-        checksum_sum(slot->data, tile->size_bytes, tile->elem_count, streams_of(self, tile));
+    uint64_t sum = checksum_sum(slot->data, tile->size_bytes, tile->elem_count, tile->streams);
     if (sum == tile->checksum)
         return 0;
     const struct state_recut *work = self->work;
@@ -285,9 +276,9 @@ static uint64_t width_of(const recut_tile *tile)
 }
 
 /* Zeros everything after the tile's first `held` elements, which are the unit's own. */
-static void zero_padding(unsigned char *data, const recut_tile *tile, uint64_t held,
-                         uint32_t streams)
+static void zero_padding(unsigned char *data, const recut_tile *tile, uint64_t held)
 {
+    uint32_t streams = tile->streams;
     if (streams == 0)
         memset(data + width_of(tile) * held, 0, tile->size_bytes - width_of(tile) * held);
     for (uint32_t s = 0; s < tile_stream_count(streams); s++) {
@@ -314,7 +305,7 @@ static void convert(const recut *self, const recut_tile *tile, unsigned char *da
     unsigned char *target = data + width_of(tile) * within;
     source += width_of(from) * (at - from->elem_begin);
     if (from->param_bytes) {
-        uint32_t streams = self->work->state_streams, first = tile_master_is_split(streams) ? 0 : 1;
+        uint32_t streams = tile->streams, first = tile_master_is_split(streams) ? 0 : 1;
         if (first > 0)
             dtype_convert(source, type, target, DTYPE_FP32, count);
         for (uint32_t s = first; s < tile_stream_count(streams); s++)
@@ -357,18 +348,24 @@ static int copy_elems(recut *self, const recut_tile *tile, unsigned char *data,
         }
         return 0;
     }
-    uint32_t streams = streams_of(self, tile);
+    uint32_t streams = tile->streams, old = from->streams;
     uint64_t to_first = at - tile->elem_begin, from_first = at - from->elem_begin;
     if (streams == 0)
         return copy_bytes(self, data + width * to_first, slot->data + width * from_first,
                           width * (until - at));
+    if (tile_stream_count(old) != tile_stream_count(streams))
+        return err_set(ERR_CORRUPT,
+                       "the commit of step %" PRIu64 " has %u values per parameter of unit %u and "
+                       "the run's optimizer %u: its manifest is of another run",
+                       self->work->found->step, tile_stream_count(old), tile->unit,
+                       tile_stream_count(streams));
     for (uint32_t s = 0; s < tile_stream_count(streams); s++) {
         uint64_t target = tile_stream_offset(streams, tile->elem_count, s) +
                           tile_stream_bytes(streams, to_first, s);
-        uint64_t source = tile_stream_offset(self->old_streams, from->elem_count, s) +
-                          tile_stream_bytes(self->old_streams, from_first, s);
+        uint64_t source =
+            tile_stream_offset(old, from->elem_count, s) + tile_stream_bytes(old, from_first, s);
         uint64_t size_bytes = tile_stream_bytes(streams, until - at, s);
-        if (tile_stream_format(streams, s) == tile_stream_format(self->old_streams, s))
+        if (tile_stream_format(streams, s) == tile_stream_format(old, s))
             TRY(copy_bytes(self, data + target, slot->data + source, size_bytes));
         else if (s == 0)
             cut_low(data + target, slot->data + source, until - at);
@@ -396,7 +393,7 @@ static int fill_tile(recut *self, const recut_tile *tile, unsigned char *data)
             TRY(read_ahead(self));
         }
     }
-    zero_padding(data, tile, end - tile->elem_begin, streams_of(self, tile));
+    zero_padding(data, tile, end - tile->elem_begin);
     return 0;
 }
 
@@ -444,7 +441,7 @@ static int stream(recut *self)
         TRY(wait_for(self, slot));
         TRY(fill_tile(self, tile, slot->data));
         tile->checksum =
-            checksum_sum(slot->data, tile->size_bytes, tile->elem_count, streams_of(self, tile));
+            checksum_sum(slot->data, tile->size_bytes, tile->elem_count, tile->streams);
         place_begin_write(tile->entry, 0);
         int begun = submit_tile(fresh, IO_WRITE);
         TRY(begun);
@@ -483,7 +480,6 @@ int state_recut_copy(const struct state_recut *work)
     self->work = work;
     self->world = work->world ? work->world : 1;
     self->old_world = rank_slabs_world(work->found);
-    self->old_streams = work->found->state_streams;
     self->old.name = "the committed layout";
     self->fresh.name = "the new layout";
     int rc = copy_all(self);

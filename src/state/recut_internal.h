@@ -19,6 +19,7 @@ struct recut_tile {
     uint64_t use_end;
     uint64_t offset, size_bytes; /* its place on its slab */
     uint32_t param_bytes;        /* bytes of one param; 0: a tile of optimizer state */
+    uint32_t streams;            /* the streams code of optimizer state; 0: params */
     uint64_t checksum;           /* old: in the manifest; new: of what is written */
     place_entry *entry;          /* new: its entry in the place table; old: NULL */
 };
@@ -56,8 +57,6 @@ struct recut {
     const struct state_recut *work;
     recut_side old, fresh;
     uint32_t old_world, world;
-    /* The streams code of the committed layout. It differs from the new one after an import. */
-    uint32_t old_streams;
     /* If each old rank has the whole state: the rank whose copy is read. */
     uint32_t copy_rank;
     uint64_t total_bytes, done_bytes; /* bytes of the new tiles */

@@ -103,6 +103,7 @@ int recut_list_old(recut *self)
                              .offset = from->offset_bytes,
                              .size_bytes = from->size_bytes,
                              .param_bytes = from->param_bytes,
+                             .streams = manifest_streams_of(found, from),
                              .checksum = from->checksum};
     }
     if (old->tile_count > 0)
@@ -132,6 +133,7 @@ int recut_list_fresh(recut *self)
         bool is_of_state = !is_frozen && !is_high;
         fresh->tiles[i] =
             (recut_tile){.param_bytes = is_of_state ? 0 : (uint32_t)dtype_bytes(work->param_type),
+                         .streams = entry->streams,
                          .is_of_state = is_of_state,
                          .unit = entry->unit,
                          .tile = entry->tile,
@@ -186,7 +188,7 @@ static int check_fresh(const recut *self)
         if (is_first && work->is_sharded)
             begin = shard_begin(work->unit_elems[tile->unit], self->world, work->rank);
         uint64_t size_bytes = tile->param_bytes ? tile->elem_count * tile->param_bytes
-                                                : tile_bytes(tile->elem_count, work->state_streams);
+                                                : tile_bytes(tile->elem_count, tile->streams);
         if (tile->elem_begin != begin || tile->size_bytes != size_bytes ||
             tile->offset % TILE_BLOCK_BYTES || tile->offset > total_bytes ||
             tile->size_bytes > total_bytes - tile->offset)
@@ -242,7 +244,7 @@ int recut_check_work(const recut *self)
     char was[SETUP_FORMATS_BYTES], is[SETUP_FORMATS_BYTES];
     if (!tile_streams_is_valid(work->state_streams))
         return err_set(ERR_INTERNAL, "a tile cannot have streams %08x", work->state_streams);
-    uint32_t found = self->old_streams, count = tile_stream_count(work->state_streams);
+    uint32_t found = work->found->state_streams, count = tile_stream_count(work->state_streams);
     if (tile_stream_count(found) != count)
         return err_set(
             ERR_CORRUPT,

@@ -94,6 +94,7 @@ struct state_inspect_summary {
     char uuid[MANIFEST_UUID_TEXT_BYTES];
     char state_formats[64];                /* of each stream, as "fp32, bf16, bf16" */
     uint64_t state_streams, extents_bytes; /* the number of streams; of all extents */
+    uint64_t matrix_tiles;                 /* tiles that have only two streams (Muon) */
     manifest_slot slots[2];
     struct state_inspect_file *files; /* [file_count] slabs, sorted by rank */
     uint32_t file_count;

@@ -107,7 +107,7 @@ static void layout_is_as_documented(void **state)
            identity = padded(strlen(in.identity));
     size_t ranks = padded(68 * 3), texts = 232 + drives + leftovers + 2 * ranks;
     assert_int_equal(count, texts + identity + in.extent_count * 56);
-    assert_memory_equal(bytes, "SLUMANIF\x06\0\0\0\x01\0\0\0", 16);
+    assert_memory_equal(bytes, "SLUMANIF\x07\0\0\0\x01\0\0\0", 16);
     expect_u64(bytes, 16, count);
     expect_u64(bytes, 32, 8);
     assert_memory_equal(bytes + 40, in.slabs.uuid, 16);
@@ -166,8 +166,8 @@ static void other_versions_are_refused(void **state)
     (void)state;
     static manifest in, out;
     static unsigned char bytes[FORMAT_FILE_MAX];
-    enum { VERSION = 6, SHORT_BYTES = 192 }; /* Version 1 had a shorter header. */
-    static const unsigned char versions[] = {1, 2, 3, 4, 5, VERSION + 1, 255};
+    enum { VERSION = 7, SHORT_BYTES = 192 }; /* Version 1 had a shorter header. */
+    static const unsigned char versions[] = {1, 2, 3, 4, 5, 6, VERSION + 1, 255};
     format_write_two(7);
     size_t whole = format_load(0, bytes);
     for (size_t i = 0; i < 2 * sizeof versions; i++) {
@@ -237,6 +237,43 @@ static void state_formats_are_read(void **state)
         expect_corrupt(bytes, count, "cannot have");
         manifest_fini(&in);
     }
+    format_remove_slots();
+}
+
+/* Muon's matrices have two streams of the three, all extents of a unit or none. */
+static void matrices_have_fewer_streams(void **state)
+{
+    (void)state;
+    static manifest in, out;
+    int found;
+    format_draw(&in, SEED, 9, &(struct format_shape){MANIFEST_COMMITTED, 2, 0, 3, 1, 0});
+    in.state_streams = 3;
+    uint64_t at = 0;
+    for (uint64_t i = 0; i < in.extent_count; at += in.extents[i++].size_bytes) {
+        in.extents[i].size_bytes =
+            tile_bytes(in.extents[i].elem_count, in.extents[i].unit % 2 ? TILE_MATRIX_STREAMS : 3);
+        in.extents[i].offset_bytes = at;
+    }
+    in.total_bytes = size_round_up(at, in.stripe_bytes);
+    if (manifest_write(format_directory(), &in) != 0)
+        fail_msg("%s", err_text());
+    assert_int_equal(manifest_read(format_directory(), &out, &found), 1);
+    format_assert_same(&in, &out);
+    uint64_t mixed = 0;
+    for (uint64_t i = 0; i < out.extent_count; i++) {
+        uint32_t streams = out.extents[i].unit % 2 ? TILE_MATRIX_STREAMS : 3;
+        assert_int_equal(manifest_streams_of(&out, &out.extents[i]), streams);
+        if (i == 0 || in.extents[i].unit != in.extents[i - 1].unit || streams == 2)
+            continue;
+        in.generation++; /* one tile of a unit is unlike the one before */
+        in.extents[i].size_bytes = tile_bytes(in.extents[i].elem_count, TILE_MATRIX_STREAMS);
+        assert_int_equal(manifest_write(format_directory(), &in), -EINVAL);
+        in.extents[i].size_bytes = out.extents[i].size_bytes;
+        mixed++;
+    }
+    assert_true(mixed > 0);
+    manifest_fini(&in);
+    manifest_fini(&out);
     format_remove_slots();
 }
 
@@ -385,13 +422,10 @@ int main(void)
     log_set_level(LOG_QUIET); /* each fallback warns */
     format_begin();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(written_is_read),
-        cmocka_unit_test(texts_of_any_length_are_read),
-        cmocka_unit_test(layout_is_as_documented),
-        cmocka_unit_test(other_versions_are_refused),
-        cmocka_unit_test(state_formats_are_read),
-        cmocka_unit_test(halves_stand_together),
-        cmocka_unit_test(any_bit_and_length_is_found),
+        cmocka_unit_test(written_is_read),         cmocka_unit_test(texts_of_any_length_are_read),
+        cmocka_unit_test(layout_is_as_documented), cmocka_unit_test(other_versions_are_refused),
+        cmocka_unit_test(state_formats_are_read),  cmocka_unit_test(matrices_have_fewer_streams),
+        cmocka_unit_test(halves_stand_together),   cmocka_unit_test(any_bit_and_length_is_found),
         cmocka_unit_test(frozen_params_are_read),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);

@@ -50,6 +50,12 @@ static const model_learn selections[] = {
     {.is_given = true, .norms = true, .embed = true},
     {.is_given = true, .norms = true, .range_count = 1, .blocks = {{2, 2}}},
     {.is_given = true, .norms = true, .range_count = 1, .blocks = {{0, 2}}},
+    {.is_given = true,
+     .embed = true,
+     .head = true,
+     .norms = true,
+     .range_count = 1,
+     .blocks = {{0, 2}}},
 };
 enum { SELECTIONS = sizeof selections / sizeof selections[0] };
 
@@ -180,6 +186,7 @@ static void check_selection(const kernel_ops *ops, bool tied, enum dtype type,
     model_spec spec = small(tied, max_part_bytes);
     start(&all, ops, &spec, type);
     spec.learn = *learn;
+    spec.splits_vectors = tied;
     start(&some, ops, &spec, type);
     harness_step(&all, 0.05f, kept);
     harness_step(&some, 0.05f, kept);

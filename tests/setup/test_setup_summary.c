@@ -43,14 +43,20 @@ struct planned {
     struct setup_summary sum;
 };
 
-static void plan(struct planned *self, const fixture_sets *sets, uint32_t world)
+static void plan_model(struct planned *self, const fixture_model *of, const fixture_sets *sets,
+                       uint32_t world)
 {
     struct setup_options options = {.figures = &stated};
-    self->asked = fixture_job_ranks("figures", &shape, sets, world);
+    self->asked = fixture_job_ranks("figures", of, sets, world);
     int rc = setup_create(self->asked, &options, &self->setup);
     if (rc < 0)
         fail_msg("%s", err_text());
     setup_summarize(self->setup, &self->sum);
+}
+
+static void plan(struct planned *self, const fixture_sets *sets, uint32_t world)
+{
+    plan_model(self, &shape, sets, world);
 }
 
 static void forget(struct planned *self)
@@ -311,6 +317,41 @@ static void memory_adds_up(void **state)
         }
 }
 
+/* Muon keeps two values for each parameter of a block's matrices, also in units in parts, and three
+ * for all others. */
+static void matrices_of_muon_have_two_values(void **state)
+{
+    (void)state;
+    static const char *const families[] = {"llama", "gpt2", "bert"};
+    static struct planned it;
+    for (size_t i = 0; i < 6; i++) {
+        const fixture_model small = {.family = families[i % 3], .layers = 3, .hidden = 128};
+        fixture_sets sets = {.count = 0};
+        fixture_set(&sets, "optimizer.type=Muon");
+        if (i >= 3)
+            fixture_set(&sets, "model.max_part_bytes=%u", 4 * 4 * 128 * 128 + 65536);
+        plan_model(&it, &small, &sets, 1);
+        const model *net = it.setup->net;
+        double values = 0, elems = 0, ends = 0;
+        for (uint32_t u = 0; u < net->unit_count; u++) {
+            const model_unit *unit = &net->units[u];
+            bool is_end = strncmp(unit->name, "block.", 6) != 0, has_others = is_end;
+            for (uint32_t t = 0; t < unit->tensor_count; t++)
+                has_others = has_others || unit->tensors[t].rows == 1;
+            values += (has_others ? 3.0 : 2.0) * (double)unit->elems;
+            elems += (double)unit->elems;
+            ends += is_end ? (double)unit->elems : 0;
+        }
+        near("bytes", it.sum.state_param_bytes, 4 * values / elems);
+        /* Vectors are few. In parts each matrix of GPT-2 and BERT has its bias beside it. */
+        if (i < 3)
+            assert_true(4 * values < 8.3 * (elems - ends) + 12 * ends);
+        else
+            assert_true((it.sum.state_param_bytes < 12) == (i == 3));
+        forget(&it);
+    }
+}
+
 /* Figures of the machine's file that are not rates. */
 static void figures_of_a_machine(void **state)
 {
@@ -548,6 +589,7 @@ int main(void)
         cmocka_unit_test(commits_and_wear),
         cmocka_unit_test(second_places_are_foretold),
         cmocka_unit_test(memory_adds_up),
+        cmocka_unit_test(matrices_of_muon_have_two_values),
         cmocka_unit_test(figures_of_a_machine),
         cmocka_unit_test(a_cpu_is_measured_as_it_computes),
         cmocka_unit_test(waits_are_named),

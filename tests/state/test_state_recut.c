@@ -65,6 +65,12 @@ struct rig {
 
 static struct rig rig;
 
+/* As with Muon every second unit lacks the last of three streams. */
+static uint32_t streams_of(uint32_t unit)
+{
+    return rig.streams == 3 && unit % 2 ? TILE_MATRIX_STREAMS : rig.streams;
+}
+
 static void *aligned_tile(uint64_t size_bytes, void **block)
 {
     *block = mem_alloc(size_bytes + TILE_BLOCK_BYTES, 1, "test tile");
@@ -95,7 +101,7 @@ static void lay_out(struct side *side, bool backwards, uint64_t pitch_factor)
         uint32_t u = backwards ? rig.unit_count - 1 - i : i;
         for (uint64_t k = 0; k < tile_count(rig.unit_elems[u], side->tile_elems); k++) {
             uint64_t held = tile_elems_at(rig.unit_elems[u], side->tile_elems, k);
-            uint64_t bytes = tile_bytes(held, rig.streams);
+            uint64_t bytes = tile_bytes(held, streams_of(u));
             offset += draw(3) * TILE_BLOCK_BYTES;
             side->extents[side->extent_count++] =
                 (manifest_extent){.unit = u,
@@ -144,14 +150,15 @@ static void write_old(void)
     io *transport = open_io(&rig.old);
     for (uint64_t i = 0; i < rig.old.extent_count; i++) {
         manifest_extent *tile = &rig.old.extents[i];
+        uint32_t streams = streams_of(tile->unit);
         memset(data, 0xa5, tile->size_bytes);
-        for (uint32_t s = 0; s < tile_stream_count(rig.streams); s++) {
+        for (uint32_t s = 0; s < tile_stream_count(streams); s++) {
             uint32_t *stream =
-                (uint32_t *)(data + tile_stream_offset(rig.streams, tile->elem_count, s));
+                (uint32_t *)(data + tile_stream_offset(streams, tile->elem_count, s));
             for (uint64_t w = 0; w < stream_words(tile->elem_count, s); w++)
                 stream[w] = element(tile->unit, s, stream_words(tile->elem_begin, s) + w);
         }
-        tile->checksum = checksum_sum(data, tile->size_bytes, tile->elem_count, rig.streams);
+        tile->checksum = checksum_sum(data, tile->size_bytes, tile->elem_count, streams);
         assert_int_equal(
             io_transfer(transport, IO_WRITE, tile->offset_bytes, data, tile->size_bytes), 0);
     }
@@ -172,6 +179,7 @@ static void make_places(void)
                           .elem_count = from->elem_count,
                           .logical_offset = from->offset_bytes,
                           .size_bytes = from->size_bytes,
+                          .streams = streams_of(from->unit),
                           .offset = {from->offset_bytes, from->offset_bytes + from->size_bytes},
                           .newest = PLACE_NONE,
                           .committed = PLACE_NONE};
@@ -247,15 +255,15 @@ static int move(void)
 static void check_tile(const place_entry *entry, const unsigned char *data)
 {
     uint64_t elems = entry->elem_count, wrong = 0, dirty = 0;
-    uint32_t count = tile_stream_count(rig.streams);
+    uint32_t streams = streams_of(entry->unit), count = tile_stream_count(streams);
     for (uint32_t s = 0; s < count; s++) {
-        uint64_t begin = tile_stream_offset(rig.streams, elems, s);
+        uint64_t begin = tile_stream_offset(streams, elems, s);
         const uint32_t *stream = (const uint32_t *)(data + begin);
         for (uint64_t w = 0; w < stream_words(elems, s); w++)
             wrong += stream[w] != element(entry->unit, s, stream_words(entry->elem_begin, s) + w);
         uint64_t end =
-            s + 1 < count ? tile_stream_offset(rig.streams, elems, s + 1) : entry->size_bytes;
-        for (uint64_t b = begin + tile_stream_bytes(rig.streams, elems, s); b < end; b++)
+            s + 1 < count ? tile_stream_offset(streams, elems, s + 1) : entry->size_bytes;
+        for (uint64_t b = begin + tile_stream_bytes(streams, elems, s); b < end; b++)
             dirty += data[b] != 0;
     }
     if (wrong || dirty)
@@ -276,8 +284,8 @@ static void check_new(void)
         assert_true(entry->has_sum[0] && !entry->has_sum[1]);
         assert_int_equal(io_transfer(transport, IO_READ, entry->offset[0], data, entry->size_bytes),
                          0);
-        assert_true(checksum_sum(data, entry->size_bytes, entry->elem_count, rig.streams) ==
-                    entry->sum[0]);
+        assert_true(checksum_sum(data, entry->size_bytes, entry->elem_count,
+                                 streams_of(entry->unit)) == entry->sum[0]);
         check_tile(entry, data);
     }
     io_destroy(transport);
@@ -309,7 +317,7 @@ static void memory_is_that_of_a_few_tiles(void **state)
         skip();
     rig.streams = 3;
     rig.unit_count = 2;
-    rig.unit_elems[0] = 9000001;
+    rig.unit_elems[0] = 10000001;
     rig.unit_elems[1] = 2000000;
     rig.old.tile_elems = 16 * TILE_ELEMS_STEP;
     rig.fresh.tile_elems = 10 * TILE_ELEMS_STEP;
@@ -374,8 +382,8 @@ static void many_tiles(void **state)
 /* Changes one bit of a stream of an old tile on its drive. */
 static void flip_bit(const manifest_extent *tile, uint32_t stream)
 {
-    uint64_t byte = tile_stream_offset(rig.streams, tile->elem_count, stream) +
-                    draw(tile_stream_bytes(rig.streams, tile->elem_count, stream));
+    uint64_t byte = tile_stream_offset(streams_of(tile->unit), tile->elem_count, stream) +
+                    draw(tile_stream_bytes(streams_of(tile->unit), tile->elem_count, stream));
     uint64_t page = byte / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES;
     void *block;
     unsigned char *data = aligned_tile(TILE_BLOCK_BYTES, &block);
@@ -413,7 +421,7 @@ static void a_flipped_bit_is_named(void **state)
         draw_units();
         start(1 + (uint32_t)draw(DRIVES_TESTED), 1);
         const manifest_extent *tile = &rig.old.extents[draw(rig.old.extent_count)];
-        flip_bit(tile, (uint32_t)draw(tile_stream_count(rig.streams)));
+        flip_bit(tile, (uint32_t)draw(tile_stream_count(streams_of(tile->unit))));
         assert_int_equal(move(), ERR_CORRUPT);
         assert_int_equal(rig.copied_count, 0);
         slab_piece piece;
@@ -455,6 +463,15 @@ static void start_small(void)
     start(1, 2);
 }
 
+static place_entry *find_place(uint32_t unit, uint32_t tile)
+{
+    uint64_t i = 0;
+    while (place_table_at(rig.places, i)->unit != unit ||
+           place_table_at(rig.places, i)->tile != tile)
+        i++;
+    return place_table_at(rig.places, i);
+}
+
 static void what_does_not_agree_is_refused(void **state)
 {
     (void)state;
@@ -467,6 +484,12 @@ static void what_does_not_agree_is_refused(void **state)
     rig.found.state_streams = 2;
     expect(ERR_CORRUPT, "2 values per parameter and the run's optimizer 3");
     rig.found.state_streams = 3;
+    place_entry *first = find_place(0, 0);
+    first->streams = TILE_MATRIX_STREAMS;
+    first->size_bytes = tile_bytes(first->elem_count, first->streams);
+    expect(ERR_CORRUPT, "3 values per parameter of unit 0 and the run's optimizer 2");
+    first->streams = 3;
+    first->size_bytes = tile_bytes(first->elem_count, first->streams);
     place_entry *entry = place_table_at(rig.places, 0);
     entry->elem_begin += 4;
     expect(ERR_INTERNAL, "the new layout");

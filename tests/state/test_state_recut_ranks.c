@@ -39,6 +39,7 @@ static place_table *make_places(uint32_t rank)
                                    .elem_count = extents[i].elem_count,
                                    .logical_offset = extents[i].offset_bytes,
                                    .size_bytes = extents[i].size_bytes,
+                                   .streams = RANKS_STREAMS,
                                    .offset = {extents[i].offset_bytes, extents[i].offset_bytes},
                                    .newest = PLACE_NONE,
                                    .committed = PLACE_NONE};

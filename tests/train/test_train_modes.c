@@ -212,7 +212,9 @@ static void modes_give_equal_bits(void **state)
     if (is_group("cut"))
         assert_true(baseline.plan.unit_count > 8);
     else
-        assert_int_equal(baseline.plan.unit_count, is_group("lora") ? 8 : is_group("bert") ? 6 : 5);
+        assert_int_equal(baseline.plan.unit_count, is_group("lora") || is_group("muon") ? 8
+                                                   : is_group("bert")                   ? 6
+                                                                                        : 5);
     assert_int_equal(baseline.skipped[0], is_group("fp16"));
     assert_false(baseline.skipped[STEPS - 1] && baseline.skipped[STEPS - 2]);
     /* Six have each order with each update. Few are three, with both orders and two updates. */
