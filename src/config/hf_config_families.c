@@ -20,6 +20,8 @@ static const hfi_family families[] = {
     {"smollm3", "llama", .positions = 32768, .kv_heads = 4, .rope.theta = 2000000, .has_nope = true,
      .windows = {HFI_WINDOWS_WITHOUT_ROPE, 0, 0}},
     {"olmo2", "olmo2", .positions = 2048},
+    {"exaone4", "exaone4", .positions = 2048, .kv_heads = 32,
+     .windows = {HFI_WINDOWS_WITH_ROPE, 4096, 4}},
     {"phi3", "phi3", .positions = 4096, .rope = {.share = 1, .original = 4096},
      .windows = {HFI_WINDOWS_EVERYWHERE, 0, 0}},
     {"gemma", "gemma", .positions = 8192, .kv_heads = 16, .head_dim = 256, .has_scaled_rows = true},
@@ -60,8 +62,8 @@ static const hfi_key keys[] = {
     {"gpt2", HFI_COUNT, "position_count", "n_positions", 1024},
 
     /* Activations. That of gemma has two keys: hf_config.c. */
-    {"llama mistral qwen2 qwen3 granite smollm3 olmo2 phi3 cohere stablelm glm glm4", HFI_GATED,
-     "silu", "hidden_act", 0},
+    {"llama mistral qwen2 qwen3 granite smollm3 olmo2 exaone4 phi3 cohere stablelm glm glm4",
+     HFI_GATED, "silu", "hidden_act", 0},
     {"gemma2 gemma3_text", HFI_GATED, "gelu_tanh", "hidden_activation", 0},
     {"starcoder2", HFI_PLAIN, "gelu_tanh", "hidden_act", 0},
     {"gpt_neox bert", HFI_PLAIN, "gelu", "hidden_act", 0},
@@ -89,7 +91,7 @@ static const hfi_key keys[] = {
     {"stablelm", HFI_ONLY, "this family has no norms of heads here", "qk_layernorm", false},
     {"llama mistral qwen2 qwen3 granite smollm3 gemma gemma2 gemma3_text", HFI_NUMBER,
      "norm_epsilon", "rms_norm_eps", 1e-6},
-    {"olmo2 phi3", HFI_NUMBER, "norm_epsilon", "rms_norm_eps", 1e-5},
+    {"olmo2 exaone4 phi3", HFI_NUMBER, "norm_epsilon", "rms_norm_eps", 1e-5},
     {"glm glm4", HFI_NUMBER, "norm_epsilon", "rms_norm_eps", 1.5625e-7},
     {"starcoder2", HFI_NUMBER, "norm_epsilon", "norm_epsilon", 1e-5},
     {"gpt_neox cohere stablelm", HFI_NUMBER, "norm_epsilon", "layer_norm_eps", 1e-5},
@@ -125,7 +127,7 @@ static const hfi_key keys[] = {
     {"bert", HFI_WORD, "absolute", "position_embedding_type", 0},
     {"smollm3 gemma starcoder2 cohere gemma2 gemma3_text gpt2 opt", HFI_SWITCH, "tie_embeddings",
      "tie_word_embeddings", true},
-    {"llama mistral qwen2 qwen3 granite olmo2 phi3 gpt_neox stablelm glm glm4", HFI_SWITCH,
+    {"llama mistral qwen2 qwen3 granite olmo2 exaone4 phi3 gpt_neox stablelm glm glm4", HFI_SWITCH,
      "tie_embeddings", "tie_word_embeddings", false},
     {"bert", HFI_ONLY, "the output matrix is the embedding", "tie_word_embeddings", true},
 

@@ -109,7 +109,8 @@ enum hfi_windowed {
     HFI_WINDOWS_EVERYWHERE,
     HFI_WINDOWS_FROM_ONE_ON,  /* from block `number` on */
     HFI_WINDOWS_WITHOUT_ROPE, /* those without rotary positions */
-    HFI_WINDOWS_BUT_EVERY     /* all but every `number`-th */
+    HFI_WINDOWS_BUT_EVERY,    /* all but every `number`-th */
+    HFI_WINDOWS_WITH_ROPE     /* the same; only blocks with a window have rotary positions */
 };
 
 struct hfi_windows {
@@ -131,7 +132,7 @@ struct hfi_family {
     bool has_scaled_rows; /* the embedding's rows are multiplied by the root of hidden_size */
 };
 
-/* Writes window and window_pattern. Call it after nope_interval is written. */
+/* Writes window and window_pattern. Call it after nope_interval is written; WITH_ROPE writes it. */
 int hfi_put_window(hfi_config *self, const struct hfi_windows *of, uint64_t layers) MUST_CHECK;
 /* Writes window_rope_theta, if there is a window. */
 int hfi_put_window_rope(hfi_config *self) MUST_CHECK;

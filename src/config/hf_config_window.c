@@ -5,11 +5,11 @@
  *   from one on                   qwen2, qwen3               use_sliding_window, max_window_layers
  *   without rotary positions      smollm3                    use_sliding_window
  *   all but every second          gemma2
- *   all but every p-th            gemma3_text                sliding_window_pattern
+ *   all but every p-th            gemma3_text, exaone4       sliding_window_pattern
  *
  * sliding_window is the width. layer_types, which names the kind of each block, goes before the
- * last column. In Gemma 3 the blocks with a window have rotary positions of their own. See
- * hf_config_internal.h. */
+ * last column. In Gemma 3 the blocks with a window have rotary positions of their own; in EXAONE 4
+ * the others have none, if there is a window at all. See hf_config_internal.h. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -43,6 +43,7 @@ static bool has_window(const struct blocks *of, uint64_t block)
     case HFI_WINDOWS_WITHOUT_ROPE:
         return of->number != 0 && (block + 1) % of->number == 0;
     case HFI_WINDOWS_BUT_EVERY:
+    case HFI_WINDOWS_WITH_ROPE:
         return (block + 1) % of->number != 0;
     }
     return false;
@@ -78,6 +79,11 @@ static int check_types(const hfi_config *self, const struct blocks *of)
     return 0;
 }
 
+static bool is_but_every(const struct hfi_windows *of)
+{
+    return of->blocks == HFI_WINDOWS_BUT_EVERY || of->blocks == HFI_WINDOWS_WITH_ROPE;
+}
+
 static int find_blocks(const hfi_config *self, const struct hfi_windows *of, uint64_t layers,
                        struct blocks *blocks)
 {
@@ -94,7 +100,7 @@ static int find_blocks(const hfi_config *self, const struct hfi_windows *of, uin
         blocks->number = 0;
     else if (of->blocks == HFI_WINDOWS_FROM_ONE_ON)
         return hfi_uint(self, first_key, of->number, &blocks->number);
-    if (of->blocks == HFI_WINDOWS_BUT_EVERY && of->number != EVERY_SECOND)
+    if (is_but_every(of) && of->number != EVERY_SECOND)
         return hfi_uint(self, "sliding_window_pattern", of->number, &blocks->number);
     if (of->blocks == HFI_WINDOWS_WITHOUT_ROPE)
         blocks->number =
@@ -142,6 +148,19 @@ static int put_pattern(hfi_config *self, const struct blocks *of)
     return strcmp(pattern, "w") == 0 ? 0 : hfi_put(self, "window_pattern", json_string(pattern));
 }
 
+/* Writes that the blocks without the window have no rotary positions. */
+static int put_others(hfi_config *self)
+{
+    const char *pattern = json_string_value(json_object_get(self->block, "window_pattern"));
+    if (!pattern)
+        return 0; /* all have a window */
+    size_t period = strlen(pattern);
+    if (strchr(pattern, 'f') != pattern + period - 1)
+        return hfi_error(self, "layer_types",
+                         "only blocks at equal intervals without rotary positions are built");
+    return hfi_put(self, "nope_interval", json_integer((json_int_t)period));
+}
+
 int hfi_put_window(hfi_config *self, const struct hfi_windows *of, uint64_t layers)
 {
     struct blocks blocks;
@@ -151,7 +170,7 @@ int hfi_put_window(hfi_config *self, const struct hfi_windows *of, uint64_t laye
     TRY(find_blocks(self, of, layers, &blocks));
     TRY(find_width(self, of, &width));
     uint64_t count = count_windows(&blocks);
-    if (width == 0 && count > 0 && (blocks.types || of->blocks == HFI_WINDOWS_BUT_EVERY))
+    if (width == 0 && count > 0 && (blocks.types || is_but_every(of)))
         return hfi_error(self, "sliding_window",
                          "no width is given, or use_sliding_window is not true, but there are "
                          "layers with a window");
@@ -159,10 +178,13 @@ int hfi_put_window(hfi_config *self, const struct hfi_windows *of, uint64_t laye
         return 0;
     if (of->blocks == HFI_WINDOWS_EVERYWHERE && count < layers)
         return hfi_error(self, "layer_types", "in this family all blocks have the same window");
+    if (count == 0 && of->blocks == HFI_WINDOWS_WITH_ROPE)
+        return hfi_error(self, "layer_types", "no block has rotary positions");
     if (count == 0)
         return 0;
     TRY(hfi_put(self, "window", json_integer((json_int_t)width)));
-    return put_pattern(self, &blocks);
+    TRY(put_pattern(self, &blocks));
+    return of->blocks == HFI_WINDOWS_WITH_ROPE ? put_others(self) : 0;
 }
 
 int hfi_put_window_rope(hfi_config *self)

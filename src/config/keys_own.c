@@ -43,20 +43,21 @@ const configi_key configi_own_keys[] = {
         "log names them."),
     KEY("model.hf", STRING, AT(model.hf), NONE, NONE, NONE, START,
         "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3, starcoder2, "
-        "phi3, gemma, gemma2, gemma3_text, olmo2, granite, smollm3, glm, glm4, bert, opt, "
+        "phi3, gemma, gemma2, gemma3_text, olmo2, exaone4, granite, smollm3, glm, glm4, bert, opt, "
         "gpt_neox, cohere, stablelm), relative to the current directory. Its config.json defines "
         "the model, and a new run "
         "begins with its weights. The block may add seq_length (default: 1024, or less if the "
         "model allows less) and max_part_bytes. Other keys may only repeat what config.json says."),
     KEY("model.family", ENUM, AT(model.family), NONE,
-        "gpt2|llama|starcoder2|phi3|gemma|olmo2|glm|glm4|bert|gpt_neox|opt|cohere|stablelm|"
+        "gpt2|llama|starcoder2|phi3|gemma|olmo2|exaone4|glm|glm4|bert|gpt_neox|opt|cohere|stablelm|"
         "gemma2",
         NONE, FIXED,
         "gpt2: learned positions, LayerNorm, GELU. llama: rotary positions, RMSNorm, SwiGLU, "
         "grouped keys and values. starcoder2: llama's attention, the rest as gpt2. phi3: llama "
         "with one matrix for q, k and v, and one for gate and up. gemma: llama with GELU in the "
         "gate and norms that multiply by 1 + weight. olmo2: llama with norms after the layers, and "
-        "of all of q and of k. glm: llama with rotary positions of neighbours and one matrix for "
+        "of all of q and of k. exaone4: the same with norms of q's and k's heads. glm: llama with "
+        "rotary positions of neighbours and one matrix for "
         "gate and up. glm4: the same with norms after both branches, too. "
         "bert: attention to both sides, norms after the sums, token types "
         "(all tokens have type 0), and a dense layer before the tied output matrix; it learns to "

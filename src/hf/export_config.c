@@ -226,7 +226,8 @@ static bool is_beyond(const struct job_model *from, const char *type)
             (from->rope.scaling != ROPE_LONGROPE || !has_plain_heads)) ||
            (from->partial_rotary_factor != 1 && !has_share(type) &&
             strcmp(type, "gpt_neox") != 0) ||
-           (from->nope_interval != 0 && strcmp(type, "smollm3") != 0);
+           (from->nope_interval != 0 && strcmp(type, "smollm3") != 0 &&
+            strcmp(type, "exaone4") != 0);
 }
 
 static int refuse_combination(void)
@@ -360,6 +361,7 @@ static const struct relative *find_relative(const struct job_model *from)
         {"phi3", "Phi3ForCausalLM", "phi3"},
         {"gemma", "GemmaForCausalLM", "gemma"},
         {"olmo2", "Olmo2ForCausalLM", "olmo2"},
+        {"exaone4", "Exaone4ForCausalLM", "exaone4"},
         {"gpt_neox", "GPTNeoXForCausalLM", "gpt_neox"},
         {"cohere", "CohereForCausalLM", "cohere"},
         {"stablelm", "StableLmForCausalLM", "stablelm"},

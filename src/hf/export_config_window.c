@@ -16,7 +16,7 @@ static bool is_one_of(const char *type, const char *names)
 
 static bool has_list(const char *type)
 {
-    return is_one_of(type, "qwen2 qwen3 smollm3 gemma2 gemma3_text");
+    return is_one_of(type, "qwen2 qwen3 smollm3 gemma2 gemma3_text exaone4");
 }
 
 static bool is_gemma(const char *type)
@@ -45,6 +45,17 @@ static double query_scalar(const struct job_model *from)
     return factor != 0 ? 1 / (factor * factor) : head_dim;
 }
 
+/* True if all blocks have rotary positions and there is no window, or just those with one. */
+static bool turns_in_windows(const struct job_model *from)
+{
+    uint64_t interval = from->nope_interval;
+    for (uint64_t i = 0; i < from->num_layers; i++)
+        if ((interval == 0 || (i + 1) % interval != 0) !=
+            (from->window == 0 || has_window(from, i)))
+            return false;
+    return true;
+}
+
 bool hfi_is_other_attention(const struct job_model *from, const char *type)
 {
     bool is_gemma3 = strcmp(type, "gemma3_text") == 0;
@@ -53,6 +64,8 @@ bool hfi_is_other_attention(const struct job_model *from, const char *type)
         !(is_one_of(type, "mistral phi3 starcoder2") && is_everywhere(from)))
         return true;
     if (from->window_rope_theta != 0 && !is_gemma3)
+        return true;
+    if (strcmp(type, "exaone4") == 0 && !turns_in_windows(from))
         return true;
     if (is_gemma3 && from->window_rope_theta == 0 && from->window != 0 &&
         from->rope.scaling != ROPE_PLAIN)
@@ -106,6 +119,10 @@ json_t *hfi_attention_keys(const struct job_model *from, const char *type)
         first++;
     if (is_gemma(type))
         return gemma_keys(from, type);
+    if (strcmp(type, "exaone4") == 0)
+        return json_pack("{s:o, s:o}", "sliding_window",
+                         from->window ? json_integer((json_int_t)from->window) : json_null(),
+                         "layer_types", layer_types(from));
     if (has_list(type) && from->window != 0)
         return json_pack("{s:b, s:I, s:I, s:o}", "use_sliding_window", 1, "sliding_window",
                          (json_int_t)from->window, "max_window_layers", (json_int_t)first,

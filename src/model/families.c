@@ -192,6 +192,21 @@ static const modeli_row olmo2_block[] = {
     {0},
 };
 
+/* ---- EXAONE 4: OLMo 2, with norms of q's and k's heads ---- */
+
+static const modeli_row exaone4_block[] = {
+    LLAMA_QKV("x"),
+    LLAMA_HEAD_NORMS(HEAD, HEAD),
+    LLAMA_ATTEND(),
+    NORM("norm1", "p", "b", LAYER "post_attention_layernorm"),
+    ADD("add1", "x b", "m"),
+    LLAMA_UP("m"),
+    LLAMA_DOWN(),
+    NORM("norm2", "d", "e", LAYER "post_feedforward_layernorm"),
+    ADD("add2", "m e", "y"),
+    {0},
+};
+
 /* ---- GLM-4: Llama, with pairs of neighbours and one matrix for gate and up. The models of 0414
  * (GLM4) have norms after both branches, too ---- */
 
@@ -372,6 +387,7 @@ const modeli_family *modeli_family_of(enum model_family family)
         [MODEL_PHI3] = {"phi3", llama_embed, phi3_block, llama_head, LLAMA_FORM},
         [MODEL_GEMMA] = {"gemma", llama_embed, gemma_block, llama_head, GEMMA_FORM},
         [MODEL_OLMO2] = {"olmo2", llama_embed, olmo2_block, llama_head, LLAMA_FORM},
+        [MODEL_EXAONE4] = {"exaone4", llama_embed, exaone4_block, llama_head, LLAMA_FORM},
         [MODEL_GLM] = {"glm", llama_embed, glm_block, llama_head, LLAMA_FORM, .interleaved = true},
         [MODEL_GLM4] = {"glm4", llama_embed, glm4_block, llama_head, LLAMA_FORM,
                         .interleaved = true},

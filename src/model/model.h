@@ -83,6 +83,7 @@ enum model_family {
     MODEL_PHI3,
     MODEL_GEMMA,
     MODEL_OLMO2,
+    MODEL_EXAONE4,
     MODEL_GLM,
     MODEL_GLM4,
     MODEL_BERT,

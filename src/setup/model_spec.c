@@ -195,20 +195,19 @@ static int find_target(enum model_family family, const char *asked, uint32_t *ta
         asked, known);
 }
 
-/* PEFT's own choice if no list is given; for families that it does not know, what is alike. */
+/* PEFT's own choice if no list is given: q_proj and v_proj, or what takes their place. */
 static void default_targets(struct job_train *train, enum model_family family)
 {
-    static const char *const names[MODEL_FAMILY_COUNT][2] = {
-        [MODEL_GPT2] = {"c_attn", NULL},           [MODEL_LLAMA] = {"q_proj", "v_proj"},
-        [MODEL_STARCODER2] = {"q_proj", "v_proj"}, [MODEL_PHI3] = {"qkv_proj"},
-        [MODEL_GEMMA] = {"q_proj", "v_proj"},      [MODEL_OLMO2] = {"q_proj", "v_proj"},
-        [MODEL_GLM] = {"q_proj", "v_proj"},        [MODEL_GLM4] = {"q_proj", "v_proj"},
-        [MODEL_BERT] = {"query", "value"},         [MODEL_GPT_NEOX] = {"query_key_value"},
-        [MODEL_OPT] = {"q_proj", "v_proj"},        [MODEL_COHERE] = {"q_proj", "v_proj"},
-        [MODEL_STABLELM] = {"q_proj", "v_proj"},   [MODEL_GEMMA2] = {"q_proj", "v_proj"},
+    static const char *const others[MODEL_FAMILY_COUNT][2] = {
+        [MODEL_GPT2] = {"c_attn"},
+        [MODEL_PHI3] = {"qkv_proj"},
+        [MODEL_BERT] = {"query", "value"},
+        [MODEL_GPT_NEOX] = {"query_key_value"},
     };
-    for (int i = 0; i < 2 && names[family][i]; i++)
-        strcpy(train->lora_targets[train->lora_target_count++], names[family][i]);
+    static const char *const usual[2] = {"q_proj", "v_proj"};
+    const char *const *names = others[family][0] ? others[family] : usual;
+    for (int i = 0; i < 2 && names[i]; i++)
+        strcpy(train->lora_targets[train->lora_target_count++], names[i]);
 }
 
 int setup_fill_learning(const struct job *asked, model_spec *spec)

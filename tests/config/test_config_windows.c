@@ -29,6 +29,18 @@ static const struct right_case right[] = {
      "\"sliding_window\": 64",
      {FIELD(model.window, 64), FIELD_IS_TEXT(model.window_pattern, "ffw"),
       FIELD(model.nope_interval, 3)}},
+    {"\"model_type\": \"exaone4\", " SIZES ", \"num_key_value_heads\": 2, \"sliding_window\": 64, "
+     "\"sliding_window_pattern\": 3",
+     {FIELD_IS_TEXT(model.family, "exaone4"), FIELD(model.window, 64),
+      FIELD_IS_TEXT(model.window_pattern, "wwf"), FIELD(model.nope_interval, 3),
+      FIELD(model.norm_epsilon, 1e-5), FIELD(model.rope_theta, 10000),
+      FIELD(model.tie_embeddings, false)}},
+    {"\"model_type\": \"exaone4\", " SIZES ", \"num_key_value_heads\": 2, \"layer_types\": "
+     "[\"full_attention\", \"full_attention\", \"full_attention\"], \"sliding_window\": null",
+     {FIELD(model.window, 0), FIELD(model.nope_interval, 0)}},
+    {"\"model_type\": \"exaone4\", " SIZES ", \"num_key_value_heads\": 2",
+     {FIELD(model.window, 4096), FIELD_IS_TEXT(model.window_pattern, ""),
+      FIELD(model.nope_interval, 0), FIELD(model.num_kv_heads, 2)}},
     {"\"model_type\": \"gemma2\", " SIZES ", \"num_key_value_heads\": 2, \"head_dim\": 16, "
      "\"query_pre_attn_scalar\": 64",
      {FIELD_IS_TEXT(model.family, "gemma2"), FIELD(model.qk_norm, false),
@@ -119,6 +131,21 @@ static const struct wrong_case wrong[] = {
      ", \"rope_parameters\": {\"sliding_attention\": {\"factor\": 2}}",
      NULL,
      {"rope_parameters", "factor", "sliding_attention"}},
+    {"\"model_type\": \"exaone4\", " SIZES ", \"num_key_value_heads\": 2, \"layer_types\": "
+     "[\"full_attention\", \"sliding_attention\", \"sliding_attention\"]",
+     NULL,
+     {"layer_types", "equal intervals"}},
+    {"\"model_type\": \"exaone4\", " SIZES ", \"num_key_value_heads\": 2, \"layer_types\": "
+     "[\"full_attention\", \"full_attention\", \"full_attention\"]",
+     NULL,
+     {"layer_types", "no block"}},
+    {"\"model_type\": \"exaone4\", " SIZES ", \"num_key_value_heads\": 2, "
+     "\"sliding_window_pattern\": \"LLG\"",
+     NULL,
+     {"sliding_window_pattern", "whole number"}},
+    {"\"model_type\": \"exaone4\", " SIZES ", \"num_key_value_heads\": 2, \"sliding_window\": null",
+     NULL,
+     {"sliding_window", "no width"}},
     {"\"model_type\": \"gemma3\", \"text_config\": {}, \"vocab_size\": 300",
      NULL,
      {"model_type", "images", "gemma3_text"}},

@@ -75,6 +75,7 @@ static inline uint32_t harness_targets(enum model_family family)
  *   "gemma2"      a window in every other block, soft caps, a factor of the embedding and of scores
  *   "gemma3"      the same without soft caps; norms of heads; blocks with a window have rotary
  *                 positions of their own, and those of the others are divided
+ *   "exaone4"     a window and rotary positions in every other block, the others with neither
  *   "gpt2-erf"    another activation
  *   "-dropout"    at the end: every dropout that the family has */
 static inline void harness_complete(const char *instance, model_spec *spec)
@@ -130,6 +131,11 @@ static inline void harness_complete(const char *instance, model_spec *spec)
             .scaling = ROPE_DYNAMIC, .factor = 4, .original_positions = spec->seq_length - 1};
     if (strcmp(instance, "mistral") == 0)
         spec->window = 4;
+    if (spec->family == MODEL_EXAONE4) {
+        spec->window = 4;
+        strcpy(spec->window_pattern, "wf");
+        spec->nope_interval = 2;
+    }
     if (spec->family == MODEL_GEMMA2) {
         spec->embedding_multiplier = 3.3;
         spec->attention_multiplier = 0.3;

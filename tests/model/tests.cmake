@@ -3,7 +3,7 @@ sluice_test(test_model_shapes LIBS sluice_model LABELS cpu debug)
 sluice_test(test_model_parts LIBS sluice_model LABELS cpu debug)
 
 if(TARGET sluice_kernels_reference)
-    set(model_families gpt2 llama qwen2 qwen3 starcoder2 phi3 gemma olmo2 granite smollm3 phi3-long
+    set(model_families gpt2 llama qwen2 qwen3 starcoder2 phi3 gemma olmo2 exaone4 granite smollm3 phi3-long
                        llama-yarn llama-ntk glm glm4 gpt_neox gpt_neox-serial opt cohere stablelm
                        stablelm-parallel mistral gemma2 gemma3)
     set(all_families ${model_families} bert)

@@ -52,6 +52,7 @@ OWN_MODELS = {
     "own-phi3": {"family": "phi3", **SMALL},
     "own-gemma": {"family": "gemma", **SMALL, "embedding_multiplier": 48**0.5},
     "own-olmo2": {"family": "olmo2", **SMALL},
+    "own-exaone4": {"family": "exaone4", **SMALL, "window": 20, "window_pattern": "wf", "nope_interval": 2},
     "own-bert": {"family": "bert", "num_layers": 2, "hidden_size": 48, "num_heads": 4, "ffn_size": 80},
     "own-gpt_neox": {"family": "gpt_neox", "num_layers": 2, "hidden_size": 64, "num_heads": 4,
                      "parallel_residual": True, "partial_rotary_factor": 0.25},
