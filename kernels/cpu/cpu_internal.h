@@ -4,8 +4,8 @@
  * There are three groups of ops:
  *   products   matrix products and attention: by oneDNN, or by our own loops, which are faster for
  *              large shapes, on AMX, and for the blocks of attention in bf16
- *   rows       norms, embedding, activations, loss, conversions; one loop body, compiled once per
- *              instruction set, with results that are equal to the bit
+ *   rows       norms, embedding, activations, loss, routers and rows of experts, conversions; one
+ *              loop body, compiled once per instruction set, with results that are equal to the bit
  *   optimizer  Adam, Lion, Adagrad, working copies, gradient closing; compiled in the same way
  *   Muon       its products are our own too (muon.c) */
 #ifndef SLUICE_CPU_INTERNAL_H

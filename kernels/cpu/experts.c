@@ -1,5 +1,6 @@
 /* Mixtures of experts on the CPU: checks of arguments, calls of the table of row ops, and the sort
- * of choices by expert, which is integers alone. Nothing allocates. */
+ * of choices by expert, which is integers alone. The logsumexp of a row calls libm's log in double,
+ * whose last bit may differ between machines. Nothing allocates. */
 #include <assert.h>
 #include <string.h>
 

@@ -6,7 +6,7 @@
  * rope_table and cross-entropy (the loss and the gradient of the target) call libm in double and
  * round the result once; libm's last bit may differ between machines. The baseline calls libm's
  * fmaf, which is slow but exact, if the compiler has no instruction for it. Only the backward
- * passes of the norms and of the bias use scratch. Nothing allocates. */
+ * passes of the norms and of the bias, and the sums of routers, use scratch. Nothing allocates. */
 #include <assert.h>
 #include <math.h>
 #include <string.h>

@@ -257,6 +257,43 @@ static void cuts_of_slots_change_no_bit(void **state)
         mem_free(run.blocks[i]);
 }
 
+/* Each row has the bits that it has alone, in both directions. */
+static void cuts_of_rows_change_no_bit(void **state)
+{
+    (void)state;
+    enum { ROWS = 65, E = 40, K = 3 };
+    kernel_context context = rows_context_of(tested_isa, 2);
+    struct run run = {.ops = &cpu_rows, .context = &context};
+    double totals[2 * E + 1] = {[3] = 7, [20] = 11};
+    const float *logits = draw(&run, DTYPE_FP32, (uint64_t)ROWS * E, 1, 2.0f);
+    const float *weights_grad = draw(&run, DTYPE_FP32, (uint64_t)ROWS * K, 2, 1.0f);
+    int32_t chosen[2][ROWS * K];
+    float weights[2][ROWS * K], logits_grad[2][ROWS * E];
+    for (int cut = 0; cut < 2; cut++)
+        for (uint64_t row = 0, rows = cut ? 1 : ROWS; row < ROWS; row += rows) {
+            router_args args = {.rows = rows,
+                                .experts = E,
+                                .choices = K,
+                                .normalizes = true,
+                                .scale = 1.0f,
+                                .logits = logits + row * E,
+                                .chosen = chosen[cut] + row * K,
+                                .weights = weights[cut] + row * K,
+                                .weights_grad = weights_grad + row * K,
+                                .totals = totals,
+                                .balance_scale = 0.01f,
+                                .z_scale = 0.01f,
+                                .logits_grad = logits_grad[cut] + row * E};
+            assert_int_equal(cpui_router_forward(&context, NULL, &args), 0);
+            assert_int_equal(cpui_router_backward(&context, NULL, &args), 0);
+        }
+    assert_memory_equal(chosen[0], chosen[1], sizeof chosen[0]);
+    assert_memory_equal(weights[0], weights[1], sizeof weights[0]);
+    assert_memory_equal(logits_grad[0], logits_grad[1], sizeof logits_grad[0]);
+    for (int i = 0; i < run.block_count; i++)
+        mem_free(run.blocks[i]);
+}
+
 /* Ties, and logits that are not numbers: K different experts in every case, and NaN comes out. */
 static void ties_and_bad_logits(void **state)
 {
@@ -309,6 +346,7 @@ int main(void)
         cmocka_unit_test(sorts),
         cmocka_unit_test(rows),
         cmocka_unit_test(cuts_of_slots_change_no_bit),
+        cmocka_unit_test(cuts_of_rows_change_no_bit),
         cmocka_unit_test(ties_and_bad_logits),
     };
     int status = isa_of_test(&tested_isa);
