@@ -164,9 +164,11 @@ void plani_point_apply(plani_search *self, const struct plani_point *point)
         for (uint32_t i = 0; i < self->counts[kind]; i++) {
             while (tier < TIER_COUNT && i >= point->until[kind][tier])
                 tier++;
-            bool is_selective =
-                kind == STATE_INNER_ACTIVATIONS && tier < TIER_COUNT && i >= point->whole;
-            self->homes[kind][self->units[kind][i]] = tier + (is_selective ? TIER_SELECTIVE : 0);
+            uint32_t unit = self->units[kind][i];
+            bool is_selective = kind == STATE_INNER_ACTIVATIONS && tier < TIER_COUNT &&
+                                i >= point->whole &&
+                                self->selective_bytes[unit] < self->bytes[kind][unit];
+            self->homes[kind][unit] = tier + (is_selective ? TIER_SELECTIVE : 0);
         }
     }
     self->job.order = point->order;

@@ -38,6 +38,23 @@ static int read_wishes(const struct setup *self, uint8_t *wanted[STATE_KIND_COUN
     return 0;
 }
 
+/* A stage in parts keeps all of its inner activations or none: a selective value means all of them,
+ * on the same tier. */
+static void keep_parts_whole(const struct setup *self, uint8_t *wanted)
+{
+    bool means_all = false;
+    for (uint32_t s = 0; s < self->plan.stage_count; s++) {
+        const struct stage *stage = &self->plan.stages[s];
+        for (uint32_t p = 0; stage->is_cut && p < stage->pass_count[PHASE_FORWARD]; p++) {
+            uint8_t *tier = &wanted[stage->passes[PHASE_FORWARD][p].units[0]];
+            means_all = means_all || kept_at_home(*tier) == KEPT_SELECTIVE;
+            *tier = (uint8_t)tier_of_home(*tier);
+        }
+    }
+    if (means_all)
+        log_info("tiers.place: units in parts keep all of their inner activations, not some");
+}
+
 /* The update of units with matrices has no kernels on a GPU: their state rests elsewhere. */
 static int keep_matrices_off(const struct setup *self, uint8_t *wanted)
 {
@@ -100,6 +117,7 @@ static int choose(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
     };
     TRY(read_wishes(self, wanted));
     TRY(keep_matrices_off(self, wanted[STATE_OPTIMIZER]));
+    keep_parts_whole(self, wanted[STATE_INNER_ACTIVATIONS]);
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
         question.wanted[kind] = wanted[kind];
         found->homes[kind] = self->homes[kind];

@@ -352,6 +352,30 @@ static void matrices_of_muon_have_two_values(void **state)
     }
 }
 
+/* Units in parts keep all, and the plan says so. */
+static void parts_are_kept_whole(void **state)
+{
+    (void)state;
+    static const char *const words[] = {"selective", "selective_host", "selective_nvme"};
+    static struct planned it;
+    for (unsigned i = 0; i < 6; i++) {
+        unsigned tier = i % 3;
+        fixture_sets sets = {.count = 0};
+        fixture_set(&sets, "tiers.place.inner_activations=%s", words[tier]);
+        if (i >= 3)
+            fixture_set(&sets, "model.max_part_bytes=49152");
+        plan(&it, &sets, 1);
+        const struct setup *setup = it.setup;
+        for (uint32_t s = 1; s + 1 < setup->plan.stage_count; s++) {
+            const struct stage *stage = &setup->plan.stages[s];
+            assert_int_equal(stage->is_cut, i >= 3);
+            assert_int_equal(setup->homes[STATE_INNER_ACTIVATIONS][stage->units[0]],
+                             tier + (i >= 3 ? 0 : TIER_SELECTIVE));
+        }
+        forget(&it);
+    }
+}
+
 /* Figures of the machine's file that are not rates. */
 static void figures_of_a_machine(void **state)
 {
@@ -590,6 +614,7 @@ int main(void)
         cmocka_unit_test(second_places_are_foretold),
         cmocka_unit_test(memory_adds_up),
         cmocka_unit_test(matrices_of_muon_have_two_values),
+        cmocka_unit_test(parts_are_kept_whole),
         cmocka_unit_test(figures_of_a_machine),
         cmocka_unit_test(a_cpu_is_measured_as_it_computes),
         cmocka_unit_test(waits_are_named),
