@@ -209,22 +209,20 @@ static int merge_seq_length(const configi_reader *reader, const hfi_config *self
  * was trained without them. */
 static int refuse_other_arithmetic(const configi_reader *reader, const hfi_config *self)
 {
-    static const char *const keys[] = {
-        "activation",
-        "out_bias",
-        "mlp_bias",
-        "parallel_residual",
-        "nope_interval",
-        "embedding_multiplier",
-        "attention_multiplier",
-        "residual_multiplier",
-        "logits_scaling",
-        "attention_soft_cap",
-        "logits_soft_cap",
-        "window",
-        "window_pattern",
-        "window_rope_theta",
-    };
+    static const char *const keys[] = {"activation",
+                                       "out_bias",
+                                       "mlp_bias",
+                                       "parallel_residual",
+                                       "nope_interval",
+                                       "embedding_multiplier",
+                                       "attention_multiplier",
+                                       "residual_multiplier",
+                                       "logits_scaling",
+                                       "attention_soft_cap",
+                                       "logits_soft_cap",
+                                       "window",
+                                       "window_pattern",
+                                       "window_rope_theta"};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         char path[CONFIGI_PATH_BYTES], given[CONFIGI_VALUE_BYTES];
         configi_join(path, "model", keys[i]);

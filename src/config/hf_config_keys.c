@@ -156,34 +156,24 @@ static int put_switch(hfi_config *self, const hfi_key *row)
     return value || row->kind == HFI_SWITCH ? hfi_put(self, row->to, json_boolean(value)) : 0;
 }
 
-int hfi_read_key(hfi_config *self, const hfi_key *row)
+static int check_word(hfi_config *self, const hfi_key *row)
 {
     const json_t *found = hfi_get(self, row->from);
     const char *word = json_string_value(found);
-    switch (row->kind) {
-    case HFI_COUNT:
-        return put_count(self, row);
-    case HFI_NUMBER:
-    case HFI_FACTOR:
-    case HFI_INVERSE:
-    case HFI_INVERSE_ROOT:
-    case HFI_CAP:
-        return put_number(self, row);
-    case HFI_DROPOUT:
-        return put_dropout(self, row);
-    case HFI_SWITCH:
-    case HFI_OPTION:
-    case HFI_ONLY:
-        return put_switch(self, row);
-    case HFI_WORD:
-        return !found || (word && strcmp(word, row->to) == 0)
-                   ? 0
-                   : hfi_error(self, row->from, "only \"%s\" is built", row->to);
-    case HFI_ABSENT:
-        return found ? hfi_error(self, row->from, "%s", row->to) : 0;
-    case HFI_GATED:
-    case HFI_PLAIN:
-        return put_activation(self, row);
-    }
-    return 0;
+    if (!found || (row->kind == HFI_WORD && word && strcmp(word, row->to) == 0))
+        return 0;
+    return hfi_error(self, row->from, row->kind == HFI_WORD ? "only \"%s\" is built" : "%s",
+                     row->to);
+}
+
+int hfi_read_key(hfi_config *self, const hfi_key *row)
+{
+    static int (*const readers[])(hfi_config *, const hfi_key *) = {
+        [HFI_COUNT] = put_count,      [HFI_NUMBER] = put_number,       [HFI_FACTOR] = put_number,
+        [HFI_INVERSE] = put_number,   [HFI_INVERSE_ROOT] = put_number, [HFI_CAP] = put_number,
+        [HFI_DROPOUT] = put_dropout,  [HFI_SWITCH] = put_switch,       [HFI_OPTION] = put_switch,
+        [HFI_ONLY] = put_switch,      [HFI_WORD] = check_word,         [HFI_ABSENT] = check_word,
+        [HFI_GATED] = put_activation, [HFI_PLAIN] = put_activation,
+    };
+    return readers[row->kind](self, row);
 }

@@ -7,25 +7,19 @@
 void *modeli_at_spot(const modeli_run *run, modeli_spot spot)
 {
     const model_call *call = run->call;
-    switch (spot.buffer) {
-    case MODELI_SAVED:
-        if (call->saved_rest != NULL && spot.offset_bytes >= run->list->selective_bytes)
-            return modeli_at(call->saved_rest, spot.offset_bytes - run->list->selective_bytes);
-        return modeli_at(call->saved, spot.offset_bytes);
-    case MODELI_INPUT:
-        return (void *)call->input;
-    case MODELI_OUTPUT:
-        return call->output;
-    case MODELI_OUTPUT_GRAD:
-        return (void *)call->output_grad;
-    case MODELI_GRAD:
-        return run->grad;
-    case MODELI_SCRATCH:
-        return run->turn == MODELI_TURN_FORWARD ? call->output : run->grad;
-    case MODELI_NOWHERE:
-        break;
-    }
-    return NULL;
+    void *const buffers[] = {
+        [MODELI_NOWHERE] = NULL,
+        [MODELI_INPUT] = (void *)call->input,
+        [MODELI_OUTPUT] = call->output,
+        [MODELI_OUTPUT_GRAD] = (void *)call->output_grad,
+        [MODELI_GRAD] = run->grad,
+        [MODELI_SCRATCH] = run->turn == MODELI_TURN_FORWARD ? call->output : run->grad,
+    };
+    if (spot.buffer != MODELI_SAVED)
+        return buffers[spot.buffer];
+    if (call->saved_rest != NULL && spot.offset_bytes >= run->list->selective_bytes)
+        return modeli_at(call->saved_rest, spot.offset_bytes - run->list->selective_bytes);
+    return modeli_at(call->saved, spot.offset_bytes);
 }
 
 static int run_forward(const modeli_run *run, modeli_range range)

@@ -23,45 +23,38 @@
 uint64_t modeli_width_of(const model *self, enum modeli_width width)
 {
     const model_spec *spec = &self->spec;
-    switch (width) {
-    case MODELI_HIDDEN:
-        return spec->hidden_size;
-    case MODELI_QUERIES:
-        return spec->num_heads * spec->head_dim;
-    case MODELI_KEYS:
-        return spec->num_kv_heads * spec->head_dim;
-    case MODELI_QKV:
-        return (spec->num_heads + 2 * spec->num_kv_heads) * spec->head_dim;
-    case MODELI_HEAD:
-        return spec->head_dim;
-    case MODELI_FFN:
-        return spec->ffn_size;
-    case MODELI_GATE_UP:
-        return 2 * spec->ffn_size;
-    case MODELI_VOCAB:
-        return spec->vocab_size;
-    case MODELI_POSITIONS:
-        return spec->position_count;
-    case MODELI_TYPES:
-        return spec->type_count;
-    case MODELI_POSITIONS_OF_OPT:
-        return spec->position_count + MODELI_OPT_SKIPS;
-    }
-    return 0;
+    const uint64_t widths[] = {
+        [MODELI_HIDDEN] = spec->hidden_size,
+        [MODELI_QUERIES] = spec->num_heads * spec->head_dim,
+        [MODELI_KEYS] = spec->num_kv_heads * spec->head_dim,
+        [MODELI_QKV] = (spec->num_heads + 2 * spec->num_kv_heads) * spec->head_dim,
+        [MODELI_HEAD] = spec->head_dim,
+        [MODELI_FFN] = spec->ffn_size,
+        [MODELI_GATE_UP] = 2 * spec->ffn_size,
+        [MODELI_VOCAB] = spec->vocab_size,
+        [MODELI_POSITIONS] = spec->position_count,
+        [MODELI_TYPES] = spec->type_count,
+        [MODELI_POSITIONS_OF_OPT] = spec->position_count + MODELI_OPT_SKIPS,
+    };
+    return widths[width];
 }
 
 static bool is_true(const model_spec *spec, enum modeli_when when)
 {
-    return when == MODELI_ALWAYS || (when == MODELI_IF_QKV_BIAS && spec->qkv_bias) ||
-           (when == MODELI_IF_OUT_BIAS && spec->out_bias) ||
-           (when == MODELI_IF_MLP_BIAS && spec->mlp_bias) ||
-           (when == MODELI_IF_QK_NORM && spec->qk_norm) ||
-           (when == MODELI_IF_SCALED && spec->residual_multiplier != 0) ||
-           (when == MODELI_IF_DROPOUT && spec->hidden_dropout > 0) ||
-           (when == MODELI_IF_TIED && spec->tie_embeddings) ||
-           (when == MODELI_IF_UNTIED && !spec->tie_embeddings) ||
-           (when == MODELI_IF_PARALLEL && spec->parallel_residual) ||
-           (when == MODELI_UNLESS_PARALLEL && !spec->parallel_residual);
+    const bool truths[] = {
+        [MODELI_ALWAYS] = true,
+        [MODELI_IF_QKV_BIAS] = spec->qkv_bias,
+        [MODELI_IF_OUT_BIAS] = spec->out_bias,
+        [MODELI_IF_MLP_BIAS] = spec->mlp_bias,
+        [MODELI_IF_QK_NORM] = spec->qk_norm,
+        [MODELI_IF_SCALED] = spec->residual_multiplier != 0,
+        [MODELI_IF_DROPOUT] = spec->hidden_dropout > 0,
+        [MODELI_IF_TIED] = spec->tie_embeddings,
+        [MODELI_IF_UNTIED] = !spec->tie_embeddings,
+        [MODELI_IF_PARALLEL] = spec->parallel_residual,
+        [MODELI_UNLESS_PARALLEL] = !spec->parallel_residual,
+    };
+    return truths[when];
 }
 
 bool modeli_has_rope(enum model_family family)
