@@ -23,7 +23,7 @@ if(TARGET sluice_profile)
                     INSTANCES gpt2-fp32 llama-bf16)
     # Each family once a line; 400 more of them slowly.
     sluice_test(test_train_random LIBS train_fixture LABELS cpu nvme TIMEOUT 120
-                INSTANCES 1-14 15-28 29-42 43-56)
+                INSTANCES 1-15 16-30 31-45 46-60)
     foreach(seeds 1001-1100 1101-1200 1201-1300 1301-1400)
         add_test(NAME slow.test_train_random.${seeds} COMMAND test_train_random ${seeds})
         set_tests_properties(slow.test_train_random.${seeds} PROPERTIES LABELS slow TIMEOUT 1800
