@@ -196,28 +196,41 @@ static int park_least(plani_search *self, struct plani_point point, uint64_t wor
     return 0;
 }
 
-/* Finds the variant of the placement that needs least: with any open update, with inner
- * activations kept or not, and however they are parked. Where a program is long only the first
- * variants are tried. */
-static int find_least(plani_search *self, struct plani_point *nearest)
+/* Looks at the variants of a placement: any open update, inner activations kept or not, and the
+ * ways to park. */
+static int vary_least(plani_search *self, const struct plani_point *usual, uint64_t work_end,
+                      struct plani_point *nearest, double *least)
 {
     uint8_t updates[PLANI_UPDATES];
     uint32_t count = plani_open_updates(self, updates);
     uint32_t kept = self->counts[STATE_INNER_ACTIVATIONS];
-    const struct plani_point usual = *nearest;
-    uint64_t work_end = self->work->ops + REFUSAL_WORK;
-    double least = INFINITY;
     for (uint32_t i = 0; i < count; i++)
         for (int tier = TIER_COUNT; tier > TIER_DEVICE; tier--) {
-            struct plani_point point = usual;
+            struct plani_point point = *usual;
             point.update = (enum update)updates[i];
             for (int t = tier; t < TIER_COUNT && kept; t++)
                 point.until[STATE_INNER_ACTIVATIONS][t] = kept;
             if ((tier < TIER_COUNT && kept == 0) || !plani_point_is_legal(self, &point) ||
                 self->work->ops > work_end)
                 continue;
-            TRY(park_least(self, point, work_end, nearest, &least));
+            TRY(park_least(self, point, work_end, nearest, least));
         }
+    return 0;
+}
+
+/* Finds what needs least: a variant of the given placement, or of one by whole kinds. Where a
+ * program is long only the first ones are tried. */
+static int find_least(plani_search *self, struct plani_point *nearest)
+{
+    uint64_t work_end = self->work->ops + REFUSAL_WORK;
+    const struct plani_point usual = *nearest;
+    double least = INFINITY;
+    TRY(vary_least(self, &usual, work_end, nearest, &least));
+    for (uint32_t i = 0; i < PLANI_WHOLE_KINDS; i++) {
+        struct plani_point point = plani_first_point(self);
+        plani_point_of_kinds(self, i, &point);
+        TRY(vary_least(self, &point, work_end, nearest, &least));
+    }
     return 0;
 }
 

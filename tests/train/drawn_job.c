@@ -174,12 +174,12 @@ static void begin(drawn_job *self)
         .family = model_family_name((enum model_family)(self->seed % MODEL_FAMILY_COUNT)),
         .bf16 = dtype == 1,
         .layers = 1 + (uint32_t)drawn_job_draw(self, 4),
-        .hidden = 64 + 32 * (uint32_t)drawn_job_draw(self, 4)};
+        .hidden = 64 + 8 * (uint32_t)drawn_job_draw(self, 13)};
     fixture_set(sets, "run.steps=%d", DRAWN_STEPS);
     fixture_set(sets, "data.train=[\"%s\"]", rows);
     fixture_set(sets, "data.valid=[\"%s\"]", rows);
     fixture_set(sets, "model.vocab_size=%u", 256 + (unsigned)drawn_job_draw(self, 400));
-    fixture_set(sets, "model.seq_length=%u", 16 + 8 * (unsigned)drawn_job_draw(self, 3));
+    fixture_set(sets, "model.seq_length=%u", 11 + (unsigned)drawn_job_draw(self, 22));
     fixture_set(sets, "train_micro_batch_size_per_gpu=%u", 1 + (unsigned)drawn_job_draw(self, 3));
     fixture_set(sets, "gradient_accumulation_steps=%u", 1 + (unsigned)drawn_job_draw(self, 4));
     fixture_set(sets, "scheduler={\"type\":\"WarmupLR\",\"params\":{\"warmup_num_steps\":2}}");
@@ -222,9 +222,12 @@ void drawn_job_place(drawn_job *self, fixture_sets *sets, uint64_t unit_count)
                                         "selective", "selective_host", "selective_nvme"};
     char rules[2000];
     size_t used = (size_t)snprintf(rules, sizeof rules, "[");
-    for (int k = 0; k < KINDS; k++)
-        fixture_set(sets, "tiers.place.%s=%s", kinds[k],
-                    tiers[drawn_job_draw(self, k == KINDS - 1 ? 7 : 3)]);
+    self->is_placed = drawn_job_draw(self, 2);
+    for (int k = 0; k < KINDS; k++) {
+        bool is_open = !self->is_placed && drawn_job_draw(self, 2);
+        const char *tier = tiers[drawn_job_draw(self, k == KINDS - 1 ? 7 : 3)];
+        fixture_set(sets, "tiers.place.%s=%s", kinds[k], is_open ? "auto" : tier);
+    }
     uint64_t count = drawn_job_draw(self, 10);
     for (uint64_t i = 0; i < count; i++) {
         uint64_t k = drawn_job_draw(self, KINDS), first = drawn_job_draw(self, unit_count);

@@ -19,6 +19,7 @@ struct drawn_job {
     fixture_sets sets; /* all that decides the bits */
     bool is_exact;     /* updates may run within the backward */
     bool may_split;    /* split masters give the same bits */
+    bool is_placed;    /* drawn_job_place left no home open */
 };
 typedef struct drawn_job drawn_job;
 
@@ -26,7 +27,8 @@ typedef struct drawn_job drawn_job;
 void drawn_job_make(drawn_job *self, uint64_t stream, uint64_t seed);
 uint64_t drawn_job_draw(drawn_job *self, uint64_t bound);
 
-/* Draws settings that change no bit: the tier of each kind of state, and rules for single units. */
+/* Draws settings that change no bit: the tier of each kind of state, which may be left open, and
+ * rules for single units. */
 void drawn_job_place(drawn_job *self, fixture_sets *sets, uint64_t unit_count);
 /* The same: time of the update, tiles, lookahead, I/O, format of masters. */
 void drawn_job_schedule(drawn_job *self, fixture_sets *sets);
