@@ -2,7 +2,7 @@
  * are right, or in a run with the bits of the run that keeps everything in memory. All programs pass
  * the checker. Programs for several ranks are only planned, and pass it too.
  *
- * Argument: the seeds, FIRST-LAST. With 100 or more of them, each setting must have been drawn. */
+ * Argument: the seeds, FIRST-LAST. With 400 or more of them, each setting must have been drawn. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@
 #include "setup/summary.h"
 #include "tests/train/drawn_job.h"
 
-enum { PROGRAMS = 4, DRAW_STREAM = 91, MANY_MODELS = 100 };
+enum { PROGRAMS = 4, DRAW_STREAM = 91, MANY_MODELS = 400 };
 
 static const char *const budget_keys[2] = {"tiers.device.budget", "tiers.host.budget"};
 

@@ -24,11 +24,9 @@ if(TARGET sluice_profile)
     # Each family once a line; 400 more of them slowly.
     sluice_test(test_train_random LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES 1-15 16-30 31-45 46-60)
-    foreach(seeds 1001-1100 1101-1200 1201-1300 1301-1400)
-        add_test(NAME slow.test_train_random.${seeds} COMMAND test_train_random ${seeds})
-        set_tests_properties(slow.test_train_random.${seeds} PROPERTIES LABELS slow TIMEOUT 1800
-                             ENVIRONMENT OMP_WAIT_POLICY=passive)
-    endforeach()
+    add_test(NAME slow.test_train_random COMMAND test_train_random 1001-1400)
+    set_tests_properties(slow.test_train_random PROPERTIES LABELS slow TIMEOUT 3600
+                         ENVIRONMENT OMP_WAIT_POLICY=passive)
     sluice_test(test_train_pytorch LIBS train_fixture LABELS cpu nvme INSTANCES ${train_curves})
     sluice_test(test_train_state LIBS hf_fixture train_fixture LABELS cpu nvme debug)
     target_link_options(test_train_state PRIVATE -Wl,--wrap=setupi_choose_backend)
