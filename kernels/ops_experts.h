@@ -55,19 +55,21 @@ enum router_score {
 
 /* The experts of a row are chosen by a value. It is the score plus the bias if there is a bias, the
  * score if there are groups, and the logit otherwise. The K largest values are chosen; of equal
- * values, the lower index. With groups, only the experts of the best groups compete. A group has
- * the sum of its `group_best` largest values (1 in DeepSeek-V2, 2 in DeepSeek-V3).
+ * values, the lower index. With groups, only the experts of the best groups compete. The value of a
+ * group is the sum of its `group_best` largest values (1 in DeepSeek-V2, 2 in DeepSeek-V3).
  *
  * The weight of a chosen expert is w = scale * s, or scale * s / (sum of the K scores + 1e-20) if
  * the weights are normalized. A softmax over the K chosen logits (gpt-oss) is ROUTER_SOFTMAX,
  * normalized. The bias has no gradient: it acts on the choice alone.
  *
- * If a logit is NaN, the K experts still differ and are valid, but it is open which they are.
+ * If a logit is NaN or infinite, the K experts still differ and are valid, but which they are, and
+ * the gradients of that row, are unspecified and differ between backends.
  *
  * Two losses may be added to that of the model. For one micro-batch, R counts the rows of all its
  * routers, and p is the softmax of a row's logits, for both kinds of scores:
  *   load balancing   E * sum over e of (choices of e / R) * (sum of p[e] / R), as transformers'
- *                    load_balancing_loss_func. The choices have no gradient.
+ *                    load_balancing_loss_func has it for routers without bias and groups. (With
+ *                    them it counts the K largest p instead.) The choices have no gradient.
  *   z-loss           sum of logsumexp(logits)^2 / R
  * transformers computes both over the logits of all layers together. Layer by layer the same is
  * exact: the forward pass of each layer adds to the totals of the micro-batch (router_sums), and
@@ -75,14 +77,14 @@ enum router_score {
  * before the first backward pass begins. router_backward adds
  *   balance_scale * totals[e]       to the gradient of each p[e]
  *   z_scale * logsumexp(logits)     to the gradient of the row's logsumexp
- * where balance_scale = coefficient * E / R^2 and z_scale = coefficient * 2 / R, both times the
- * factor (such as the loss scale) that weights_grad has too. */
+ * where balance_scale = coefficient * E / R^2 and z_scale = coefficient * 2 / R. If weights_grad
+ * carries a factor, such as the loss scale, multiply both by it. */
 struct router_args {
     enum router_score score;
     uint64_t rows, experts, choices; /* N, E, K; 1 <= K <= E <= ROUTER_EXPERTS_MAX */
     /* Groups of E / groups neighbours; 0: none. The chosen groups have at least K experts. */
     uint64_t groups, groups_chosen;
-    uint32_t group_best; /* 1 or 2 */
+    uint32_t group_best; /* 1 or 2, at most E / groups */
     bool normalizes;
     float scale;
     const float *logits; /* [N,E] fp32 */
@@ -122,7 +124,8 @@ struct experts_sort_args {
 };
 typedef struct experts_sort_args experts_sort_args;
 
-/* The most slots that experts_sort may need, a multiple of `multiple`. They must be below 2^31. */
+/* The most slots that experts_sort may need, a multiple of `multiple`. The number must be below
+ * 2^31. */
 static inline uint64_t experts_slots_max(uint64_t rows, uint64_t experts, uint64_t choices,
                                          uint64_t multiple)
 {
@@ -138,7 +141,8 @@ static inline uint64_t experts_slots_max(uint64_t rows, uint64_t experts, uint64
  *                              Product and sum are rounded to fp32 each. Without weights: += row.
  *   experts_weights_backward   weights_grad of each choice = sum over c of output * output_grad
  *                              (the slot's rows), then output_grad *= weight. Rows without a choice
- *                              do not change. Weights of choices outside the slots neither. */
+ *                              do not change, and neither does weights_grad of choices outside
+ *                              these slots. */
 struct experts_rows_args {
     enum dtype type;
     uint64_t rows, choices, channels;

@@ -1,7 +1,7 @@
 /* Shared by the files of the CPU backend: its context, and the functions that fill its ops table.
  * Only these files, their tests and benchmarks use names that begin with cpui_.
  *
- * There are three groups of ops:
+ * There are four groups of ops:
  *   products   matrix products and attention: by oneDNN, or by our own loops, which are faster for
  *              large shapes, on AMX, and for the blocks of attention in bf16
  *   rows       norms, embedding, activations, loss, routers and rows of experts, conversions; one

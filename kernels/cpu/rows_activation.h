@@ -1,8 +1,8 @@
-/* Activations, plain and gated: one pass for each direction, and the functions that they apply. Part
- * of rows_variant.c.
+/* Activations, plain and gated: one pass for each direction, and the functions that they apply.
+ * Part of rows_variant.c.
  *
  * A plain activation is y = f(x), dx = dy f'(x). A gated one is y = f(gate) up, dgate = dy up
- * f'(gate), dup = dy f(gate).
+ * f'(gate), dup = dy f(gate). In gpt-oss's, `up` is limited first, and increased by 1.
  *
  * bf16 has only 65536 values, so the functions of bf16 are looked up, where the context has the
  * tables (`lookup` is not NULL). rows_lookup.c fills the tables with the computing ops, so the bits
@@ -125,8 +125,7 @@ static void relu_slopes(const float *x, float *value, float *slope, size_t n)
     }
 }
 
-/* x' sigmoid(alpha x') with x' = min(x, limit). As in silu_slopes, the clamp at -87 keeps
- * e^(-alpha x') finite. */
+/* v sigmoid(alpha v) with v = min(x, limit). */
 static void silu_clamped_values(const activation_args *args, const float *x, float *y, size_t n)
 {
     const float alpha = args->alpha, limit = args->limit;
@@ -137,14 +136,16 @@ static void silu_clamped_values(const activation_args *args, const float *x, flo
     }
 }
 
+/* As in silu_slopes, alpha v stops at -87, so that e^(-alpha v) is finite. */
 static void silu_clamped_slopes(const activation_args *args, const float *x, float *value,
                                 float *slope, size_t n)
 {
-    const float alpha = args->alpha, limit = args->limit;
+    const float alpha = args->alpha, limit = args->limit, least = -87.0f / alpha;
 #pragma omp simd
     for (size_t i = 0; i < n; i++) {
-        float v = x[i] > limit ? limit : x[i], twist = alpha * v;
-        twist = twist < -87.0f ? -87.0f : twist;
+        float v = x[i] > limit ? limit : x[i];
+        v = v < least ? least : v;
+        float twist = alpha * v;
         float e = exp_below(-twist);
         float s = 1.0f / (1.0f + e);
         value[i] = v * s;

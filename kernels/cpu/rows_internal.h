@@ -9,8 +9,7 @@
 
 /* Sums over rows are made for each fixed block of rows, and then over the blocks in order, so they
  * do not depend on the number of threads. There are at most ROWS_SUM_BLOCKS_MAX blocks, of at least
- * ROWS_SUM_ROWS_MIN rows each: enough for the cores of a socket, while the scratch stays below 128
- * rows of fp32. */
+ * ROWS_SUM_ROWS_MIN rows each: enough for the cores of a socket, and little scratch. */
 enum { ROWS_SUM_BLOCKS_MAX = 128, ROWS_SUM_ROWS_MIN = 32 };
 
 static inline uint64_t rowsi_rows_per_block(uint64_t rows)

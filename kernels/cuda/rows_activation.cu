@@ -6,7 +6,8 @@
 
 // --- the functions -----------------------------------------------------------------------------
 
-// The factor that `up` is, and its gradient from that of the factor. Here they are the same.
+// What f(gate) is multiplied by, and the gradient of `up` from the gradient of that factor. In most
+// gates the factor is `up` itself.
 struct plain_up {
     static __device__ __forceinline__ float factor(float up)
     {
@@ -72,7 +73,7 @@ struct silu_function : plain_up {
     }
 };
 
-// x' sigmoid(alpha x') with x' = min(x, limit), and up limited to [-limit, limit], plus 1.
+// v sigmoid(alpha v) with v = min(x, limit), and up limited to [-limit, limit], plus 1.
 struct silu_clamped_function {
     float alpha, limit;
 
@@ -84,8 +85,9 @@ struct silu_clamped_function {
 
     __device__ __forceinline__ void slopes(float x, float *value, float *slope) const
     {
-        float v = x > limit ? limit : x, twist = __fmul_rn(alpha, v);
-        twist = twist < -87.0f ? -87.0f : twist;
+        float v = x > limit ? limit : x, least = -87.0f / alpha;
+        v = v < least ? least : v;
+        float twist = __fmul_rn(alpha, v);
         float e = expf(-twist), s = sigmoid_of_exp(e);
         *value = __fmul_rn(v, s);
         *slope = x > limit ? 0.0f : __fadd_rn(s, __fmul_rn(__fmul_rn(twist, s), __fmul_rn(s, e)));

@@ -8,7 +8,7 @@
 #include "kernels/cuda/cuda_internal.h"
 #include "kernels/cuda/rows_launch.h"
 
-/* Blocks of rows for router_sums, of one warp each. Their sums stay within 16 MiB. */
+/* Blocks of rows for router_sums, of one warp each. Their sums take some 16 MiB at most. */
 enum { ROUTER_BLOCKS_MAX = 1024, ROUTER_ROWS_MIN = 16 };
 
 static void router_check(uint64_t rows, uint64_t experts, uint64_t choices)

@@ -1,4 +1,4 @@
-/* Launchers of the row kernels, for rows_ops.c and rows_sparse.c. Each enqueues kernels on `stream`
+/* Launchers of the row kernels, for rows_ops.c, rows_sparse.c and rows_experts_ops.c. Each enqueues kernels on `stream`
  * (a cudaStream_t) and returns CUDA's error of the launch, 0 for success. The caller has checked
  * the arguments, and no count may be 0. Pointers may have any alignment that their element types
  * allow, without effect on the results; 16 bytes, and rows of whole packs, are fast. Valid as C and

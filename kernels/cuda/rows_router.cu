@@ -46,8 +46,8 @@ static __device__ __forceinline__ unsigned largest_free(const float *values,
     return idx_of(warp_largest(best));
 }
 
-// p[n] = the softmax of logits[n]; returns their logsumexp. The lanes that wrote p are those that
-// read the same elements.
+// p[n] = the softmax of logits[n]; returns their logsumexp. Each lane writes its own elements
+// of p: call __syncwarp before reading others.
 static __device__ __forceinline__ double softmax(const float *logits, unsigned n, float *p)
 {
     float largest = -INFINITY, sum = 0.0f;
@@ -113,7 +113,7 @@ static __device__ void close_groups(const router_args &args, const float *values
             state[best] = CHOSEN;
         __syncwarp();
     }
-    // group_values takes the decision, since the states of experts come into their place.
+    // The decision is kept in group_values, because the states of experts overwrite state[].
     for (unsigned g = threadIdx.x; g < groups; g += CUDAI_WARP)
         group_values[g] = state[g] == CHOSEN ? 1.0f : 0.0f;
     __syncwarp();
@@ -255,7 +255,7 @@ static __global__ void __launch_bounds__(CUDAI_WARP)
     __syncwarp();
     for (uint64_t row = begin; row < begin + rows; row++) {
         double lse = softmax(args.logits + row * experts, experts, p);
-        // The experts of a row differ, so each lane adds to others.
+        // The experts of a row differ, so no two lanes add to the same total.
         for (uint64_t k = threadIdx.x; k < args.choices; k += CUDAI_WARP) {
             double *count = totals + args.chosen[row * args.choices + k];
             *count = __dadd_rn(*count, 1.0);

@@ -335,7 +335,7 @@ static struct activation_at activation_place(const activation_args *args, uint64
                                   .up = row * width + args->features + f};
 }
 
-/* The factor of a gate that `up` is, and its slope. */
+/* What f(gate) is multiplied by, and its slope. */
 static double up_factor(const activation_args *args, double up, double *slope)
 {
     double limit = (double)args->limit;

@@ -2,8 +2,8 @@
  *
  * Muon is for the matrices of a unit. What lies between them, tensors with Adam and padding, is
  * given to Adam in runs of elements as long as they come, unless the unit has no such tensors and
- * so no third stream. The directions of a unit are fp32, one
- * for each element of the whole unit; those of Adam's elements are zero and not used.
+ * so no third stream. The directions of a unit are fp32, one for each element of the whole unit;
+ * those of Adam's elements are zero and not used.
  *
  * Called by compute.c, under its rules for threads and memory. */
 #include <math.h>

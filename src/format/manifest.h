@@ -105,8 +105,8 @@ const char *manifest_uuid_text(const manifest_slabs *slabs, char text[MANIFEST_U
  *   - size_bytes of an extent of state is tile_bytes of base/tile.h, of state_streams or, if these
  *     are three of fp32, of TILE_MATRIX_STREAMS. That of an extent of params is elem_count times
  *     param_bytes, and param_bytes is the same for all of them.
- *   - All extents of a unit are of one kind, with the same streams. If masters are split, an extent of state follows that
- *     of the same tile's params.
+ *   - All extents of a unit are of one kind, with the same streams. If masters are split, an extent
+ *     of state follows that of the same tile's params.
  *   - A commit has slabs and extents. BEGUN is at step 0.
  *   - total_bytes and stripe_bytes are 0 together, before the slabs are made and never in a commit.
  *   - loss_scaler_load accepts the scaler's numbers. skipped_count is at most step.

@@ -196,8 +196,8 @@ static void masked_tokens(void **state)
     fixture_remove("run");
 }
 
-/* The last window of a text may be short. Attention to both sides must not see the padding behind it:
- * its loss is that of the same tokens in a window that they fill. */
+/* The last window of a text may be short. Attention to both sides must not see the padding behind
+ * it: its loss is that of the same tokens in a window that they fill. */
 static void padding_is_not_seen(void **state)
 {
     (void)state;

@@ -172,7 +172,7 @@ static void rows_case(struct run *run, const struct shape *shape)
 static void routers(void **state)
 {
     (void)state;
-    static const uint64_t sizes[][2] = {{65, 1}, {3, 2}, {33, 7}, {400, 8}, {33, 64}, {2, 600}};
+    static const uint64_t sizes[][2] = {{65, 1}, {3, 2}, {33, 7}, {400, 8}, {260, 64}, {2, 600}};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
         for (int variant = 0; variant < 96; variant++)
             if ((variant >> 3 & 3) < 3)
@@ -261,7 +261,7 @@ static void cuts_of_slots_change_no_bit(void **state)
 static void cuts_of_rows_change_no_bit(void **state)
 {
     (void)state;
-    enum { ROWS = 65, E = 40, K = 3 };
+    enum { ROWS = 420, E = 40, K = 3 }; /* several threads work on so many rows */
     kernel_context context = rows_context_of(tested_isa, 2);
     struct run run = {.ops = &cpu_rows, .context = &context};
     double totals[2 * E + 1] = {[3] = 7, [20] = 11};

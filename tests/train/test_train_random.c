@@ -1,6 +1,6 @@
-/* Random models under random budgets, placements and modes. Each job ends in a refusal whose figures
- * are right, or in a run with the bits of the run that keeps everything in memory. All programs pass
- * the checker. Programs for several ranks are only planned, and pass it too.
+/* Random models under random budgets, placements and modes. Each job ends in a refusal whose
+ * figures are right, or in a run with the bits of the run that keeps everything in memory. All
+ * programs pass the checker. Programs for several ranks are only planned, and pass it too.
  *
  * Argument: the seeds, FIRST-LAST. With 400 or more of them, each setting must have been drawn. */
 #include <setjmp.h>
