@@ -5,7 +5,7 @@
  *   1       m, first moment   m, first moment   v, sum of squares  fp32; Adam's m also bf16, 8-bit
  *   2       v, second moment                                       fp32, bf16 or 8-bit
  *
- * Muon has Adam's streams in units with vectors. Units of matrices alone have Lion's.
+ * Muon has Lion's streams in units that hold only matrices of blocks, and Adam's in all others.
  *
  * Each stream has n elements, begins at tile_stream_offset, and is padded. One number, the streams
  * code (tile_streams_code), says how many streams a tile has and how each stores its elements. If

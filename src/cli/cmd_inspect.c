@@ -82,7 +82,7 @@ static void inspect_print(const char *run_dir, const struct state_inspect_summar
         else
             printf("an unknown number of streams\n");
         if (sum->matrix_tiles > 0)
-            printf("             %" PRIu64 " of them, of matrices alone, without the last stream\n",
+            printf("             %" PRIu64 " tiles hold only matrices and lack the last stream\n",
                    sum->matrix_tiles);
         if (sum->record.world_size > 1)
             printf("ranks        %u, ZeRO stage %u; %s\n", sum->record.world_size,

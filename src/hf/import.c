@@ -126,15 +126,19 @@ static int check_learning(const importer *self)
     TRY(setup_fill_learning(self->job, &spec));
     TRY(model_create(&spec, self->job->type, 1, &net));
     uint64_t unit_count = net->unit_count;
+    bool is_same = unit_count == self->net->unit_count;
+    for (uint32_t u = 0; is_same && u < unit_count; u++)
+        is_same = strcmp(net->units[u].name, self->net->units[u].name) == 0 &&
+                  net->units[u].elems == self->net->units[u].elems;
     model_destroy(net);
-    if (unit_count == self->net->unit_count)
+    if (is_same)
         return 0;
-    return err_set(ERR_CONFIG,
-                   "train.%s of this job splits the checkpoint's units: %" PRIu64
-                   " instead of %u. An import cannot hold them; train without an import, with a "
-                   "job that names the checkpoint in model.hf",
-                   self->job->train.lora_rank > 0 ? "lora" : "only", unit_count,
-                   self->net->unit_count);
+    return err_set(
+        ERR_CONFIG,
+        "train.%s of this job splits the units of the checkpoint (%u) into others (%" PRIu64
+        "). An import cannot hold them; train without an import, with a job that names "
+        "the checkpoint in model.hf",
+        self->job->train.lora_rank > 0 ? "lora" : "only", self->net->unit_count, unit_count);
 }
 
 static int open_model(importer *self)

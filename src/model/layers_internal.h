@@ -37,7 +37,7 @@
  *   whole unit   a unit of the model that is neither cut nor split, as the rows list it
  *   part         rows of one layer's matrix in a whole unit that is too large; a unit of its own
  *   owner        the layer with a matrix in whose parts a layer without one runs (rows.c)
- *   split unit   a whole unit in two, since only some of its tensors learn (learn.c)
+ *   split unit   a whole unit in two: its tensors do not learn alike (learn.c)
  *   origin       the place of a unit's tensors in the whole unit; initial weights depend on it
  *   fresh        a gradient accumulator that holds nothing yet (fresh.c)
  *   turn         forward, recomputation or backward */

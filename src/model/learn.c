@@ -1,6 +1,6 @@
 /* Which units learn. Checks the selection and brings it to one form. Splits a unit in two if only
- * some of its tensors learn, or if there are adapters. See model.h. Allocates the tensors of split
- * units. */
+ * some of its tensors learn, if there are adapters, or if its vectors are to be apart. See model.h.
+ * Allocates the tensors of split units. */
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
@@ -178,12 +178,11 @@ static bool norms_are_apart(const model_spec *spec)
     return spec->learn.is_given && spec->learn.norms && !all_blocks_learn(spec);
 }
 
-/* True if the list's vectors are units of their own, which learn where its matrices do. */
-static bool vectors_are_apart(const model *self, const modeli_list *list)
+bool modeli_vectors_are_apart(const model *self, const modeli_list *list)
 {
     const model_spec *spec = &self->spec;
     return list == &self->products->block && spec->splits_vectors && !norms_are_apart(spec) &&
-           spec->lora.rank == 0;
+           spec->lora.rank == 0 && spec->hidden_size > 1; /* with 1 there are vectors alone */
 }
 
 void modeli_choose_split(model *self)
@@ -191,7 +190,7 @@ void modeli_choose_split(model *self)
     const model_spec *spec = &self->spec;
     modeli_list *block = &self->products->block;
     block->is_split = norms_are_apart(spec) || spec->lora.rank > 0 ||
-                      (vectors_are_apart(self, block) && block->part_count == 0);
+                      (modeli_vectors_are_apart(self, block) && block->part_count == 0);
     bool only_norms = spec->learn.is_given && spec->learn.norms && !spec->learn.head;
     self->products->head.is_split = only_norms && !spec->tie_embeddings;
     self->products->last.is_split = only_norms && self->products->last.layer_count > 0;
@@ -220,7 +219,7 @@ int modeli_check_split(const model *self)
 bool modeli_goes_apart(const model *self, const modeli_list *list, const modeli_layer *layer,
                        const model_tensor *tensor)
 {
-    if (vectors_are_apart(self, list))
+    if (modeli_vectors_are_apart(self, list))
         return list->is_split && !model_is_matrix(tensor);
     return list->is_split && layer->kind->is_norm &&
            (list != &self->products->block || norms_are_apart(&self->spec));
@@ -323,7 +322,7 @@ void modeli_note_learning(model *self)
         uint32_t end = modeli_stage_unit(self, stage + 1);
         bool learns = block_learns(spec, stage - 1);
         const modeli_list *list = modeli_list_of(self, stage);
-        bool splits = list->is_split && !vectors_are_apart(self, list);
+        bool splits = list->is_split && !modeli_vectors_are_apart(self, list);
         if (learns || splits)
             self->first_learning = (uint32_t)size_min(self->first_learning, stage);
         for (; unit < end; unit++) /* other second units exist only if they learn */

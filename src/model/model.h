@@ -48,11 +48,13 @@
  * one pass.
  *
  * LEARNING. spec.learn selects the units that learn. The others are frozen (model_unit.is_frozen):
- * no pass adds to their gradients. If only some tensors of a unit learn, the unit is split in two,
- * the same way in every block, and the stage's passes name the second unit as units[1]:
+ * no pass adds to their gradients. If only some tensors of a unit learn, or in different ways, the
+ * unit is split in two, the same way in every block, and the stage's passes name the second unit as
+ * units[1]:
  *
  *   block.i, block.i.norms   the matrices; the norms, if they are selected without the matrices
  *   head, head.norm          the same for an untied head (the unit of a tied head is only its norm)
+ *   block.i, block.i.vectors the matrices; the norms and biases, if spec.splits_vectors
  *   block.i, block.i.lora    the base; its adapters (spec.lora), and its norms if selected alone
  *
  * The second unit has the next number after the first. Tensors of the base keep their initial
@@ -169,7 +171,7 @@ struct model_spec {
     double init_std;     /* std of normal initial weights; 0.02. Residual projections: / sqrt(2L) */
     uint64_t max_part_bytes; /* the largest working params of a unit; 0: units are never cut */
     /* The vectors of a block that is not cut (norms, biases) are a unit beside its matrices. Muon
-     * updates these, and keeps less state for them. */
+     * updates these, and keeps less state for them. Not with adapters or with norms apart. */
     bool splits_vectors;
     model_learn learn; /* the job's `train` block */
     model_lora lora;

@@ -63,10 +63,10 @@ static int list_unit(model *self, uint32_t stage, const modeli_whole *whole, boo
         previous_end = from->offset_elems + from->rows * from->columns;
     }
     bool has_lora = self->spec.lora.rank > 0 && of == &self->products->block;
-    const char *end = of == &self->products->head ? ".norm"
-                      : has_lora                  ? ".lora"
-                      : self->spec.splits_vectors ? ".vectors"
-                                                  : ".norms";
+    const char *end = of == &self->products->head          ? ".norm"
+                      : has_lora                           ? ".lora"
+                      : modeli_vectors_are_apart(self, of) ? ".vectors"
+                                                           : ".norms";
     snprintf(list.unit->name, sizeof list.unit->name, "%s%s", name, is_second ? end : "");
     if (is_second && has_lora)
         modeli_list_adapters(self, whole, &list);

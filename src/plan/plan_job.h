@@ -157,8 +157,8 @@ struct plan_job {
     uint64_t tokens_bytes, losses_bytes; /* of a whole step */
     uint32_t param_bytes, grad_bytes;    /* per element: 2 or 4 */
     uint32_t state_streams;              /* of a tile: its streams code (base/tile.h) */
-    /* [unit_count] the same for each unit: Muon's matrices have one stream less than its vectors.
-     * NULL: state_streams. */
+    /* [unit_count] the streams code of each unit's tiles: Muon's matrices have one stream less than
+     * its vectors. NULL: state_streams for all. */
     const uint32_t *unit_streams;
     /* [unit_count] work of one rank to orthogonalize the unit's matrices; 0: it has none. NULL: no
      * unit has any. Their update runs on the host where the device is a GPU. */

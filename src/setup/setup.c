@@ -261,7 +261,7 @@ static int make_rank_inputs(struct setup *self)
     return 0;
 }
 
-/* Muon needs no second moment for units that have matrices alone. */
+/* Muon needs no second moment for units that hold only matrices of blocks. */
 static int find_unit_streams(struct setup *self)
 {
     const model *net = self->net;

@@ -375,19 +375,21 @@ static int check_units(const struct state_run *self, const manifest *found)
 {
     const model *net = self->setup->net;
     uint32_t count = found->extents[found->extent_count - 1].unit + 1; /* of a commit: sorted */
-    if (count == net->unit_count && splits_norms(found->identity, net->spec.num_layers) ==
-                                        splits_norms(self->setup->identity, net->spec.num_layers))
+    bool has_adapters = setup_is_imported(found) && net->spec.lora.rank > 0;
+    if (!has_adapters && count == net->unit_count &&
+        splits_norms(found->identity, net->spec.num_layers) ==
+            splits_norms(self->setup->identity, net->spec.num_layers))
         return 0;
     if (setup_is_imported(found))
         return err_set(ERR_INPUT,
-                       "the import in %s has %" PRIu32 " units and this run %" PRIu32
-                       ", since train.only or train.lora splits some of them: use a new run.dir, "
+                       "the import in %s has other units (%" PRIu32 ") than this run (%" PRIu32
+                       "), since train.only or train.lora splits some of them: use a new run.dir, "
                        "and name the checkpoint in model.hf",
                        self->is_borrowed ? self->from.path : self->dir.path, count,
                        net->unit_count);
     return err_set(ERR_INPUT,
-                   "--from: the run in %s has %" PRIu32 " units and this one %" PRIu32
-                   ": train.only selects norms apart from matrices in only one of the two. Select "
+                   "--from: the run in %s has other units (%" PRIu32 ") than this one (%" PRIu32
+                   "): train.only selects norms apart from matrices in only one of the two. Select "
                    "\"norms\" in both or in neither, or begin from an export of that run "
                    "(model.hf)",
                    self->from.path, count, net->unit_count);

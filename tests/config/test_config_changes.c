@@ -49,7 +49,7 @@ static void each_change_is_told(void **state)
     log_set_level(LOG_WARN);
 }
 
-/* The rate of Muon's tensors with AdamW, given or taken from lr. */
+/* The rate of Muon's tensors with AdamW. */
 static void muons_second_rate_is_told(void **state)
 {
     (void)state;

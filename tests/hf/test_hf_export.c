@@ -49,13 +49,15 @@ static void make_checkpoint(const char *name, const hf_fixture_shape *shape,
     hf_fixture_text(dir, "tokenizer.json", "{\"not\": \"looked at\"}");
 }
 
+static const char *beside; /* a setting of `import` beside `set`; or NULL */
+
 static int import(const char *from, const char *to, const char *set, struct hf_import_summary *sum)
 {
-    const char *sets[] = {set};
+    const char *sets[] = {set, beside};
     const struct hf_import_options asked = {.hf_dir = hf_fixture_path(from),
                                             .run_dir = hf_fixture_path(to),
                                             .set = sets,
-                                            .set_count = set ? 1 : 0};
+                                            .set_count = !set ? 0 : beside ? 2 : 1};
     return hf_import(&asked, sum);
 }
 
@@ -250,6 +252,13 @@ static void directories_that_hold_something_are_kept(void **state)
     assert_int_equal(import("model", "run", "train.lora.rank=4", &in), ERR_CONFIG);
     assert_non_null(strstr(err_text(), "train.lora of this job"));
     assert_int_equal(import("model", "run", "train.only=norms", &in), ERR_CONFIG);
+    /* For Muon an import has as many units, but others. */
+    beside = "optimizer={\"type\":\"Muon\",\"params\":{\"lr\":0.01}}";
+    assert_int_equal(import("model", "run", "train.lora.rank=4", &in), ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "train.lora of this job"));
+    assert_int_equal(import("model", "run", "train.only=norms", &in), ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "train.only of this job"));
+    beside = NULL;
     assert_false(is_there("run"));
     expect_good(import("model", "run", NULL, &in));
     assert_int_equal(import("model", "run", NULL, &in), ERR_INPUT);
