@@ -6,8 +6,8 @@
 
 // --- the functions -----------------------------------------------------------------------------
 
-// What f(gate) is multiplied by, and the gradient of `up` from the gradient of that factor. In most
-// gates the factor is `up` itself.
+// The factor of f(gate), and the gradient of `up` from the gradient of that factor. In most gates
+// the factor is `up` itself.
 struct plain_up {
     static __device__ __forceinline__ float factor(float up)
     {

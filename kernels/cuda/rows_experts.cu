@@ -1,8 +1,8 @@
 // The sort of choices by expert, and the rows of tokens and of slots (kernels/ops_experts.h).
 //
 // The sort counts and places the choices of one expert in one block, so that each block reads all
-// choices twice: 2 * E * N * K integers from the second-level cache. There are no atomics; the place of a
-// choice follows from votes and sums in a fixed order.
+// choices twice: 2 * E * N * K integers from the second-level cache. There are no atomics; the
+// place of a choice follows from votes and sums in a fixed order.
 #include "kernels/cuda/rows_launch.h"
 #include "kernels/cuda/rows_map.cuh"
 

@@ -1,8 +1,8 @@
-/* Launchers of the row kernels, for rows_ops.c, rows_sparse.c and rows_experts_ops.c. Each enqueues kernels on `stream`
- * (a cudaStream_t) and returns CUDA's error of the launch, 0 for success. The caller has checked
- * the arguments, and no count may be 0. Pointers may have any alignment that their element types
- * allow, without effect on the results; 16 bytes, and rows of whole packs, are fast. Valid as C and
- * as C++. */
+/* Launchers of the row kernels, for rows_ops.c, rows_sparse.c and rows_experts_ops.c. Each enqueues
+ * kernels on `stream` (a cudaStream_t) and returns CUDA's error of the launch, 0 for success. The
+ * caller has checked the arguments, and no count may be 0. Pointers may have any alignment that
+ * their element types allow, without effect on the results; 16 bytes, and rows of whole packs, are
+ * fast. Valid as C and as C++. */
 #ifndef SLUICE_KERNELS_CUDA_ROWS_LAUNCH_H
 #define SLUICE_KERNELS_CUDA_ROWS_LAUNCH_H
 

@@ -335,7 +335,7 @@ static struct activation_at activation_place(const activation_args *args, uint64
                                   .up = row * width + args->features + f};
 }
 
-/* What f(gate) is multiplied by, and its slope. */
+/* The factor of f(gate) that belongs to `up`, and its slope. */
 static double up_factor(const activation_args *args, double up, double *slope)
 {
     double limit = (double)args->limit;

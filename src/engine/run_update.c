@@ -1,6 +1,6 @@
 /* Runs the ops of the optimizer on tiles: updates, and Muon's two ops before them.
  *
- * Muon is for the matrices of a unit. What lies between them, tensors with Adam and padding, is
+ * Muon is for the matrices of a unit. Tensors with Adam and padding lie between them: these are
  * given to Adam in runs of elements as long as they come, unless the unit has no such tensors and
  * so no third stream. The directions of a unit are fp32, one for each element of the whole unit;
  * those of Adam's elements are zero and not used.

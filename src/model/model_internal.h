@@ -109,7 +109,8 @@ int modeli_check_learn(model_spec *spec) MUST_CHECK;
 /* Both are for modeli_cut: which lists are split, when the parts are known; and a check of that. */
 void modeli_choose_split(model *self);
 int modeli_check_split(const model *self) MUST_CHECK;
-/* True if the vectors of the list are units of their own, and these learn where its matrices do. */
+/* True if the vectors of the list are units of their own, which learn together with its
+ * matrices. */
 bool modeli_vectors_are_apart(const model *self, const modeli_list *list);
 /* True if the layer's tensor goes to the second unit. */
 bool modeli_goes_apart(const model *self, const modeli_list *list, const modeli_layer *layer,

@@ -150,12 +150,12 @@ static int inspect_all(const char *run_dir, state_view *view, struct state_inspe
         manifest_uuid_text(&record->slabs, out->uuid);
         out->state_streams = tile_stream_count(record->state_streams);
         setup_formats_text(record->state_streams, out->state_formats);
-        for (uint64_t i = 0; i < record->extent_count; i++)
-            out->extents_bytes += record->extents[i].size_bytes;
-        for (uint64_t i = 0; i < record->extent_count; i++)
-            out->matrix_tiles +=
-                !record->extents[i].param_bytes &&
-                manifest_streams_of(record, &record->extents[i]) != record->state_streams;
+        for (uint64_t i = 0; i < record->extent_count; i++) {
+            const manifest_extent *extent = &record->extents[i];
+            out->extents_bytes += extent->size_bytes;
+            out->matrix_tiles += !extent->param_bytes &&
+                                 manifest_streams_of(record, extent) != record->state_streams;
+        }
         rc = list_files(view, out);
         if (rc == 0)
             rc = list_units(view, out);

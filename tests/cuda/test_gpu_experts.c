@@ -1,6 +1,7 @@
 /* The ops of mixtures of experts of the CUDA backend against the reference backend, one group of
  * ops per instance (the program's argument). */
 #include "tests/cuda/gpu_rows_cases.h"
+#include "tests/kernels/experts_draw.h"
 
 /* The values of an array of the run's backend, on the host; the caller frees them. */
 static void *fetch(struct run *run, const void *data, uint64_t bytes)
@@ -34,45 +35,23 @@ static void *block_of(struct run *run, uint64_t count, uint64_t elem_bytes)
     return place(run, NULL, count * elem_bytes, run->shift * elem_bytes);
 }
 
-static uint64_t choices_of(uint64_t experts, int which)
-{
-    return which == 0 ? 1 : which == 1 ? (experts + 2) / 3 : experts;
-}
-
-/* chosen[rows, choices]: K different experts for each row, ascending. Skewed: the same in all rows,
- * so that one expert has all of them and others have none. */
 static int32_t *draw_chosen(struct run *run, uint64_t rows, uint64_t experts, uint64_t choices,
                             bool is_skewed)
 {
     int32_t *chosen = mem_alloc(rows * choices, sizeof *chosen, "test");
     assert_non_null(chosen);
-    for (uint64_t row = 0; row < rows; row++)
-        for (uint64_t e = 0, k = 0; k < choices; e++)
-            if (is_skewed || rng_below(run->seed, 9, row * experts + e, experts - e) < choices - k)
-                chosen[row * choices + k++] = (int32_t)e;
+    fill_chosen(chosen, run->seed, rows, experts, choices, is_skewed);
     int32_t *placed = place(run, chosen, rows * choices * sizeof *chosen, run->shift * 4);
     mem_free(chosen);
     return placed;
 }
 
-/* channels: E. variant bit 0: sigmoid; bit 1: normalized; bit 2: with a bias; bits 3-4: groups, by
- * 1 or 2 values; bits 5-6: choices. Half of the variants have both losses. */
+/* channels: E; variant: see router_of. */
 static void router_case(struct run *run, const struct shape *shape)
 {
     uint64_t rows = shape->rows, experts = shape->channels, count = rows * experts;
-    int group_best = experts % 8 == 0 ? shape->variant >> 3 & 3 : 0;
-    uint64_t choices = choices_of(group_best ? experts / 2 : experts, shape->variant >> 5 & 3);
-    bool has_losses = __builtin_popcount((unsigned)shape->variant) % 2 == 1;
-    router_args args = {.score = shape->variant & 1 ? ROUTER_SIGMOID : ROUTER_SOFTMAX,
-                        .rows = rows,
-                        .experts = experts,
-                        .choices = choices,
-                        .groups = group_best ? 4 : 0,
-                        .groups_chosen = 2,
-                        .group_best = (uint32_t)group_best,
-                        .normalizes = shape->variant & 2,
-                        .scale = 1.75f,
-                        .type = shape->type};
+    router_args args = router_of(shape->type, rows, experts, shape->variant);
+    uint64_t choices = args.choices;
     args.logits = draw(run, DTYPE_FP32, count, 1, 2.0f);
     args.bias = shape->variant & 4 ? draw(run, DTYPE_FP32, experts, 2, 0.3f) : NULL;
     args.chosen = block_of(run, rows * choices, sizeof *args.chosen);
@@ -87,8 +66,6 @@ static void router_case(struct run *run, const struct shape *shape)
         totals[e] = (double)rng_below(run->seed, 3, e, 100);
     args.totals = place(run, totals, (2 * experts + 1) * sizeof *totals, run->shift * 8);
     mem_free(totals);
-    args.balance_scale = has_losses ? 0.01f : 0.0f;
-    args.z_scale = has_losses ? 0.02f : 0.0f;
     args.weights_grad = draw(run, DTYPE_FP32, rows * choices, 4, 1.0f);
     args.logits_grad = block(run, shape->type, count);
     assert_int_equal(run->ops->router_backward(run->context, run->stream, &args), 0);

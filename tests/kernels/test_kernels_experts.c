@@ -2,6 +2,8 @@
  * slots. */
 #include "tests/kernels/rows_cases.h"
 
+#include "tests/kernels/experts_draw.h"
+
 static void emit_ints(struct run *run, const int32_t *values, uint64_t count)
 {
     float *floats = block(run, count * sizeof *floats); /* exact: all are below 2^24 */
@@ -10,44 +12,20 @@ static void emit_ints(struct run *run, const int32_t *values, uint64_t count)
     emit(run, DTYPE_FP32, floats, count, 0.0f);
 }
 
-/* chosen[rows, choices]: K different experts for each row, ascending. Skewed: the same in all rows,
- * so that one expert has all of them and others have none. */
 static int32_t *draw_chosen(struct run *run, uint64_t rows, uint64_t experts, uint64_t choices,
                             bool is_skewed)
 {
     int32_t *chosen = block(run, rows * choices * sizeof *chosen);
-    for (uint64_t row = 0; row < rows; row++)
-        for (uint64_t e = 0, k = 0; k < choices; e++) /* each set of experts is equally likely */
-            if (is_skewed || rng_below(SEED, 9, row * experts + e, experts - e) < choices - k)
-                chosen[row * choices + k++] = (int32_t)e;
+    fill_chosen(chosen, SEED, rows, experts, choices, is_skewed);
     return chosen;
 }
 
-/* Choices of a case: 1, some, or all experts. */
-static uint64_t choices_of(uint64_t experts, int which)
-{
-    return which == 0 ? 1 : which == 1 ? (experts + 2) / 3 : experts;
-}
-
-/* channels: E. variant bit 0: sigmoid; bit 1: normalized; bit 2: with a bias; bits 3-4: groups, by
- * 1 or 2 values; bits 5-6: choices. Half of the variants have both losses. Without bias and groups,
- * many logits are equal. */
+/* channels: E; variant: see router_of. Without bias and groups, many logits are equal. */
 static void router_case(struct run *run, const struct shape *shape)
 {
     uint64_t rows = shape->rows, experts = shape->channels, count = rows * experts;
-    int group_best = experts % 8 == 0 ? shape->variant >> 3 & 3 : 0;
-    uint64_t choices = choices_of(group_best ? experts / 2 : experts, shape->variant >> 5 & 3);
-    bool has_losses = __builtin_popcount((unsigned)shape->variant) % 2 == 1;
-    router_args args = {.score = shape->variant & 1 ? ROUTER_SIGMOID : ROUTER_SOFTMAX,
-                        .rows = rows,
-                        .experts = experts,
-                        .choices = choices,
-                        .groups = group_best ? 4 : 0,
-                        .groups_chosen = 2,
-                        .group_best = (uint32_t)group_best,
-                        .normalizes = shape->variant & 2,
-                        .scale = 1.75f,
-                        .type = shape->type};
+    router_args args = router_of(shape->type, rows, experts, shape->variant);
+    uint64_t choices = args.choices;
     float *logits = draw(run, DTYPE_FP32, count, 1, 2.0f);
     args.bias = shape->variant & 4 ? draw(run, DTYPE_FP32, experts, 2, 0.3f) : NULL;
     for (uint64_t i = 0; !args.bias && !args.groups && i < count; i++)
@@ -62,9 +40,7 @@ static void router_case(struct run *run, const struct shape *shape)
     double *totals = block(run, (2 * experts + 1) * sizeof *totals);
     for (uint64_t e = 0; e < experts; e++)
         totals[e] = (double)rng_below(SEED, 3, e, 100);
-    args.totals = has_losses ? totals : NULL;
-    args.balance_scale = has_losses ? 0.01f : 0.0f;
-    args.z_scale = has_losses ? 0.02f : 0.0f;
+    args.totals = args.balance_scale != 0.0f ? totals : NULL;
     args.weights_grad = draw(run, DTYPE_FP32, rows * choices, 4, 1.0f);
     args.logits_grad = block(run, count * dtype_bytes(shape->type));
     assert_int_equal(run->ops->router_backward(run->context, NULL, &args), 0);
