@@ -33,6 +33,12 @@ struct attention_range {
 };
 typedef struct attention_range attention_range;
 
+/* The elements of a head of v and of the output. */
+static inline uint64_t attention_value_dim(const attention_desc *desc)
+{
+    return desc->value_dim ? desc->value_dim : desc->head_dim;
+}
+
 /* Refuses what the rule does not cover, with ERR_BACKEND. */
 static inline int attention_mask_check(const attention_desc *desc)
 {

@@ -20,7 +20,7 @@
  *   - One thread at a time uses a context. The context may have worker threads of its own (OpenMP).
  *
  * Dimensions: B batch, T tokens of a sequence, C channels, H query heads, G key/value heads, D head
- * dimension, V vocabulary, N = B*T rows. Element counts are 64-bit everywhere. */
+ * dimension (E: of v), V vocabulary, N = B*T rows. Element counts are 64-bit everywhere. */
 #ifndef SLUICE_KERNELS_OPS_H
 #define SLUICE_KERNELS_OPS_H
 
@@ -63,15 +63,16 @@ typedef struct matmul_desc matmul_desc;
 /* Attention over packed projections. Query head h reads key/value head h / (H/G).
  *   row r = b*T + t of q, k and v   begins at element r*qkv_stride
  *   head h of q                     begins at element h*D of the row
- *   head g of k and v               begins at element g*D of the row
- *   row of the output               H*D elements, contiguous
+ *   head g of k, of v               begins at element g*D, at element g*E of the row
+ *   row of the output               H*E elements, contiguous
  *
  * Members that are zero mean plain causal attention: a query sees all keys up to its own position.
  * kernels/attention_range.h is the rule that follows from `window`, `is_bidirectional` and the
  * documents of a call. Keys outside of it cost nothing, except within the blocks at its ends. */
 struct attention_desc {
     uint64_t batch, tokens, heads, kv_heads, head_dim; /* H % G == 0, D <= 256 */
-    uint64_t qkv_stride;                               /* elements */
+    uint64_t value_dim;  /* E <= 256, of heads of v and of the output; 0: D */
+    uint64_t qkv_stride; /* elements */
     enum dtype type;
     float scale; /* factor of the scores; 1/sqrt(D) in the published models */
     /* > 0: a scaled score s becomes soft_cap * tanh(s / soft_cap) before the softmax */
@@ -99,7 +100,8 @@ typedef struct attention_dropout attention_dropout;
 /* Attention of the new positions of one sequence over all positions up to their own. The keys and
  * values of earlier positions are kept in a cache:
  *
- *   keys, values [G, capacity, D]   hold positions [0, begin); the op appends the new k and v
+ *   keys   [G, capacity, D]         hold positions [0, begin); the op appends the new k and v
+ *   values [G, capacity, E]
  *   row r of q                      is position begin + r and attends to positions [0, begin + r],
  *                                   with a window only to the last `window` of them
  *
@@ -110,14 +112,14 @@ typedef struct attention_dropout attention_dropout;
 struct attention_cached_args {
     enum dtype type;
     uint64_t rows, begin, capacity; /* begin + rows <= capacity */
-    uint64_t heads, kv_heads, head_dim, qkv_stride;
-    float scale, soft_cap; /* as in attention_desc */
+    uint64_t heads, kv_heads, head_dim, value_dim, qkv_stride;
+    float scale, soft_cap; /* these and value_dim as in attention_desc */
     uint64_t window;       /* as in attention_desc */
     const void *q, *k, *v; /* rows of qkv_stride elements */
-    /* [G, capacity, D] type; aligned to whole elements only, if G * capacity * D elements are no
-     * multiple of the usual alignment */
+    /* type; `values` is aligned to whole elements only, if G * capacity * D elements are no multiple
+     * of the usual alignment */
     void *keys, *values;
-    void *output; /* [rows, H*D] type */
+    void *output; /* [rows, H*E] type */
 };
 typedef struct attention_cached_args attention_cached_args;
 

@@ -56,15 +56,18 @@ static int desc_check(const attention_desc *desc)
 {
     uint64_t bytes;
     if (desc->batch == 0 || desc->tokens == 0 || desc->heads == 0 || desc->kv_heads == 0 ||
-        desc->head_dim == 0 || desc->head_dim > HEAD_DIM_MAX || desc->heads % desc->kv_heads != 0 ||
-        desc->qkv_stride / desc->head_dim < desc->heads)
+        desc->head_dim == 0 || desc->head_dim > HEAD_DIM_MAX || desc->value_dim > HEAD_DIM_MAX ||
+        desc->heads % desc->kv_heads != 0 || desc->qkv_stride / desc->head_dim < desc->heads ||
+        desc->qkv_stride / attention_value_dim(desc) < desc->kv_heads)
         return err_set(ERR_BACKEND,
-                       "attention B=%llu T=%llu H=%llu G=%llu D=%llu stride=%llu: every dimension "
-                       "must be positive, D at most %d, H a multiple of G, stride at least H*D",
+                       "attention B=%llu T=%llu H=%llu G=%llu D=%llu E=%llu stride=%llu: every "
+                       "dimension must be positive, D and E at most %d, H a multiple of G, stride "
+                       "at least H*D and G*E",
                        (unsigned long long)desc->batch, (unsigned long long)desc->tokens,
                        (unsigned long long)desc->heads, (unsigned long long)desc->kv_heads,
-                       (unsigned long long)desc->head_dim, (unsigned long long)desc->qkv_stride,
-                       HEAD_DIM_MAX);
+                       (unsigned long long)desc->head_dim,
+                       (unsigned long long)attention_value_dim(desc),
+                       (unsigned long long)desc->qkv_stride, HEAD_DIM_MAX);
     TRY(size_mul(desc->batch, desc->tokens, &bytes));
     TRY(size_mul(bytes, desc->qkv_stride, &bytes));
     TRY(size_mul(bytes, 8, &bytes));
@@ -76,7 +79,9 @@ static matmul_desc product_desc(const kernel_attention *attention, enum block_pr
                                 uint64_t r, uint64_t c)
 {
     const attention_desc *desc = &attention->desc;
-    uint64_t dim = desc->head_dim;
+    bool is_of_values =
+        kind == PRODUCT_OUTPUT || kind == PRODUCT_PROB_GRAD || kind == PRODUCT_VALUE_GRAD;
+    uint64_t dim = is_of_values ? desc->value_dim : desc->head_dim;
     bool widened = attention->product_type != desc->type;
     uint64_t qkv_stride = widened ? dim : desc->qkv_stride;
     uint64_t grad_stride = widened ? dim : desc->heads * dim;
@@ -157,6 +162,8 @@ int cpui_attention_create(kernel_context *context, const attention_desc *desc,
         return -ENOMEM;
     attention->context = context;
     attention->desc = *desc;
+    attention->desc.value_dim = attention_value_dim(desc);
+    desc = &attention->desc;
     attention->rows = cpui_attention_rows(context->isa);
     if (context->has_amx && context->has_bf16_products && cpui_attention_amx_takes(desc)) {
         attention->by_tiles = true;
@@ -175,7 +182,8 @@ int cpui_attention_create(kernel_context *context, const attention_desc *desc,
      * sets. */
     attention->score_stride =
         size_round_up(size_min(KEY_ROWS, desc->tokens), ATTENTION_LANES_MAX) + ATTENTION_LANES_MAX;
-    attention->head_stride = size_round_up(desc->head_dim, ATTENTION_LANES_MAX);
+    attention->head_stride =
+        size_round_up(size_max(desc->head_dim, desc->value_dim), ATTENTION_LANES_MAX);
     /* oneDNN sums a block of one row in another order, so its bits would change. */
     attention->by_dots = context->isa >= CPU_AVX512_BF16 && context->has_bf16_products &&
                          desc->tokens % query_rows != 1 && cpui_attention_dots_takes(desc);
@@ -238,7 +246,7 @@ size_t cpui_attention_worker_layout(const kernel_attention *attention, bool back
 {
     uint64_t rows = size_min(attention->query_rows, attention->desc.tokens);
     uint64_t keys = size_min(attention->key_rows, attention->desc.tokens);
-    uint64_t dim = attention->desc.head_dim;
+    uint64_t dim = attention->desc.head_dim, value_dim = attention->desc.value_dim;
     size_t offset = 0;
     *worker = (attention_worker){0};
     worker->scores = take(base, &offset, rows * attention->score_stride);
@@ -259,13 +267,13 @@ size_t cpui_attention_worker_layout(const kernel_attention *attention, bool back
     if (attention->product_type != attention->desc.type) {
         worker->wide_q = take(base, &offset, rows * dim);
         worker->wide_k = take(base, &offset, keys * dim);
-        worker->wide_v = take(base, &offset, keys * dim);
+        worker->wide_v = take(base, &offset, keys * value_dim);
         if (backward)
-            worker->wide_output_grad = take(base, &offset, rows * dim);
+            worker->wide_output_grad = take(base, &offset, rows * value_dim);
     }
     if (attention->by_dots)
-        offset += cpui_attention_dots_layout(dim, rows, keys, attention->score_stride, backward,
-                                             base ? base + offset : NULL, &worker->dots);
+        offset += cpui_attention_dots_layout(dim, value_dim, rows, keys, attention->score_stride,
+                                             backward, base ? base + offset : NULL, &worker->dots);
     worker->product_scratch = base ? base + offset : NULL;
     return offset + size_round_up(attention->product_scratch_bytes, 64);
 }
@@ -324,11 +332,11 @@ void cpui_attention_product(attention_worker *worker, const block_shape *shape,
 }
 
 const void *cpui_attention_operand(const kernel_attention *attention, const void *source,
-                                   uint64_t first, uint64_t row_stride, uint64_t rows, float *wide)
+                                   uint64_t first, uint64_t row_stride, uint64_t rows, uint64_t dim,
+                                   float *wide)
 {
     if (attention->product_type == attention->desc.type)
         return attention_at(attention, source, first);
-    uint64_t dim = attention->desc.head_dim;
     for (uint64_t row = 0; row < rows; row++)
         attention->rows->widen(attention_at(attention, source, first + row * row_stride),
                                attention->desc.type, wide + row * dim, dim);
@@ -352,28 +360,29 @@ static void finish_rows(const kernel_attention *attention, const struct forward_
     float *lse = args->lse + (batch * desc->heads + head) * desc->tokens + first_row;
     for (uint64_t row = 0; row < rows; row++) {
         uint64_t position = batch * desc->tokens + first_row + row;
-        uint64_t elem = (position * desc->heads + head) * desc->head_dim;
+        uint64_t elem = (position * desc->heads + head) * desc->value_dim;
         float sum = worker->row_sum[row];
         attention->rows->store(worker->output + row * attention->head_stride, 1.0f / sum,
                                (void *)attention_at(attention, args->output, elem), desc->type,
-                               desc->head_dim);
+                               desc->value_dim);
         lse[row] = worker->row_max[row] + logf(sum);
     }
 }
 
-/* One key block by the products of the library. `kv_elem` is its first element in k and v. */
+/* One key block by the products of the library. k_elem and v_elem are its first elements. */
 static void forward_block(const kernel_attention *attention, const struct forward_args *args,
-                          attention_worker *worker, const void *q, uint64_t kv_elem,
+                          attention_worker *worker, const void *q, uint64_t k_elem, uint64_t v_elem,
                           const score_block *block, const softmax_state *state)
 {
-    uint64_t stride = attention->desc.qkv_stride;
+    const attention_desc *desc = &attention->desc;
+    uint64_t stride = desc->qkv_stride;
     const block_shape *shape = cpui_attention_shape(attention, block->rows, block->cols);
-    const void *k =
-        cpui_attention_operand(attention, args->k, kv_elem, stride, block->cols, worker->wide_k);
+    const void *k = cpui_attention_operand(attention, args->k, k_elem, stride, block->cols,
+                                           desc->head_dim, worker->wide_k);
     cpui_attention_product(worker, shape, PRODUCT_SCORES, q, k, worker->scores);
     attention->rows->softmax(block, state);
-    const void *v =
-        cpui_attention_operand(attention, args->v, kv_elem, stride, block->cols, worker->wide_v);
+    const void *v = cpui_attention_operand(attention, args->v, v_elem, stride, block->cols,
+                                           desc->value_dim, worker->wide_v);
     cpui_attention_product(worker, shape, PRODUCT_OUTPUT, worker->scores, v, worker->output);
 }
 
@@ -387,10 +396,10 @@ static void forward_task(const kernel_attention *attention, const struct forward
     attention_mask mask = attention_mask_of(desc, attention->begins, batch);
     attention_range keys = cpui_attention_keys(attention, &mask, first_row, rows);
     uint64_t batch_first = batch * desc->tokens * desc->qkv_stride;
-    uint64_t kv_first = batch_first + head / (desc->heads / desc->kv_heads) * desc->head_dim;
+    uint64_t kv_head = head / (desc->heads / desc->kv_heads);
     uint64_t q_elem = batch_first + first_row * desc->qkv_stride + head * desc->head_dim;
-    const void *q =
-        cpui_attention_operand(attention, args->q, q_elem, desc->qkv_stride, rows, worker->wide_q);
+    const void *q = cpui_attention_operand(attention, args->q, q_elem, desc->qkv_stride, rows,
+                                           desc->head_dim, worker->wide_q);
     if (attention->by_dots) {
         dots_rows query = attention_dots_rows(args->q, q_elem, desc->qkv_stride, rows);
         cpui_attention_dots_queries(&worker->dots, &query, NULL);
@@ -406,16 +415,18 @@ static void forward_task(const kernel_attention *attention, const struct forward
     memset(worker->output, 0, rows * attention->head_stride * sizeof *worker->output);
     for (uint64_t key = keys.begin; key < keys.end; key += attention->key_rows) {
         uint64_t cols = size_min(attention->key_rows, keys.end - key);
-        uint64_t elem = kv_first + key * desc->qkv_stride;
+        uint64_t first = batch_first + key * desc->qkv_stride;
+        uint64_t k_elem = first + kv_head * desc->head_dim;
+        uint64_t v_elem = first + kv_head * desc->value_dim;
         score_block block = cpui_attention_scores(attention, &mask, drop, worker,
                                                   (attention_range){first_row, first_row + rows},
                                                   (attention_range){key, key + cols});
         if (!attention->by_dots) {
-            forward_block(attention, args, worker, q, elem, &block, &state);
+            forward_block(attention, args, worker, q, k_elem, v_elem, &block, &state);
             continue;
         }
-        dots_rows keys_of = attention_dots_rows(args->k, elem, desc->qkv_stride, cols);
-        dots_rows values = attention_dots_rows(args->v, elem, desc->qkv_stride, cols);
+        dots_rows keys_of = attention_dots_rows(args->k, k_elem, desc->qkv_stride, cols);
+        dots_rows values = attention_dots_rows(args->v, v_elem, desc->qkv_stride, cols);
         cpui_attention_dots_forward(&worker->dots, &block, &keys_of, &values, &state);
     }
     finish_rows(attention, args, worker, batch, head, first_row, rows);
@@ -473,44 +484,47 @@ int cpui_attention_forward(kernel_attention *attention, void *stream, const void
 
 /* ---- over kept keys and values; see attention_cached_args in kernels/ops.h ---- */
 
-/* Appends k and v of the new positions to the kept ones. */
-static void keep_new(const attention_cached_args *args)
+/* Appends heads of k or v, of head_bytes each, of the new positions to the kept ones. */
+static void keep_new(const attention_cached_args *args, const void *rows, size_t head_bytes,
+                     void *kept)
 {
-    size_t elem_bytes = dtype_bytes(args->type), row_bytes = args->head_dim * elem_bytes;
+    size_t stride_bytes = args->qkv_stride * dtype_bytes(args->type);
     for (uint64_t row = 0; row < args->rows; row++)
-        for (uint64_t group = 0; group < args->kv_heads; group++) {
-            uint64_t to = (group * args->capacity + args->begin + row) * row_bytes;
-            uint64_t from = row * args->qkv_stride * elem_bytes + group * row_bytes;
-            memcpy((char *)args->keys + to, (const char *)args->k + from, row_bytes);
-            memcpy((char *)args->values + to, (const char *)args->v + from, row_bytes);
-        }
+        for (uint64_t group = 0; group < args->kv_heads; group++)
+            memcpy((char *)kept + (group * args->capacity + args->begin + row) * head_bytes,
+                   (const char *)rows + row * stride_bytes + group * head_bytes, head_bytes);
 }
 
 int cpui_attention_cached(kernel_context *context, void *stream, const attention_cached_args *args)
 {
     (void)stream;
+    uint64_t value_dim = args->value_dim ? args->value_dim : args->head_dim;
     assert(args->head_dim <= ATTENTION_HEAD_DIM_MAX && args->heads % args->kv_heads == 0);
+    assert(value_dim <= ATTENTION_HEAD_DIM_MAX);
     assert(args->begin + args->rows <= args->capacity);
     const attention_rows *rows = cpui_attention_rows(context->isa);
-    size_t elem_bytes = dtype_bytes(args->type), row_bytes = args->head_dim * elem_bytes;
+    size_t elem_bytes = dtype_bytes(args->type), stride_bytes = args->qkv_stride * elem_bytes;
+    size_t key_bytes = args->head_dim * elem_bytes, value_bytes = value_dim * elem_bytes;
     uint64_t shared_by = args->heads / args->kv_heads;
     uint64_t window = args->window ? args->window : UINT64_MAX;
-    keep_new(args);
+    keep_new(args, args->k, key_bytes, args->keys);
+    keep_new(args, args->v, value_bytes, args->values);
 #pragma omp parallel for schedule(static) num_threads(context->thread_count)
     for (uint64_t item = 0; item < args->rows * args->heads; item++) {
         uint64_t row = item / args->heads, head = item % args->heads, group = head / shared_by;
         uint64_t seen = args->begin + row + 1, first = seen > window ? seen - window : 0;
-        uint64_t kept = (group * args->capacity + first) * row_bytes;
+        uint64_t kept = group * args->capacity + first;
         const cached_row one = {
-            .query = (const char *)args->q + row * args->qkv_stride * elem_bytes + head * row_bytes,
-            .keys = (const char *)args->keys + kept,
-            .values = (const char *)args->values + kept,
+            .query = (const char *)args->q + row * stride_bytes + head * key_bytes,
+            .keys = (const char *)args->keys + kept * key_bytes,
+            .values = (const char *)args->values + kept * value_bytes,
             .count = seen - first,
             .head_dim = args->head_dim,
+            .value_dim = value_dim,
             .scale = args->scale,
             .soft_cap = args->soft_cap,
             .type = args->type,
-            .output = (char *)args->output + item * row_bytes,
+            .output = (char *)args->output + item * value_bytes,
         };
         rows->attend(&one);
     }

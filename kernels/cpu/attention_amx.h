@@ -8,8 +8,8 @@
  * packed into tiles once for all of its query blocks.
  *
  * Sums are fp32; probabilities and their gradients are rounded to bf16 before a product, as in
- * attention_rows.h. Every sum has a fixed order that depends only on T, D and the group, so threads
- * do not change a bit. Nothing allocates. */
+ * attention_rows.h. Every sum has a fixed order that depends only on T, D, E and the group, so
+ * threads do not change a bit. Nothing allocates. */
 #ifndef SLUICE_KERNELS_CPU_ATTENTION_AMX_H
 #define SLUICE_KERNELS_CPU_ATTENTION_AMX_H
 
@@ -17,7 +17,7 @@
 
 /* The operands of a pass; see attention_forward and attention_backward in kernels/ops.h. */
 struct attention_amx_pass {
-    const attention_desc *desc; /* bf16 */
+    const attention_desc *desc; /* bf16; value_dim is set */
     const int32_t *begins;      /* [B,T] or NULL; see attention_set_documents */
     attention_dropout masks;    /* counter NULL: nothing is dropped */
     const attention_rows *rows;
@@ -38,7 +38,7 @@ bool cpui_amx_is_built(void);
 /* True if the passes below support desc: bf16 and a positive scale. */
 bool cpui_attention_amx_takes(const attention_desc *desc);
 
-/* Scratch bytes of one thread; 0 if the build has no AMX. */
+/* Scratch bytes of one thread, for a desc with value_dim; 0 if the build has no AMX. */
 size_t cpui_attention_amx_forward_bytes(const attention_desc *desc);
 size_t cpui_attention_amx_backward_bytes(const attention_desc *desc);
 

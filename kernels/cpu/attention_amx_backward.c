@@ -23,12 +23,13 @@ enum {
 
 /* The scratch of one thread. */
 struct backward_worker {
-    uint16_t *keys, *values;            /* left tiles [T/16][D/32] of K and V */
-    uint16_t *key_columns;              /* left tiles [D/16][T/32] of K' */
-    float *key_sums, *value_sums;       /* sum tiles [T/16][D/16] of dK and dV */
-    uint16_t *query, *grad;             /* right tiles [BLOCK_TILES][D/32] of Q' and dO' */
-    uint16_t *query_depth, *grad_depth; /* right tiles [D/16][BLOCK_COLUMNS] of Q and dO */
-    uint16_t *probs, *score_grads;      /* left tiles [2][BLOCK_COLUMNS] of a strip's P' and dS' */
+    uint16_t *keys, *values;      /* left tiles [T/16][D/32] of K, [T/16][E/32] of V */
+    uint16_t *key_columns;        /* left tiles [D/16][T/32] of K' */
+    float *key_sums, *value_sums; /* sum tiles [T/16][D/16] of dK, [T/16][E/16] of dV */
+    uint16_t *query, *grad; /* right tiles [BLOCK_TILES][D/32] of Q', [BLOCK_TILES][E/32] of dO' */
+    /* right tiles [D/16][BLOCK_COLUMNS] of Q, [E/16][BLOCK_COLUMNS] of dO */
+    uint16_t *query_depth, *grad_depth;
+    uint16_t *probs, *score_grads; /* left tiles [2][BLOCK_COLUMNS] of a strip's P' and dS' */
     /* right tiles [BLOCK_TILES][CHUNK_STRIPS] of dS'; see grad_strip */
     uint16_t *score_grads_depth;
     /* sum tiles [D/16][BLOCK_TILES] of dQ', columns in the order of grad_strip */
@@ -64,17 +65,20 @@ static size_t worker_layout(const attention_desc *desc, char *base, struct backw
 {
     uint64_t strips = size_div_up(desc->tokens, TILE_DEPTH);
     uint64_t chunks = size_div_up(desc->head_dim, TILE_DEPTH);
+    uint64_t value_chunks = size_div_up(desc->value_dim, TILE_DEPTH);
     size_t offset = 0, head_bytes = 2048 * strips * chunks;
+    size_t value_bytes = 2048 * strips * value_chunks;
     size_t block_bytes = 2048 * chunks * BLOCK_COLUMNS;
+    size_t grad_bytes = 2048 * value_chunks * BLOCK_COLUMNS;
     worker->keys = (uint16_t *)take(base, &offset, head_bytes);
-    worker->values = (uint16_t *)take(base, &offset, head_bytes);
+    worker->values = (uint16_t *)take(base, &offset, value_bytes);
     worker->key_columns = (uint16_t *)take(base, &offset, head_bytes);
     worker->key_sums = (float *)take(base, &offset, 2 * head_bytes);
-    worker->value_sums = (float *)take(base, &offset, 2 * head_bytes);
+    worker->value_sums = (float *)take(base, &offset, 2 * value_bytes);
     worker->query = (uint16_t *)take(base, &offset, block_bytes);
-    worker->grad = (uint16_t *)take(base, &offset, block_bytes);
+    worker->grad = (uint16_t *)take(base, &offset, grad_bytes);
     worker->query_depth = (uint16_t *)take(base, &offset, block_bytes);
-    worker->grad_depth = (uint16_t *)take(base, &offset, block_bytes);
+    worker->grad_depth = (uint16_t *)take(base, &offset, grad_bytes);
     worker->probs = (uint16_t *)take(base, &offset, 2048 * BLOCK_COLUMNS);
     worker->score_grads = (uint16_t *)take(base, &offset, 2048 * BLOCK_COLUMNS);
     worker->score_grads_depth = (uint16_t *)take(base, &offset, 1024 * BLOCK_TILES * CHUNK_STRIPS);
@@ -143,13 +147,27 @@ grad_strip(const float *scores, const float *prob_grads, const uint32_t *lanes,
 
 /* Computes S' and dP' of a strip of keys by 32 queries, alternately into one of two buffers. */
 static inline void scores_strip(const struct backward_worker *worker, uint64_t chunks,
-                                uint64_t strip, uint64_t column)
+                                uint64_t value_chunks, uint64_t strip, uint64_t column)
 {
-    size_t step = chunks * TILE_HALVES, at = column % 2 * STRIP_SUMS;
+    size_t step = chunks * TILE_HALVES, value_step = value_chunks * TILE_HALVES;
+    size_t at = column % 2 * STRIP_SUMS;
     tiles_product(worker->keys + 2 * strip * step, step, worker->query + 2 * column * step, step,
                   chunks, worker->scores + at, 2 * TILE_SUMS, true);
-    tiles_product(worker->values + 2 * strip * step, step, worker->grad + 2 * column * step, step,
-                  chunks, worker->prob_grads + at, 2 * TILE_SUMS, true);
+    tiles_product(worker->values + 2 * strip * value_step, value_step,
+                  worker->grad + 2 * column * value_step, value_step, value_chunks,
+                  worker->prob_grads + at, 2 * TILE_SUMS, true);
+}
+
+/* Adds the products of a strip's P' or dS' with dO or Q, over the columns [first, end), to the
+ * strip's dV or dK. */
+static inline void add_sums(const uint16_t *left, const uint16_t *right, uint64_t first,
+                            uint64_t end, uint64_t chunks, uint64_t strip, float *sums, bool fresh)
+{
+    size_t left_step = BLOCK_COLUMNS * TILE_HALVES, sums_step = 2 * chunks * TILE_SUMS;
+    for (uint64_t tile = 0; tile < 2 * chunks; tile += 2)
+        tiles_product(left + first * TILE_HALVES, left_step,
+                      right + (tile * BLOCK_COLUMNS + first) * TILE_HALVES, left_step, end - first,
+                      sums + 2 * strip * sums_step + tile * TILE_SUMS, sums_step, fresh);
 }
 
 /* One strip of 32 keys and the queries of the block that see it. Adds to dK and dV of the strip. */
@@ -164,11 +182,12 @@ static void backward_strip(const attention_desc *desc, const struct backward_wor
     first /= TILE_DEPTH;
     end = size_div_up(end, TILE_DEPTH);
     uint64_t chunks = size_div_up(desc->head_dim, TILE_DEPTH);
+    uint64_t value_chunks = size_div_up(desc->value_dim, TILE_DEPTH);
     __m512 factor = _mm512_set1_ps(desc->scale * LOG2E);
-    scores_strip(worker, chunks, strip, first);
+    scores_strip(worker, chunks, value_chunks, strip, first);
     for (uint64_t column = first; column < end; column++) {
         if (column + 1 < end) /* one column ahead: tiles and vectors overlap in time */
-            scores_strip(worker, chunks, strip, column + 1);
+            scores_strip(worker, chunks, value_chunks, strip, column + 1);
         tiles_fence();
         size_t at = column % 2 * STRIP_SUMS;
         struct strip_targets targets = {
@@ -199,16 +218,10 @@ static void backward_strip(const attention_desc *desc, const struct backward_wor
     }
     /* this block has the first query of all that see the strip */
     bool fresh = block->opens_group && queries.begin >= block->first_row;
-    size_t left_step = BLOCK_COLUMNS * TILE_HALVES, sums_step = 2 * chunks * TILE_SUMS;
-    for (uint64_t tile = 0; tile < 2 * chunks; tile += 2) {
-        size_t right = (tile * BLOCK_COLUMNS + first) * TILE_HALVES;
-        size_t sums = 2 * strip * sums_step + tile * TILE_SUMS;
-        tiles_product(worker->probs + first * TILE_HALVES, left_step, worker->grad_depth + right,
-                      left_step, end - first, worker->value_sums + sums, sums_step, fresh);
-        tiles_product(worker->score_grads + first * TILE_HALVES, left_step,
-                      worker->query_depth + right, left_step, end - first, worker->key_sums + sums,
-                      sums_step, fresh);
-    }
+    add_sums(worker->probs, worker->grad_depth, first, end, value_chunks, strip, worker->value_sums,
+             fresh);
+    add_sums(worker->score_grads, worker->query_depth, first, end, chunks, strip, worker->key_sums,
+             fresh);
     tiles_fence();
 }
 
@@ -264,18 +277,19 @@ static void query_finish(const attention_amx_pass *pass, const struct backward_w
         }
 }
 
-/* Rounds dK or dV of a head, times `scale`, into the gradient of the caller. */
-static void key_finish(const attention_desc *desc, const float *sums, float scale, uint16_t *target)
+/* Rounds dK or dV of a head of `dim` elements, times `scale`, into the gradient of the caller. */
+static void key_finish(const attention_desc *desc, uint64_t dim, const float *sums, float scale,
+                       uint16_t *target)
 {
-    uint64_t tiles = 2 * size_div_up(desc->head_dim, TILE_DEPTH);
+    uint64_t tiles = 2 * size_div_up(dim, TILE_DEPTH);
     __m512 factor = _mm512_set1_ps(scale);
     for (uint64_t row = 0; row < desc->tokens; row++)
-        for (uint64_t tile = 0; tile * TILE < desc->head_dim; tile++)
+        for (uint64_t tile = 0; tile * TILE < dim; tile++)
             store_halves(target + row * desc->qkv_stride + tile * TILE,
                          _mm512_mul_ps(factor, _mm512_loadu_ps(
                                                    sums + (row / TILE * tiles + tile) * TILE_SUMS +
                                                    row % TILE * TILE)),
-                         desc->head_dim - tile * TILE);
+                         dim - tile * TILE);
 }
 
 static void backward_block(const attention_amx_pass *pass, const struct backward_worker *worker,
@@ -283,27 +297,29 @@ static void backward_block(const attention_amx_pass *pass, const struct backward
 {
     const attention_desc *desc = pass->desc;
     uint64_t dim = desc->head_dim, chunks = size_div_up(dim, TILE_DEPTH);
-    uint64_t row = block->batch * desc->tokens + block->first_row, out_stride = desc->heads * dim;
-    uint64_t out = row * out_stride + block->head * dim;
+    uint64_t value_dim = desc->value_dim, value_chunks = size_div_up(value_dim, TILE_DEPTH);
+    uint64_t row = block->batch * desc->tokens + block->first_row;
+    uint64_t out_stride = desc->heads * value_dim;
+    uint64_t out = row * out_stride + block->head * value_dim;
     struct head_rows query = {(const uint16_t *)pass->q + row * desc->qkv_stride +
                                   block->head * dim,
                               desc->qkv_stride, block->rows, dim};
     struct head_rows grad = {(const uint16_t *)pass->output_grad + out, out_stride, block->rows,
-                             dim};
+                             value_dim};
     uint64_t rows = block->columns * TILE_DEPTH;
     pack_right(&query, rows, chunks, worker->query);
-    pack_right(&grad, rows, chunks, worker->grad);
+    pack_right(&grad, rows, value_chunks, worker->grad);
     pack_depth(&query, rows, chunks, BLOCK_COLUMNS, false, worker->query_depth);
-    pack_depth(&grad, rows, chunks, BLOCK_COLUMNS, false, worker->grad_depth);
+    pack_depth(&grad, rows, value_chunks, BLOCK_COLUMNS, false, worker->grad_depth);
     const float *lse =
         pass->lse + (block->batch * desc->heads + block->head) * desc->tokens + block->first_row;
     memset(worker->lse, 0, sizeof *lse * BLOCK_ROWS);
     memset(worker->delta, 0, sizeof *lse * BLOCK_ROWS);
     for (uint64_t i = 0; i < block->rows; i++) {
         worker->lse[i] = lse[i] * LOG2E;
-        worker->delta[i] =
-            pass->rows->dot(grad.first + i * out_stride,
-                            (const uint16_t *)pass->output + out + i * out_stride, DTYPE_BF16, dim);
+        worker->delta[i] = pass->rows->dot(grad.first + i * out_stride,
+                                           (const uint16_t *)pass->output + out + i * out_stride,
+                                           DTYPE_BF16, value_dim);
     }
     tiles_fence();
     attention_range seen = strips_seen(block, 0, block->rows);
@@ -321,14 +337,17 @@ static void backward_task(const attention_amx_pass *pass, const struct backward_
                           uint64_t batch, uint64_t kv_head)
 {
     const attention_desc *desc = pass->desc;
-    uint64_t tokens = desc->tokens, dim = desc->head_dim, group = desc->heads / desc->kv_heads;
+    uint64_t tokens = desc->tokens, dim = desc->head_dim, value_dim = desc->value_dim;
+    uint64_t group = desc->heads / desc->kv_heads;
     uint64_t strips = size_div_up(tokens, TILE_DEPTH), chunks = size_div_up(dim, TILE_DEPTH);
-    uint64_t first = batch * tokens * desc->qkv_stride + kv_head * dim;
+    uint64_t first = batch * tokens * desc->qkv_stride;
+    uint64_t key = first + kv_head * dim, value = first + kv_head * value_dim;
     attention_mask mask = attention_mask_of(desc, pass->begins, batch);
-    struct head_rows keys = {(const uint16_t *)pass->k + first, desc->qkv_stride, tokens, dim};
-    struct head_rows values = {(const uint16_t *)pass->v + first, desc->qkv_stride, tokens, dim};
+    struct head_rows keys = {(const uint16_t *)pass->k + key, desc->qkv_stride, tokens, dim};
+    struct head_rows values = {(const uint16_t *)pass->v + value, desc->qkv_stride, tokens,
+                               value_dim};
     pack_left(&keys, strips * TILE_DEPTH, chunks, worker->keys);
-    pack_left(&values, strips * TILE_DEPTH, chunks, worker->values);
+    pack_left(&values, strips * TILE_DEPTH, size_div_up(value_dim, TILE_DEPTH), worker->values);
     pack_depth(&keys, strips * TILE_DEPTH, chunks, strips, true, worker->key_columns);
     attention_drop drop_of;
     const attention_drop *drop = NULL;
@@ -346,9 +365,9 @@ static void backward_task(const attention_amx_pass *pass, const struct backward_
                                            head == kv_head * group};
             backward_block(pass, worker, &block);
         }
-    key_finish(desc, worker->key_sums, desc->scale, (uint16_t *)pass->k_grad + first);
-    key_finish(desc, worker->value_sums, drop ? drop->scale : 1.0f,
-               (uint16_t *)pass->v_grad + first);
+    key_finish(desc, dim, worker->key_sums, desc->scale, (uint16_t *)pass->k_grad + key);
+    key_finish(desc, value_dim, worker->value_sums, drop ? drop->scale : 1.0f,
+               (uint16_t *)pass->v_grad + value);
 }
 
 void cpui_attention_amx_backward(const attention_amx_pass *pass)

@@ -26,11 +26,11 @@ enum {
 /* The scratch of one thread. */
 struct forward_worker {
     uint16_t *keys;   /* left tiles [T/16][D/32] of K */
-    uint16_t *values; /* left tiles [D/16][T/32] of V' */
+    uint16_t *values; /* left tiles [E/16][T/32] of V' */
     uint16_t *probs;  /* right tiles [2][CHUNK_STRIPS] of P' */
     float *scores;    /* sum tiles [CHUNK_STRIPS][2][2] of S' */
     uint16_t *query;  /* [BUNCH] times right tiles [2][D/32] of Q' */
-    float *output;    /* [BUNCH] times sum tiles [D/16][2] of O' */
+    float *output;    /* [BUNCH] times sum tiles [E/16][2] of O' */
 };
 
 /* The state of 32 queries, one in each lane. */
@@ -55,13 +55,14 @@ static size_t worker_layout(const attention_desc *desc, char *base, struct forwa
 {
     uint64_t strips = size_div_up(desc->tokens, TILE_DEPTH);
     uint64_t chunks = size_div_up(desc->head_dim, TILE_DEPTH);
+    uint64_t value_chunks = size_div_up(desc->value_dim, TILE_DEPTH);
     size_t offset = 0;
     worker->keys = (uint16_t *)take(base, &offset, 2048 * strips * chunks);
-    worker->values = (uint16_t *)take(base, &offset, 2048 * strips * chunks);
+    worker->values = (uint16_t *)take(base, &offset, 2048 * strips * value_chunks);
     worker->probs = (uint16_t *)take(base, &offset, 2048 * CHUNK_STRIPS);
     worker->scores = (float *)take(base, &offset, 4096 * CHUNK_STRIPS);
     worker->query = (uint16_t *)take(base, &offset, BUNCH * 2048 * chunks);
-    worker->output = (float *)take(base, &offset, BUNCH * 4096 * chunks);
+    worker->output = (float *)take(base, &offset, BUNCH * 4096 * value_chunks);
     return offset;
 }
 
@@ -149,6 +150,7 @@ static void forward_chunk(const attention_desc *desc, const attention_mask *mask
                           uint64_t begin, uint64_t strips)
 {
     uint64_t chunks = size_div_up(desc->head_dim, TILE_DEPTH);
+    uint64_t value_chunks = size_div_up(desc->value_dim, TILE_DEPTH);
     uint64_t key_strips = size_div_up(desc->tokens, TILE_DEPTH);
     uint32_t lanes_of[CHUNK_STRIPS][TILE_DEPTH];
     const uint32_t *lanes[CHUNK_STRIPS];
@@ -174,7 +176,7 @@ static void forward_chunk(const attention_desc *desc, const attention_mask *mask
     __m512 offset[2], sum[4];
     for (int half = 0; half < 2; half++)
         largest[half] = _mm512_max_ps(_mm512_mul_ps(largest[half], factor), state->largest[half]);
-    state_raise(state, largest, chunks);
+    state_raise(state, largest, value_chunks);
     for (int half = 0; half < 2; half++) {
         offset[half] = _mm512_sub_ps(_mm512_setzero_ps(), largest[half]);
         sum[half] = state->sum[half];
@@ -196,7 +198,7 @@ static void forward_chunk(const attention_desc *desc, const attention_mask *mask
     for (int half = 0; half < 2; half++)
         state->sum[half] = _mm512_add_ps(sum[half], sum[2 + half]);
     tiles_fence();
-    for (uint64_t tile = 0; tile < 2 * chunks; tile += 2)
+    for (uint64_t tile = 0; tile < 2 * value_chunks; tile += 2)
         tiles_product(worker->values + tile * value_step + begin * TILE_HALVES, value_step,
                       worker->probs, CHUNK_STRIPS * TILE_HALVES, strips,
                       state->output + tile * 2 * TILE_SUMS, 2 * TILE_SUMS, state->is_fresh);
@@ -209,7 +211,7 @@ static void forward_finish(const attention_amx_pass *pass, const struct forward_
                            uint64_t batch, uint64_t head, uint64_t first_row)
 {
     const attention_desc *desc = pass->desc;
-    uint64_t dim = desc->head_dim, rows = size_min(TILE_DEPTH, desc->tokens - first_row);
+    uint64_t dim = desc->value_dim, rows = size_min(TILE_DEPTH, desc->tokens - first_row);
     uint16_t *output =
         (uint16_t *)pass->output + ((batch * desc->tokens + first_row) * desc->heads + head) * dim;
     float *lse = pass->lse + (batch * desc->heads + head) * desc->tokens + first_row;
@@ -268,6 +270,7 @@ static void forward_bunch(const attention_amx_pass *pass, const struct forward_w
                           uint64_t blocks)
 {
     uint64_t chunks = size_div_up(pass->desc->head_dim, TILE_DEPTH);
+    uint64_t value_chunks = size_div_up(pass->desc->value_dim, TILE_DEPTH);
     uint64_t count = size_min(BUNCH, size_div_up(blocks - first, step));
     attention_mask mask = attention_mask_of(pass->desc, pass->begins, batch);
     struct forward_state states[BUNCH];
@@ -276,7 +279,7 @@ static void forward_bunch(const attention_amx_pass *pass, const struct forward_w
     for (uint64_t i = 0; i < count; i++) {
         states[i].drop = drop;
         states[i].query = worker->query + i * chunks * 2 * TILE_HALVES;
-        states[i].output = worker->output + i * chunks * 4 * TILE_SUMS;
+        states[i].output = worker->output + i * value_chunks * 4 * TILE_SUMS;
         forward_begin(pass, &mask, &states[i], batch, head, first + i * step);
     }
     uint64_t begin = states[0].strips.begin / CHUNK_STRIPS * CHUNK_STRIPS;
@@ -299,19 +302,19 @@ static void forward_task(const attention_amx_pass *pass, const struct forward_wo
 {
     const attention_desc *desc = pass->desc;
     uint64_t blocks = size_div_up(desc->tokens, TILE_DEPTH);
-    uint64_t chunks = size_div_up(desc->head_dim, TILE_DEPTH);
-    uint64_t first = batch * desc->tokens * desc->qkv_stride + kv_head * desc->head_dim;
+    uint64_t dim = desc->head_dim, value_dim = desc->value_dim;
+    uint64_t first = batch * desc->tokens * desc->qkv_stride;
     uint64_t last_block = blocks - 1 - (blocks - 1 - part) % parts;
     attention_mask mask = attention_mask_of(desc, pass->begins, batch);
     uint64_t last_row = size_min((last_block + 1) * TILE_DEPTH, desc->tokens) - 1;
     uint64_t rows = size_round_up(attention_keys_of(&mask, last_row).end, TILE_DEPTH);
     uint64_t group = desc->heads / desc->kv_heads;
-    struct head_rows keys = {(const uint16_t *)pass->k + first, desc->qkv_stride, desc->tokens,
-                             desc->head_dim};
-    struct head_rows values = {(const uint16_t *)pass->v + first, desc->qkv_stride, desc->tokens,
-                               desc->head_dim};
-    pack_left(&keys, rows, chunks, worker->keys);
-    pack_depth(&values, rows, chunks, blocks, true, worker->values);
+    struct head_rows keys = {(const uint16_t *)pass->k + first + kv_head * dim, desc->qkv_stride,
+                             desc->tokens, dim};
+    struct head_rows values = {(const uint16_t *)pass->v + first + kv_head * value_dim,
+                               desc->qkv_stride, desc->tokens, value_dim};
+    pack_left(&keys, rows, size_div_up(dim, TILE_DEPTH), worker->keys);
+    pack_depth(&values, rows, size_div_up(value_dim, TILE_DEPTH), blocks, true, worker->values);
     for (uint64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
         for (uint64_t block = part; block < blocks; block += BUNCH * parts)
             forward_bunch(pass, worker, batch, head, block, parts, blocks);

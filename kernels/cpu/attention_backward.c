@@ -34,19 +34,20 @@ struct block_pair {
 /* The key block that all query blocks of a head share, as the products read it. */
 struct key_block {
     const void *k, *v; /* row by row; not by dots */
-    size_t row_bytes;
+    size_t k_row_bytes, v_row_bytes;
 };
 
-/* Rounds `rows` rows of fp32 sums into a head of a gradient, which is laid out like q, k and v. */
-static void store_rows(const kernel_attention *attention, const float *sums, void *target,
-                       uint64_t first_elem, uint64_t rows)
+/* Rounds the fp32 sums of all tokens into a head of `dim` elements of a gradient, which is laid out
+ * like q, k and v. */
+static void store_rows(const kernel_attention *attention, const float *sums, uint64_t dim,
+                       void *target, uint64_t first_elem)
 {
     const attention_desc *desc = &attention->desc;
-    for (uint64_t row = 0; row < rows; row++)
+    for (uint64_t row = 0; row < desc->tokens; row++)
         attention->rows->store(
             sums + row * attention->head_stride, 1.0f,
             (void *)attention_at(attention, target, first_elem + row * desc->qkv_stride),
-            desc->type, desc->head_dim);
+            desc->type, dim);
 }
 
 /* A pair of blocks by the products of the library. */
@@ -57,12 +58,12 @@ static void backward_products(const kernel_attention *attention, const struct ba
     const attention_desc *desc = &attention->desc;
     const block_shape *shape = cpui_attention_shape(attention, block->rows, block->cols);
     const void *q = cpui_attention_operand(attention, args->q, pair->q_elem, desc->qkv_stride,
-                                           block->rows, worker->wide_q);
-    const void *output_grad =
-        cpui_attention_operand(attention, args->output_grad, pair->out_elem,
-                               desc->heads * desc->head_dim, block->rows, worker->wide_output_grad);
-    const void *k = (const char *)keys->k + pair->key_offset * keys->row_bytes;
-    const void *v = (const char *)keys->v + pair->key_offset * keys->row_bytes;
+                                           block->rows, desc->head_dim, worker->wide_q);
+    const void *output_grad = cpui_attention_operand(attention, args->output_grad, pair->out_elem,
+                                                     desc->heads * desc->value_dim, block->rows,
+                                                     desc->value_dim, worker->wide_output_grad);
+    const void *k = (const char *)keys->k + pair->key_offset * keys->k_row_bytes;
+    const void *v = (const char *)keys->v + pair->key_offset * keys->v_row_bytes;
     cpui_attention_product(worker, shape, PRODUCT_SCORES, q, k, worker->scores);
     cpui_attention_product(worker, shape, PRODUCT_PROB_GRAD, output_grad, v, worker->prob_grads);
     attention->rows->softmax_grad(block, worker->prob_grads, pair->lse,
@@ -84,7 +85,7 @@ static void backward_dots(const kernel_attention *attention, const struct backwa
     uint64_t stride = attention->head_stride;
     dots_rows q = attention_dots_rows(args->q, pair->q_elem, desc->qkv_stride, block->rows);
     dots_rows grad = attention_dots_rows(args->output_grad, pair->out_elem,
-                                         desc->heads * desc->head_dim, block->rows);
+                                         desc->heads * desc->value_dim, block->rows);
     dots_sums sums = {worker->query_grads + pair->rows.begin * stride,
                       worker->key_grads + pair->keys.begin * stride,
                       worker->value_grads + pair->keys.begin * stride, stride};
@@ -97,7 +98,7 @@ static void backward_dots(const kernel_attention *attention, const struct backwa
 struct head_place {
     const attention_mask *mask;
     const attention_drop *drop; /* or NULL */
-    uint64_t q_elem, out_elem, kv_elem;
+    uint64_t q_elem, out_elem, k_elem, v_elem;
     const float *lse;
 };
 
@@ -119,7 +120,7 @@ static void backward_pair(const kernel_attention *attention, const struct backwa
                               .key_offset = seen.begin - keys.begin,
                               .q_elem = head->q_elem + rows.begin * desc->qkv_stride,
                               .out_elem =
-                                  head->out_elem + rows.begin * desc->heads * desc->head_dim,
+                                  head->out_elem + rows.begin * desc->heads * desc->value_dim,
                               .lse = head->lse + rows.begin};
     score_block block =
         cpui_attention_scores(attention, head->mask, head->drop, worker, rows, seen);
@@ -136,19 +137,22 @@ static void backward_keys(const kernel_attention *attention, const struct backwa
     const attention_desc *desc = &attention->desc;
     uint64_t stride = desc->qkv_stride, unit = attention->query_rows;
     uint64_t count = size_min(attention->key_rows, desc->tokens - key);
-    uint64_t kv_elem = head->kv_elem + key * stride;
+    uint64_t k_elem = head->k_elem + key * stride, v_elem = head->v_elem + key * stride;
     bool is_wide = attention->product_type != desc->type;
-    struct key_block prepared = {.row_bytes = is_wide ? desc->head_dim * sizeof(float)
-                                                      : stride * dtype_bytes(desc->type)};
+    size_t stride_bytes = stride * dtype_bytes(desc->type);
+    struct key_block prepared = {
+        .k_row_bytes = is_wide ? desc->head_dim * sizeof(float) : stride_bytes,
+        .v_row_bytes = is_wide ? desc->value_dim * sizeof(float) : stride_bytes,
+    };
     if (attention->by_dots) {
-        dots_rows keys_of = attention_dots_rows(args->k, kv_elem, stride, count);
-        dots_rows values = attention_dots_rows(args->v, kv_elem, stride, count);
+        dots_rows keys_of = attention_dots_rows(args->k, k_elem, stride, count);
+        dots_rows values = attention_dots_rows(args->v, v_elem, stride, count);
         cpui_attention_dots_keys(&worker->dots, &keys_of, &values);
     } else {
-        prepared.k =
-            cpui_attention_operand(attention, args->k, kv_elem, stride, count, worker->wide_k);
-        prepared.v =
-            cpui_attention_operand(attention, args->v, kv_elem, stride, count, worker->wide_v);
+        prepared.k = cpui_attention_operand(attention, args->k, k_elem, stride, count,
+                                            desc->head_dim, worker->wide_k);
+        prepared.v = cpui_attention_operand(attention, args->v, v_elem, stride, count,
+                                            desc->value_dim, worker->wide_v);
     }
     attention_range keys = {key, key + count};
     attention_range queries = attention_queries_of_block(head->mask, keys.begin, keys.end);
@@ -163,7 +167,8 @@ static void backward_head(const kernel_attention *attention, const struct backwa
                           attention_worker *worker, uint64_t batch, uint64_t head, uint64_t kv_head)
 {
     const attention_desc *desc = &attention->desc;
-    uint64_t dim = desc->head_dim, tokens = desc->tokens, out_stride = desc->heads * dim;
+    uint64_t dim = desc->head_dim, value_dim = desc->value_dim, tokens = desc->tokens;
+    uint64_t out_stride = desc->heads * value_dim;
     uint64_t first = batch * tokens * desc->qkv_stride;
     attention_mask mask = attention_mask_of(desc, attention->begins, batch);
     attention_drop drop;
@@ -171,19 +176,20 @@ static void backward_head(const kernel_attention *attention, const struct backwa
                                .drop =
                                    attention_drop_of(desc, &attention->masks, batch, head, &drop),
                                .q_elem = first + head * dim,
-                               .out_elem = batch * tokens * out_stride + head * dim,
-                               .kv_elem = first + kv_head * dim,
+                               .out_elem = batch * tokens * out_stride + head * value_dim,
+                               .k_elem = first + kv_head * dim,
+                               .v_elem = first + kv_head * value_dim,
                                .lse = args->lse + (batch * desc->heads + head) * tokens};
     for (uint64_t row = 0; row < tokens; row++) {
         uint64_t elem = whole.out_elem + row * out_stride;
-        worker->delta[row] =
-            attention->rows->dot(attention_at(attention, args->output_grad, elem),
-                                 attention_at(attention, args->output, elem), desc->type, dim);
+        worker->delta[row] = attention->rows->dot(attention_at(attention, args->output_grad, elem),
+                                                  attention_at(attention, args->output, elem),
+                                                  desc->type, value_dim);
     }
     memset(worker->query_grads, 0, tokens * attention->head_stride * sizeof *worker->query_grads);
     for (uint64_t key = 0; key < tokens; key += attention->key_rows)
         backward_keys(attention, args, worker, &whole, key);
-    store_rows(attention, worker->query_grads, args->q_grad, whole.q_elem, tokens);
+    store_rows(attention, worker->query_grads, dim, args->q_grad, whole.q_elem);
 }
 
 static void backward_task(const kernel_attention *attention, const struct backward_args *args,
@@ -196,9 +202,11 @@ static void backward_task(const kernel_attention *attention, const struct backwa
     uint64_t group = desc->heads / desc->kv_heads;
     for (uint64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
         backward_head(attention, args, worker, batch, head, kv_head);
-    uint64_t first = batch * desc->tokens * desc->qkv_stride + kv_head * desc->head_dim;
-    store_rows(attention, worker->key_grads, args->k_grad, first, desc->tokens);
-    store_rows(attention, worker->value_grads, args->v_grad, first, desc->tokens);
+    uint64_t first = batch * desc->tokens * desc->qkv_stride;
+    store_rows(attention, worker->key_grads, desc->head_dim, args->k_grad,
+               first + kv_head * desc->head_dim);
+    store_rows(attention, worker->value_grads, desc->value_dim, args->v_grad,
+               first + kv_head * desc->value_dim);
 }
 
 int cpui_attention_backward(kernel_attention *attention, void *stream, const void *q, const void *k,

@@ -37,7 +37,8 @@ static __mmask32 halves_mask(uint64_t count)
 
 bool cpui_attention_dots_takes(const attention_desc *desc)
 {
-    return desc->type == DTYPE_BF16 && desc->scale > 0 && desc->head_dim % 2 == 0;
+    return desc->type == DTYPE_BF16 && desc->scale > 0 && desc->head_dim % 2 == 0 &&
+           attention_value_dim(desc) % 2 == 0;
 }
 
 static void *take(char *base, size_t *offset, uint64_t bytes)
@@ -47,27 +48,27 @@ static void *take(char *base, size_t *offset, uint64_t bytes)
     return part;
 }
 
-size_t cpui_attention_dots_layout(uint64_t head_dim, uint64_t rows, uint64_t keys,
-                                  uint64_t score_stride, bool backward, char *base,
+size_t cpui_attention_dots_layout(uint64_t head_dim, uint64_t value_dim, uint64_t rows,
+                                  uint64_t keys, uint64_t score_stride, bool backward, char *base,
                                   attention_dots *dots)
 {
-    uint64_t dim_words = words_of(head_dim), dim = size_round_up(head_dim, VEC_ELEMS);
-    uint64_t row_bytes = 4 * dim_words * rows;
-    uint64_t column_bytes = 4 * dim_words * size_round_up(keys, VEC_ELEMS);
-    uint64_t key_pair_bytes = 4 * words_of(keys) * dim, row_pair_bytes = 4 * words_of(rows) * dim;
+    uint64_t words = words_of(head_dim), dim = size_round_up(head_dim, VEC_ELEMS);
+    uint64_t value_words = words_of(value_dim), value = size_round_up(value_dim, VEC_ELEMS);
+    uint64_t key_columns = size_round_up(keys, VEC_ELEMS);
+    uint64_t key_pairs = words_of(keys), row_pairs = words_of(rows);
     size_t offset = 0;
-    *dots = (attention_dots){.head_dim = head_dim};
-    dots->query_rows = take(base, &offset, row_bytes);
-    dots->key_columns = take(base, &offset, column_bytes);
+    *dots = (attention_dots){.head_dim = head_dim, .value_dim = value_dim};
+    dots->query_rows = take(base, &offset, 4 * words * rows);
+    dots->key_columns = take(base, &offset, 4 * words * key_columns);
     if (backward) {
-        dots->grad_rows = take(base, &offset, row_bytes);
-        dots->query_pairs = take(base, &offset, row_pair_bytes);
-        dots->grad_pairs = take(base, &offset, row_pair_bytes);
-        dots->key_pairs = take(base, &offset, key_pair_bytes);
-        dots->value_columns = take(base, &offset, column_bytes);
+        dots->grad_rows = take(base, &offset, 4 * value_words * rows);
+        dots->query_pairs = take(base, &offset, 4 * row_pairs * dim);
+        dots->grad_pairs = take(base, &offset, 4 * row_pairs * value);
+        dots->key_pairs = take(base, &offset, 4 * key_pairs * dim);
+        dots->value_columns = take(base, &offset, 4 * value_words * key_columns);
         dots->score_grads = take(base, &offset, 2 * rows * score_stride);
     } else {
-        dots->value_pairs = take(base, &offset, key_pair_bytes);
+        dots->value_pairs = take(base, &offset, 4 * key_pairs * value);
     }
     return offset;
 }
@@ -144,9 +145,9 @@ void cpui_attention_dots_queries(const attention_dots *dots, const dots_rows *qu
     copy_rows(query, dots->head_dim, dots->query_rows);
     if (!output_grad)
         return;
-    copy_rows(output_grad, dots->head_dim, dots->grad_rows);
+    copy_rows(output_grad, dots->value_dim, dots->grad_rows);
     pack_pairs(query, dots->head_dim, dots->query_pairs);
-    pack_pairs(output_grad, dots->head_dim, dots->grad_pairs);
+    pack_pairs(output_grad, dots->value_dim, dots->grad_pairs);
 }
 
 /* ---- a patch ---- */
@@ -232,13 +233,12 @@ struct packed_keys {
     uint64_t offset, count;
 };
 
-/* scores[rows, cols] = rows times columns over D. Panels that no row of a patch sees are left
+/* scores[rows, cols] = rows times columns over `dim`. Panels that no row of a patch sees are left
  * out. */
-static void multiply_seen(const attention_dots *dots, const score_block *block,
-                          struct packed_keys packed, const uint32_t *rows, const uint32_t *columns,
-                          float *scores)
+static void multiply_seen(uint64_t dim, const score_block *block, struct packed_keys packed,
+                          const uint32_t *rows, const uint32_t *columns, float *scores)
 {
-    uint64_t words = words_of(dots->head_dim);
+    uint64_t words = words_of(dim);
     columns += packed.offset * words;
     for (uint64_t panel = 0; panel < block->cols; panel += PANEL)
         for (uint64_t row = 0; row < block->rows; row += PATCH_ROWS) {
@@ -252,16 +252,16 @@ static void multiply_seen(const attention_dots *dots, const score_block *block,
         }
 }
 
-/* sums[rows, D] += P times pairs of keys, those that a patch sees. A row of P begins every
+/* sums[rows, dim] += P times pairs of keys, those that a patch sees. A row of P begins every
  * `row_words` words. */
-static void multiply_keys(const attention_dots *dots, const score_block *block,
-                          struct packed_keys packed, const void *probs, uint64_t row_words,
-                          const uint32_t *pairs, float *sums, uint64_t stride)
+static void multiply_keys(uint64_t dim, const score_block *block, struct packed_keys packed,
+                          const void *probs, uint64_t row_words, const uint32_t *pairs, float *sums,
+                          uint64_t stride)
 {
     uint64_t words = words_of(block->cols), panel_words = words_of(packed.offset + packed.count);
     uint64_t chain = block->cols > CHAIN_KEYS ? words_of(size_div_up(block->cols, 2)) : words;
-    for (uint64_t panel = 0; panel < dots->head_dim; panel += PANEL) {
-        uint64_t vectors = vectors_of(dots->head_dim - panel);
+    for (uint64_t panel = 0; panel < dim; panel += PANEL) {
+        uint64_t vectors = vectors_of(dim - panel);
         const uint32_t *first =
             pairs + panel * panel_words + packed.offset / 2 * vectors * VEC_ELEMS;
         for (uint64_t row = 0; row < block->rows; row += PATCH_ROWS) {
@@ -281,14 +281,14 @@ static void multiply_keys(const attention_dots *dots, const score_block *block,
     }
 }
 
-/* sums[cols, D] += P' times pairs of queries, those that see a patch. P is stored as pairs of rows;
+/* sums[cols, dim] += P' times pairs of queries, those that see a patch. P is stored as pairs of rows;
  * a pair begins every 2 * block->stride words. */
-static void multiply_queries(const attention_dots *dots, const score_block *block,
-                             const void *probs, const uint32_t *pairs, float *sums, uint64_t stride)
+static void multiply_queries(uint64_t dim, const score_block *block, const void *probs,
+                             const uint32_t *pairs, float *sums, uint64_t stride)
 {
     uint64_t words = words_of(block->rows), step = 2 * block->stride;
-    for (uint64_t panel = 0; panel < dots->head_dim; panel += PANEL) {
-        uint64_t vectors = vectors_of(dots->head_dim - panel);
+    for (uint64_t panel = 0; panel < dim; panel += PANEL) {
+        uint64_t vectors = vectors_of(dim - panel);
         for (uint64_t key = 0; key < block->cols; key += PATCH_ROWS) {
             uint64_t count = size_min(block->cols - key, PATCH_ROWS);
             uint64_t position = block->first_key + key;
@@ -377,10 +377,11 @@ void cpui_attention_dots_forward(const attention_dots *dots, const score_block *
 {
     struct packed_keys packed = {0, keys->count};
     pack_columns(keys, dots->head_dim, dots->key_columns);
-    multiply_seen(dots, block, packed, dots->query_rows, dots->key_columns, block->scores);
+    multiply_seen(dots->head_dim, block, packed, dots->query_rows, dots->key_columns,
+                  block->scores);
     softmax_rows(block, state);
-    pack_pairs(values, dots->head_dim, dots->value_pairs);
-    multiply_keys(dots, block, packed, block->scores, block->stride, dots->value_pairs,
+    pack_pairs(values, dots->value_dim, dots->value_pairs);
+    multiply_keys(dots->value_dim, block, packed, block->scores, block->stride, dots->value_pairs,
                   state->output, state->output_stride);
 }
 
@@ -446,7 +447,7 @@ void cpui_attention_dots_keys(attention_dots *dots, const dots_rows *keys, const
 {
     dots->keys = keys->count;
     pack_columns(keys, dots->head_dim, dots->key_columns);
-    pack_columns(values, dots->head_dim, dots->value_columns);
+    pack_columns(values, dots->value_dim, dots->value_columns);
     pack_pairs(keys, dots->head_dim, dots->key_pairs);
 }
 
@@ -455,12 +456,13 @@ void cpui_attention_dots_backward(const attention_dots *dots, const score_block 
                                   const float *delta, const dots_sums *sums)
 {
     struct packed_keys packed = {key_offset, dots->keys - key_offset};
-    multiply_seen(dots, block, packed, dots->query_rows, dots->key_columns, block->scores);
-    multiply_seen(dots, block, packed, dots->grad_rows, dots->value_columns, prob_grads);
+    uint64_t dim = dots->head_dim, value_dim = dots->value_dim;
+    multiply_seen(dim, block, packed, dots->query_rows, dots->key_columns, block->scores);
+    multiply_seen(value_dim, block, packed, dots->grad_rows, dots->value_columns, prob_grads);
     softmax_pairs(dots, block, prob_grads, lse, delta);
-    multiply_queries(dots, block, block->scores, dots->grad_pairs, sums->values, sums->stride);
-    multiply_queries(dots, block, prob_grads, dots->query_pairs, sums->keys, sums->stride);
-    multiply_keys(dots, block, packed, dots->score_grads, block->stride / 2, dots->key_pairs,
+    multiply_queries(value_dim, block, block->scores, dots->grad_pairs, sums->values, sums->stride);
+    multiply_queries(dim, block, prob_grads, dots->query_pairs, sums->keys, sums->stride);
+    multiply_keys(dim, block, packed, dots->score_grads, block->stride / 2, dots->key_pairs,
                   sums->query, sums->stride);
 }
 
@@ -472,12 +474,12 @@ bool cpui_attention_dots_takes(const attention_desc *desc)
     return false;
 }
 
-size_t cpui_attention_dots_layout(uint64_t head_dim, uint64_t rows, uint64_t keys,
-                                  uint64_t score_stride, bool backward, char *base,
+size_t cpui_attention_dots_layout(uint64_t head_dim, uint64_t value_dim, uint64_t rows,
+                                  uint64_t keys, uint64_t score_stride, bool backward, char *base,
                                   attention_dots *dots)
 {
-    (void)head_dim, (void)rows, (void)keys, (void)score_stride, (void)backward, (void)base;
-    (void)dots;
+    (void)head_dim, (void)value_dim, (void)rows, (void)keys, (void)score_stride, (void)backward;
+    (void)base, (void)dots;
     return 0;
 }
 

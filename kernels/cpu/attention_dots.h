@@ -16,18 +16,18 @@
 
 /* The packed operands of one thread. A word is two bf16: elements 2i and 2i + 1 of the dimension
  * that a product sums over. `rows` and `keys` are the extents of the largest blocks, D is the
- * head_dim. Panels are [columns / 32][words][32]; the last one is [words][16] if 16 or fewer
+ * head_dim, E the value_dim. Panels are [columns / 32][words][32]; the last one is [words][16] if 16 or fewer
  * columns remain. Missing rows and columns are zero. */
 struct attention_dots {
-    uint64_t head_dim;
+    uint64_t head_dim, value_dim;
     uint64_t keys;                      /* packed by cpui_attention_dots_keys; backward */
     uint32_t *query_rows;               /* [rows][D/2] */
     uint32_t *key_columns;              /* panels of keys; words along D */
-    uint32_t *value_pairs;              /* panels of D; words along keys; forward */
-    uint32_t *grad_rows;                /* like query_rows, of dO; all that follow are backward */
-    uint32_t *query_pairs, *grad_pairs; /* panels of D; words along rows */
+    uint32_t *value_pairs;              /* panels of E; words along keys; forward */
+    uint32_t *grad_rows;                /* [rows][E/2] of dO; all that follow are backward */
+    uint32_t *query_pairs, *grad_pairs; /* panels of D, of E; words along rows */
     uint32_t *key_pairs;                /* panels of D; words along keys */
-    uint32_t *value_columns;            /* like key_columns */
+    uint32_t *value_columns;            /* panels of keys; words along E */
     uint16_t *score_grads;              /* [rows][score_stride] dS */
 };
 typedef struct attention_dots attention_dots;
@@ -40,14 +40,14 @@ struct dots_rows {
 };
 typedef struct dots_rows dots_rows;
 
-/* True if this build and desc can use these functions: bf16, an even head_dim, a positive scale.
+/* True if this build and desc can use these functions: bf16, heads of even sizes, a positive scale.
  * Call it, and all others, only if the isa of the context has AVX-512 with bf16. */
 bool cpui_attention_dots_takes(const attention_desc *desc);
 
 /* Lays out the operands from `base` on, which is aligned to 64 bytes, and returns their bytes. base
  * NULL: only computes the bytes. */
-size_t cpui_attention_dots_layout(uint64_t head_dim, uint64_t rows, uint64_t keys,
-                                  uint64_t score_stride, bool backward, char *base,
+size_t cpui_attention_dots_layout(uint64_t head_dim, uint64_t value_dim, uint64_t rows,
+                                  uint64_t keys, uint64_t score_stride, bool backward, char *base,
                                   attention_dots *dots);
 
 /* Packs a query block; output_grad is NULL in the forward pass. */

@@ -23,11 +23,11 @@
 /* A product over a block of r query rows and c key rows. A row of P or S belongs to a query. */
 enum block_product {
     PRODUCT_SCORES,     /* S[r,c]  = Q K^T */
-    PRODUCT_OUTPUT,     /* O[r,D] += P V */
+    PRODUCT_OUTPUT,     /* O[r,E] += P V */
     PRODUCT_PROB_GRAD,  /* dP[r,c] = dO V^T */
     PRODUCT_QUERY_GRAD, /* dQ[r,D] += dS K */
     PRODUCT_KEY_GRAD,   /* dK[c,D] += dS^T Q */
-    PRODUCT_VALUE_GRAD, /* dV[c,D] += P^T dO */
+    PRODUCT_VALUE_GRAD, /* dV[c,E] += P^T dO */
     PRODUCT_COUNT
 };
 
@@ -40,7 +40,7 @@ typedef struct block_shape block_shape;
 
 struct kernel_attention {
     kernel_context *context;
-    attention_desc desc;
+    attention_desc desc;        /* value_dim is set */
     const int32_t *begins;      /* [B,T] or NULL; see attention_set_documents */
     attention_dropout masks;    /* counter NULL: nothing is dropped */
     const attention_rows *rows; /* the table of the instruction set */
@@ -51,7 +51,7 @@ struct kernel_attention {
     enum dtype product_type;
     uint64_t query_rows, key_rows, query_block_count;
     uint64_t score_stride; /* distance between rows of scores, in floats */
-    /* distance between rows of fp32 accumulators: D rounded up to whole vectors */
+    /* distance between rows of fp32 accumulators: the larger of D and E, in whole vectors */
     uint64_t head_stride;
     block_shape *shapes; /* [shape_count] */
     size_t shape_count;
@@ -60,7 +60,7 @@ struct kernel_attention {
 };
 
 /* The scratch of one thread. Parts that a pass does not use are NULL. Strides: head_stride for the
- * output and the accumulators, score_stride for scores, D for widened operands. */
+ * output and the accumulators, score_stride for scores, D or E for widened operands. */
 struct attention_worker {
     float *scores;     /* [query_rows, score_stride] */
     float *prob_grads; /* like scores; backward */
@@ -70,10 +70,10 @@ struct attention_worker {
     float *row_sum;    /* [query_rows] forward */
     /* [T, head_stride] backward: sums of one query head, and of the group */
     float *query_grads, *key_grads, *value_grads;
-    float *delta;                     /* [T] backward: rowsum(dO * O) */
-    float *wide_q, *wide_output_grad; /* [query_rows, D] if operands are widened */
-    float *wide_k, *wide_v;           /* [key_rows, D] */
-    attention_dots dots;              /* if by_dots */
+    float *delta; /* [T] backward: rowsum(dO * O) */
+    /* if operands are widened: [query_rows, D], [query_rows, E], [key_rows, D], [key_rows, E] */
+    float *wide_q, *wide_output_grad, *wide_k, *wide_v;
+    attention_dots dots; /* if by_dots */
     void *product_scratch;
     int slot;                    /* slot of this thread in the products */
     int status;                  /* the first dnnl status of this thread that is not 0 */
@@ -118,10 +118,11 @@ static inline dots_rows attention_dots_rows(const void *source, uint64_t first, 
     return (dots_rows){(const uint16_t *)source + first, row_stride, rows};
 }
 
-/* The operand that a product reads: `rows` rows of a head from element `first` of `source` on, in
- * place or widened into `wide`. */
+/* The operand that a product reads: `rows` rows of `dim` elements from element `first` of `source`
+ * on, in place or widened into `wide`. */
 const void *cpui_attention_operand(const kernel_attention *attention, const void *source,
-                                   uint64_t first, uint64_t row_stride, uint64_t rows, float *wide);
+                                   uint64_t first, uint64_t row_stride, uint64_t rows, uint64_t dim,
+                                   float *wide);
 
 /* The address of element `elem` of a tensor of the working type. */
 static inline const void *attention_at(const kernel_attention *attention, const void *base,

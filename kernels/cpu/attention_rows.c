@@ -227,21 +227,23 @@ static void weigh_block(float *scores, uint64_t count, float *largest, float *su
 static inline void attend_typed(const cached_row *row, enum dtype type)
 {
     uint64_t dim = row->head_dim, vectors = (dim + VEC_ELEMS - 1) / VEC_ELEMS;
-    uint64_t row_bytes = dim * dtype_bytes(type);
+    uint64_t value_dim = row->value_dim;
+    uint64_t value_vectors = (value_dim + VEC_ELEMS - 1) / VEC_ELEMS;
+    uint64_t key_bytes = dim * dtype_bytes(type), value_bytes = value_dim * dtype_bytes(type);
     vec query[CACHED_LANES], output[CACHED_LANES];
     float scores[CACHED_KEYS + VEC_ELEMS], largest = -INFINITY, sum = 0.0f;
-    for (uint64_t i = 0; i < vectors; i++) {
+    for (uint64_t i = 0; i < vectors; i++)
         query[i] = load_some(row->query, type, i * VEC_ELEMS, dim) * vec_set(row->scale);
+    for (uint64_t i = 0; i < value_vectors; i++)
         output[i] = vec_set(0.0f);
-    }
     for (uint64_t begin = 0; begin < row->count; begin += CACHED_KEYS) {
         uint64_t left = row->count - begin, count = left < CACHED_KEYS ? left : CACHED_KEYS;
-        const char *keys = (const char *)row->keys + begin * row_bytes;
-        const char *values = (const char *)row->values + begin * row_bytes;
+        const char *keys = (const char *)row->keys + begin * key_bytes;
+        const char *values = (const char *)row->values + begin * value_bytes;
         for (uint64_t j = 0; j < count; j++) {
             vec score = vec_set(0.0f);
             for (uint64_t i = 0; i < vectors; i++)
-                score = vec_fma(query[i], load_some(keys + j * row_bytes, type, i * VEC_ELEMS, dim),
+                score = vec_fma(query[i], load_some(keys + j * key_bytes, type, i * VEC_ELEMS, dim),
                                 score);
             scores[j] = vec_sum(score);
         }
@@ -250,18 +252,19 @@ static inline void attend_typed(const cached_row *row, enum dtype type)
                 vec_store(scores + j,
                           vec_set(row->soft_cap) *
                               vec_tanh(vec_load(scores + j) * vec_set(1.0f / row->soft_cap)));
-        weigh_block(scores, count, &largest, &sum, output, vectors);
+        weigh_block(scores, count, &largest, &sum, output, value_vectors);
         for (uint64_t j = 0; j < count; j++) {
             vec p = vec_set(scores[j]);
-            for (uint64_t i = 0; i < vectors; i++)
-                output[i] = vec_fma(p, load_some(values + j * row_bytes, type, i * VEC_ELEMS, dim),
-                                    output[i]);
+            for (uint64_t i = 0; i < value_vectors; i++)
+                output[i] =
+                    vec_fma(p, load_some(values + j * value_bytes, type, i * VEC_ELEMS, value_dim),
+                            output[i]);
         }
     }
     float result[ATTENTION_HEAD_DIM_MAX + VEC_ELEMS];
-    for (uint64_t i = 0; i < vectors; i++)
+    for (uint64_t i = 0; i < value_vectors; i++)
         vec_store(result + i * VEC_ELEMS, output[i]);
-    store(result, 1.0f / sum, row->output, type, dim);
+    store(result, 1.0f / sum, row->output, type, value_dim);
 }
 
 static void attend(const cached_row *row)

@@ -81,17 +81,18 @@ struct softmax_state {
     float *row_max;         /* [rows] largest scaled score so far; -inf before the first block */
     float *row_sum;         /* [rows] sum of exp(score - row_max) so far; 0 before */
     float *output;          /* [rows, output_stride] fp32, scaled down as row_max grows */
-    uint64_t output_stride; /* a multiple of ATTENTION_LANES_MAX, >= head_dim */
+    uint64_t output_stride; /* a multiple of ATTENTION_LANES_MAX, >= value_dim */
 };
 typedef struct softmax_state softmax_state;
 
-/* One query over the kept keys and values of its group, each [count, head_dim] in `type`. */
+/* One query over the kept keys and values of its group, in `type`. */
 struct cached_row {
-    const void *query, *keys, *values; /* [head_dim], then rows of head_dim */
-    uint64_t count, head_dim;          /* count > 0; head_dim <= ATTENTION_HEAD_DIM_MAX */
+    const void *query, *keys, *values; /* [head_dim], [count, head_dim], [count, value_dim] */
+    uint64_t count;                    /* > 0 */
+    uint64_t head_dim, value_dim;      /* <= ATTENTION_HEAD_DIM_MAX */
     float scale, soft_cap;             /* of attention_cached_args */
     enum dtype type;
-    void *output; /* [head_dim] type */
+    void *output; /* [value_dim] type */
 };
 typedef struct cached_row cached_row;
 

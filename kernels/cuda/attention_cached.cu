@@ -18,17 +18,23 @@ namespace
 
 enum { WARPS = 4, THREADS = WARPS * CUDAI_WARP, SHARE = CUDAI_HEAD_DIM_MAX / CUDAI_WARP };
 
+// Appends heads of k or v, of `dim` elements, to the cached ones.
+template <typename T>
+__device__ __forceinline__ void keep_heads(const attention_cached_args &args, const void *rows,
+                                           uint64_t dim, void *kept)
+{
+    const uint64_t columns = args.kv_heads * dim, count = args.rows * columns;
+    for (uint64_t i = cudai_thread_idx(); i < count; i += cudai_thread_count()) {
+        const uint64_t row = i / columns, column = i % columns, group = column / dim;
+        const uint64_t to = (group * args.capacity + args.begin + row) * dim + column % dim;
+        static_cast<T *>(kept)[to] = static_cast<const T *>(rows)[row * args.qkv_stride + column];
+    }
+}
+
 template <typename T> __global__ void __launch_bounds__(THREADS) keep(attention_cached_args args)
 {
-    const uint64_t columns = args.kv_heads * args.head_dim, count = args.rows * columns;
-    for (uint64_t i = cudai_thread_idx(); i < count; i += cudai_thread_count()) {
-        const uint64_t row = i / columns, column = i % columns;
-        const uint64_t group = column / args.head_dim, d = column % args.head_dim;
-        const uint64_t from = row * args.qkv_stride + column;
-        const uint64_t to = (group * args.capacity + args.begin + row) * args.head_dim + d;
-        static_cast<T *>(args.keys)[to] = static_cast<const T *>(args.k)[from];
-        static_cast<T *>(args.values)[to] = static_cast<const T *>(args.v)[from];
-    }
+    keep_heads<T>(args, args.k, args.head_dim, args.keys);
+    keep_heads<T>(args, args.v, args.value_dim, args.values);
 }
 
 template <typename T> __global__ void __launch_bounds__(THREADS) attend(attention_cached_args args)
@@ -36,12 +42,13 @@ template <typename T> __global__ void __launch_bounds__(THREADS) attend(attentio
     __shared__ float largest_of[WARPS], sum_of[WARPS], output_of[WARPS][CUDAI_HEAD_DIM_MAX];
     const uint32_t lane = threadIdx.x % CUDAI_WARP, warp = threadIdx.x / CUDAI_WARP;
     const uint32_t dim = static_cast<uint32_t>(args.head_dim);
+    const uint32_t value_dim = static_cast<uint32_t>(args.value_dim);
     const uint64_t row = blockIdx.x / args.heads, head = blockIdx.x % args.heads;
     const uint64_t group = head / (args.heads / args.kv_heads), count = args.begin + row + 1;
     const uint64_t first = args.window && count > args.window ? count - args.window : 0;
     const T *query = static_cast<const T *>(args.q) + row * args.qkv_stride + head * dim;
     const T *keys = static_cast<const T *>(args.keys) + group * args.capacity * dim;
-    const T *values = static_cast<const T *>(args.values) + group * args.capacity * dim;
+    const T *values = static_cast<const T *>(args.values) + group * args.capacity * value_dim;
     float own[SHARE], output[SHARE], largest = -INFINITY, sum = 0.0f;
 #pragma unroll
     for (uint32_t i = 0; i < SHARE; i++) {
@@ -68,9 +75,9 @@ template <typename T> __global__ void __launch_bounds__(THREADS) attend(attentio
 #pragma unroll
         for (uint32_t i = 0; i < SHARE; i++) {
             const uint32_t d = lane + i * CUDAI_WARP;
-            if (d < dim)
-                output[i] =
-                    __fmaf_rn(p, cudai_widen(values[s * dim + d]), __fmul_rn(output[i], shrink));
+            if (d < value_dim)
+                output[i] = __fmaf_rn(p, cudai_widen(values[s * value_dim + d]),
+                                      __fmul_rn(output[i], shrink));
         }
     }
     if (lane == 0) {
@@ -88,8 +95,8 @@ template <typename T> __global__ void __launch_bounds__(THREADS) attend(attentio
         factor[w] = largest_of[w] == -INFINITY ? 0.0f : expf(__fsub_rn(largest_of[w], most));
         total = __fmaf_rn(sum_of[w], factor[w], total);
     }
-    T *target = static_cast<T *>(args.output) + (row * args.heads + head) * dim;
-    for (uint32_t d = threadIdx.x; d < dim; d += THREADS) {
+    T *target = static_cast<T *>(args.output) + (row * args.heads + head) * value_dim;
+    for (uint32_t d = threadIdx.x; d < value_dim; d += THREADS) {
         float value = 0.0f;
         for (uint32_t w = 0; w < WARPS; w++)
             value = __fmaf_rn(output_of[w][d], factor[w], value);
@@ -98,8 +105,10 @@ template <typename T> __global__ void __launch_bounds__(THREADS) attend(attentio
 }
 
 template <typename T>
-cudaError_t launch(const attention_cached_args &args, int sm_count, cudaStream_t stream)
+cudaError_t launch(attention_cached_args args, int sm_count, cudaStream_t stream)
 {
+    if (args.value_dim == 0)
+        args.value_dim = args.head_dim;
     const uint64_t kept = args.rows * args.kv_heads * args.head_dim;
     dim3 some(cudai_blocks(kept, THREADS, sm_count));
     cudaError_t error = cudai_launch(keep<T>, some, dim3(THREADS), 0, stream, args);

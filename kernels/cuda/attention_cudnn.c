@@ -34,6 +34,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "kernels/attention_range.h"
 
 enum uid {
     UID_Q = 1,
@@ -127,6 +128,9 @@ static int check_shape(const cudai_cudnn *api, const attention_desc *desc)
                        (unsigned long long)desc->heads, (unsigned long long)desc->kv_heads);
     if (desc->window || desc->soft_cap != 0.0f)
         return err_set(ERR_BACKEND, "cuDNN's attention is not used with a window or a soft cap");
+    if (attention_value_dim(desc) != desc->head_dim)
+        return err_set(ERR_BACKEND, "cuDNN's attention is not used if heads of v have other sizes "
+                                    "than those of q and k");
     if (desc->type == DTYPE_FP32)
         return err_set(ERR_BACKEND, "cuDNN's attention takes bf16 and fp16, not fp32");
     if (desc->head_dim % 8 != 0 || desc->head_dim > head_dim_max || desc->qkv_stride % 8 != 0)

@@ -96,11 +96,11 @@ finish_rows(const cudai_attention_args &args, const attention_place &place, T *t
             if (threadIdx.x % 4 == 0 && row < present)
                 lse[row] = __fmaf_rn(state.largest[m][half], args.scale, logf(sum));
         }
-    uint64_t stride = args.heads * args.head_dim;
+    uint64_t stride = args.heads * args.value_dim;
     T *target =
         const_cast<T *>(attention_output_head<T>(args.output, args, place.batch, place.head)) +
         first * stride;
-    attention_write<T, DIM, MT>(tile_rows, output, factors, target, stride, present, args.head_dim,
+    attention_write<T, DIM, MT>(tile_rows, output, factors, target, stride, present, args.value_dim,
                                 args.is_vector);
 }
 
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) forward(cudai_attention_
     uint64_t kv_head = place.head / (args.heads / args.kv_heads);
     const T *q = attention_head<T>(args.q, args, place.batch, place.head) + first * args.qkv_stride;
     const T *k = attention_head<T>(args.k, args, place.batch, kv_head);
-    const T *v = attention_head<T>(args.v, args, place.batch, kv_head);
+    const T *v = attention_value_head<T>(args.v, args, place.batch, kv_head);
     const attention_mask mask = attention_mask_at(args.mask, place.batch);
     uint32_t warp_row = threadIdx.x / CUDAI_WARP * 16 * MT, warp_first = first + warp_row;
     T *warp_tile = q_tile + warp_row * pitch;
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) forward(cudai_attention_
         cudai_copy_wait<0>();
         __syncthreads(); // the keys are loaded; nobody reads the last step's values any more
         attention_load<T, DIM, keys>(v_tile, v + key * args.qkv_stride, args.qkv_stride,
-                                     tokens - key, args.head_dim, args.is_vector);
+                                     tokens - key, args.value_dim, args.is_vector);
         cudai_copy_commit();
         float scores[MT][keys / 8][4];
         attention_clear(scores);
@@ -207,14 +207,16 @@ extern "C" int cudai_attention_forward_launch(enum dtype type, const cudai_atten
                                               void *stream)
 {
     return attention_by_type(type, [=](auto zero) {
-        return attention_by_dim(args->head_dim, [=](auto dim) {
-            constexpr int DIM = decltype(dim)::value;
-            uint64_t tiles = (args->tokens + config<DIM>::queries - 1) / config<DIM>::queries;
-            dim3 grid(static_cast<unsigned>(tiles * args->heads * args->batch));
-            auto kernel = args->drop.masks.counter ? forward<decltype(zero), DIM, true>
-                                                   : forward<decltype(zero), DIM, false>;
-            return cudai_launch(kernel, grid, dim3(ATTENTION_THREADS), config<DIM>::shared_bytes,
-                                static_cast<cudaStream_t>(stream), *args);
-        });
+        return attention_by_dim(
+            cudai_attention_tile_dim(args->head_dim, args->value_dim), [=](auto dim) {
+                constexpr int DIM = decltype(dim)::value;
+                uint64_t tiles = (args->tokens + config<DIM>::queries - 1) / config<DIM>::queries;
+                dim3 grid(static_cast<unsigned>(tiles * args->heads * args->batch));
+                auto kernel = args->drop.masks.counter ? forward<decltype(zero), DIM, true>
+                                                       : forward<decltype(zero), DIM, false>;
+                return cudai_launch(kernel, grid, dim3(ATTENTION_THREADS),
+                                    config<DIM>::shared_bytes, static_cast<cudaStream_t>(stream),
+                                    *args);
+            });
     });
 }

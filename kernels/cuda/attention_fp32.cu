@@ -7,7 +7,7 @@
 // A block has 16 by 16 threads. Thread (x, y) holds the elements (y + 16 i, x + 16 j) of a block of
 // scores, so a row of scores lies in 16 neighbouring lanes. The thread also holds the columns 4 x +
 // 64 j .. + 3 of rows y + 16 i of a block of DIM columns. Rows in shared memory have DIM elements
-// (head_dim rounded up to 64, 128 or 256, the rest zero) and 4 more, so that 16-byte loads of 8
+// (D or E rounded up to 64, 128 or 256, the rest zero) and 4 more, so that 16-byte loads of 8
 // neighbouring rows use different banks.
 //
 // The bits depend only on a row's operands and position. There are no atomics, no sums in memory
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_forward(cudai_attention_arg
     const attention_reach reach = attention_reach_of<true>(mask, first, rows);
     uint64_t kv_head = place.head / (args.heads / args.kv_heads);
     const float *k = attention_head<float>(args.k, args, place.batch, kv_head);
-    const float *v = attention_head<float>(args.v, args, place.batch, kv_head);
+    const float *v = attention_value_head<float>(args.v, args, place.batch, kv_head);
     fp32_load<DIM>(q_tile,
                    attention_head<float>(args.q, args, place.batch, place.head) +
                        first * args.qkv_stride,
@@ -303,7 +303,7 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_forward(cudai_attention_arg
         __syncthreads(); // nobody reads the last step's tiles any more
         fp32_load<DIM>(k_tile, k + offset, args.qkv_stride, tokens - key, args.head_dim,
                        args.is_vector);
-        fp32_load<DIM>(v_tile, v + offset, args.qkv_stride, tokens - key, args.head_dim,
+        fp32_load<DIM>(v_tile, v + offset, args.qkv_stride, tokens - key, args.value_dim,
                        args.is_vector);
         __syncthreads();
         float scores[share][share];
@@ -330,11 +330,11 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_forward(cudai_attention_arg
             args.lse[(place.batch * args.heads + place.head) * args.tokens + row] =
                 largest[i] + logf(sum[i]);
     }
-    uint64_t stride = args.heads * args.head_dim;
+    uint64_t stride = args.heads * args.value_dim;
     float *target = const_cast<float *>(
         attention_output_head<float>(args.output, args, place.batch, place.head));
-    fp32_write<DIM>(target + first * stride, output, factors, stride, tokens - first, args.head_dim,
-                    args.is_vector);
+    fp32_write<DIM>(target + first * stride, output, factors, stride, tokens - first,
+                    args.value_dim, args.is_vector);
 }
 
 // ---- gradients: one kernel by tiles of keys for dK and dV, one by tiles of queries for dQ ----
@@ -355,14 +355,15 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_key_grad(cudai_attention_ar
     uint32_t tokens = static_cast<uint32_t>(args.tokens);
     attention_place place = attention_locate((tokens + rows - 1) / rows, args.kv_heads);
     uint32_t first = place.tile * rows; // long tiles start first
-    uint64_t group = args.heads / args.kv_heads, output_stride = args.heads * args.head_dim;
+    uint64_t group = args.heads / args.kv_heads, output_stride = args.heads * args.value_dim;
     uint64_t offset = first * args.qkv_stride;
     const attention_mask mask = attention_mask_at(args.mask, place.batch);
     const attention_reach reach = attention_reach_of<false>(mask, first, rows);
     fp32_load<DIM>(k_tile, attention_head<float>(args.k, args, place.batch, place.head) + offset,
                    args.qkv_stride, tokens - first, args.head_dim, args.is_vector);
-    fp32_load<DIM>(v_tile, attention_head<float>(args.v, args, place.batch, place.head) + offset,
-                   args.qkv_stride, tokens - first, args.head_dim, args.is_vector);
+    fp32_load<DIM>(v_tile,
+                   attention_value_head<float>(args.v, args, place.batch, place.head) + offset,
+                   args.qkv_stride, tokens - first, args.value_dim, args.is_vector);
     float key_sums[share][DIM / 64][4], value_sums[share][DIM / 64][4];
     fp32_clear<DIM>(key_sums);
     fp32_clear<DIM>(value_sums);
@@ -375,7 +376,7 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_key_grad(cudai_attention_ar
             fp32_load<DIM>(q_tile, q + query * args.qkv_stride, args.qkv_stride, tokens - query,
                            args.head_dim, args.is_vector);
             fp32_load<DIM>(grad_tile, grad + query * output_stride, output_stride, tokens - query,
-                           args.head_dim, args.is_vector);
+                           args.value_dim, args.is_vector);
             __syncthreads();
             float scores[share][share], grads[share][share];
             fp32_product<DIM>(scores, k_tile, q_tile);
@@ -416,12 +417,12 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_key_grad(cudai_attention_ar
     }
     float *k_grad =
         const_cast<float *>(attention_head<float>(args.k_grad, args, place.batch, place.head));
-    float *v_grad =
-        const_cast<float *>(attention_head<float>(args.v_grad, args, place.batch, place.head));
+    float *v_grad = const_cast<float *>(
+        attention_value_head<float>(args.v_grad, args, place.batch, place.head));
     fp32_write<DIM>(k_grad + offset, key_sums, scales, args.qkv_stride, tokens - first,
                     args.head_dim, args.is_vector);
     fp32_write<DIM>(v_grad + offset, value_sums, ones, args.qkv_stride, tokens - first,
-                    args.head_dim, args.is_vector);
+                    args.value_dim, args.is_vector);
 }
 
 template <int DIM>
@@ -438,15 +439,15 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_query_grad(cudai_attention_
     const attention_mask mask = attention_mask_at(args.mask, place.batch);
     const attention_reach reach = attention_reach_of<true>(mask, first, rows);
     uint64_t kv_head = place.head / (args.heads / args.kv_heads);
-    uint64_t output_stride = args.heads * args.head_dim, offset = first * args.qkv_stride;
+    uint64_t output_stride = args.heads * args.value_dim, offset = first * args.qkv_stride;
     const float *k = attention_head<float>(args.k, args, place.batch, kv_head);
-    const float *v = attention_head<float>(args.v, args, place.batch, kv_head);
+    const float *v = attention_value_head<float>(args.v, args, place.batch, kv_head);
     fp32_load<DIM>(q_tile, attention_head<float>(args.q, args, place.batch, place.head) + offset,
                    args.qkv_stride, tokens - first, args.head_dim, args.is_vector);
     fp32_load<DIM>(grad_tile,
                    attention_output_head<float>(args.output_grad, args, place.batch, place.head) +
                        first * output_stride,
-                   output_stride, tokens - first, args.head_dim, args.is_vector);
+                   output_stride, tokens - first, args.value_dim, args.is_vector);
     uint64_t first_row = (place.batch * args.heads + place.head) * args.tokens + first;
     float lse[share], delta[share], sums[share][DIM / 64][4];
     fp32_clear<DIM>(sums);
@@ -461,7 +462,7 @@ __global__ void __launch_bounds__(FP32_THREADS) fp32_query_grad(cudai_attention_
         fp32_load<DIM>(k_tile, k + key * args.qkv_stride, args.qkv_stride, tokens - key,
                        args.head_dim, args.is_vector);
         fp32_load<DIM>(v_tile, v + key * args.qkv_stride, args.qkv_stride, tokens - key,
-                       args.head_dim, args.is_vector);
+                       args.value_dim, args.is_vector);
         __syncthreads();
         float scores[share][share], grads[share][share];
         fp32_product<DIM>(scores, q_tile, k_tile);
@@ -509,7 +510,7 @@ extern "C" int cudai_attention_fp32_allow(uint64_t head_dim, uint64_t *shared_by
 
 extern "C" int cudai_attention_fp32_launch(const cudai_attention_args *args, void *stream)
 {
-    return fp32_by_dim(args->head_dim, [=](auto dim) {
+    return fp32_by_dim(cudai_attention_tile_dim(args->head_dim, args->value_dim), [=](auto dim) {
         constexpr int DIM = decltype(dim)::value;
         uint64_t tiles = (args->tokens + fp32_rows<DIM> - 1) / fp32_rows<DIM>;
         dim3 grid(static_cast<unsigned>(tiles * args->heads * args->batch));
@@ -531,7 +532,7 @@ extern "C" int cudai_attention_fp32_grad_allow(uint64_t head_dim, uint64_t *shar
 
 extern "C" int cudai_attention_fp32_grad_launch(const cudai_attention_args *args, void *stream)
 {
-    return fp32_by_dim(args->head_dim, [=](auto dim) {
+    return fp32_by_dim(cudai_attention_tile_dim(args->head_dim, args->value_dim), [=](auto dim) {
         constexpr int DIM = decltype(dim)::value;
         uint64_t tiles = (args->tokens + fp32_rows<DIM> - 1) / fp32_rows<DIM>;
         dim3 key_grid(static_cast<unsigned>(tiles * args->kv_heads * args->batch));

@@ -67,7 +67,7 @@ __device__ __forceinline__ void load_step(const cudai_attention_args &args, T *s
     constexpr int queries = config<DIM, WHAT>::queries;
     query_step<T> step = step_place<T, DIM, WHAT>(shared, stage);
     uint32_t present = static_cast<uint32_t>(args.tokens) - query;
-    uint64_t output_stride = args.heads * args.head_dim;
+    uint64_t output_stride = args.heads * args.value_dim;
     uint64_t first_row = (batch * args.heads + head) * args.tokens + query;
     attention_load<T, DIM, queries>(
         step.q, attention_head<T>(args.q, args, batch, head) + query * args.qkv_stride,
@@ -75,7 +75,7 @@ __device__ __forceinline__ void load_step(const cudai_attention_args &args, T *s
     attention_load<T, DIM, queries>(step.output_grad,
                                     attention_output_head<T>(args.output_grad, args, batch, head) +
                                         query * output_stride,
-                                    output_stride, present, args.head_dim, args.is_vector);
+                                    output_stride, present, args.value_dim, args.is_vector);
     if (threadIdx.x < queries) {
         bool is_there = threadIdx.x < present;
         uint64_t row = first_row + (is_there ? threadIdx.x : 0);
@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
                                  args.qkv_stride, tokens - first, args.head_dim, args.is_vector);
     if constexpr (WHAT & KEYS)
         attention_load<T, DIM, keys>(
-            v_tile, attention_head<T>(args.v, args, place.batch, place.head) + offset,
-            args.qkv_stride, tokens - first, args.head_dim, args.is_vector);
+            v_tile, attention_value_head<T>(args.v, args, place.batch, place.head) + offset,
+            args.qkv_stride, tokens - first, args.value_dim, args.is_vector);
     uint64_t head = place.head * group; // the head of the step that is loaded next
     uint32_t query = begin;
     load_step<T, DIM, WHAT>(args, shared, 0, place.batch, head, query);
@@ -237,9 +237,10 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
 #pragma unroll
         for (int m = 0; m < MT; m++)
             factors[m][0] = factors[m][1] = args.drop.masks.counter ? args.drop.scale : 1.0f;
-        T *target = const_cast<T *>(attention_head<T>(args.v_grad, args, place.batch, place.head));
+        T *target =
+            const_cast<T *>(attention_value_head<T>(args.v_grad, args, place.batch, place.head));
         attention_write<T, DIM, MT>(v_tile + warp_row * pitch, value_sums, factors,
-                                    target + warp_offset, args.qkv_stride, present, args.head_dim,
+                                    target + warp_offset, args.qkv_stride, present, args.value_dim,
                                     args.is_vector);
     }
     if constexpr (WHAT & KEYS) {
@@ -292,14 +293,15 @@ extern "C" int cudai_attention_key_grad_launch(enum dtype type, const cudai_atte
 {
     return attention_by_type(type, [=](auto zero) {
         typedef decltype(zero) T;
-        return attention_by_dim(args->head_dim, [=](auto dim) {
-            constexpr int DIM = decltype(dim)::value;
-            if constexpr (DIM <= 128) {
-                return launch<T, DIM, KEYS | VALUES>(args, stream);
-            } else {
-                cudaError_t error = launch<T, DIM, VALUES>(args, stream);
-                return error != cudaSuccess ? error : launch<T, DIM, KEYS>(args, stream);
-            }
-        });
+        return attention_by_dim(
+            cudai_attention_tile_dim(args->head_dim, args->value_dim), [=](auto dim) {
+                constexpr int DIM = decltype(dim)::value;
+                if constexpr (DIM <= 128) {
+                    return launch<T, DIM, KEYS | VALUES>(args, stream);
+                } else {
+                    cudaError_t error = launch<T, DIM, VALUES>(args, stream);
+                    return error != cudaSuccess ? error : launch<T, DIM, KEYS>(args, stream);
+                }
+            });
     });
 }

@@ -4,7 +4,10 @@
  *
  *   *_allow    registers the kernels of one type and head dimension with CUDA, with the shared
  *              memory that they need, so that the first launch loads nothing; returns that size
- *   *_launch   enqueues the kernel */
+ *   *_launch   enqueues the kernel
+ *
+ * Tiles of all operands are as wide as the larger of D and E. What the smaller one lacks is zero, so
+ * heads whose D and E differ cost as much as if both were the larger one. */
 #ifndef SLUICE_KERNELS_CUDA_ATTENTION_LAUNCH_H
 #define SLUICE_KERNELS_CUDA_ATTENTION_LAUNCH_H
 
@@ -22,22 +25,28 @@ typedef struct cudai_attention_drop cudai_attention_drop;
 struct cudai_attention_args {
     uint64_t batch, tokens, heads, kv_heads;
     uint64_t qkv_stride; /* elements */
-    uint32_t head_dim;
+    uint32_t head_dim, value_dim;
     bool is_vector;      /* rows of every tensor can be moved in accesses of 16 bytes */
     float scale;         /* > 0 */
     float soft_cap;      /* 0: none */
     attention_mask mask; /* of sequence 0 */
     cudai_attention_drop drop;
     const void *q, *k, *v;          /* rows of qkv_stride */
-    void *output;                   /* [B,T,H,D]; written by the forward pass, read by delta */
+    void *output;                   /* [B,T,H,E]; written by the forward pass, read by delta */
     float *lse;                     /* [B,H,T]; written by the forward pass */
-    const void *output_grad;        /* [B,T,H,D] */
+    const void *output_grad;        /* [B,T,H,E] */
     float *delta;                   /* [B,H,T]; written by delta, read by the gradients */
     void *q_grad, *k_grad, *v_grad; /* rows of qkv_stride */
 };
 typedef struct cudai_attention_args cudai_attention_args;
 
 enum { CUDAI_HEAD_DIM_MAX = 256 };
+
+/* The head dimension of the tiles. */
+static inline uint64_t cudai_attention_tile_dim(uint64_t head_dim, uint64_t value_dim)
+{
+    return head_dim > value_dim ? head_dim : value_dim;
+}
 
 /* Forward pass, 16-bit types. Blocks and positions have 32-bit numbers; attention_own.c checks this
  * limit. */

@@ -41,15 +41,18 @@ static int desc_check(const attention_desc *desc)
     uint64_t bytes;
     if (desc->batch == 0 || desc->tokens == 0 || desc->tokens > TOKENS_MAX || desc->heads == 0 ||
         desc->kv_heads == 0 || desc->head_dim == 0 || desc->head_dim > CUDAI_HEAD_DIM_MAX ||
-        desc->heads % desc->kv_heads != 0 || desc->qkv_stride / desc->head_dim < desc->heads)
+        desc->value_dim > CUDAI_HEAD_DIM_MAX || desc->heads % desc->kv_heads != 0 ||
+        desc->qkv_stride / desc->head_dim < desc->heads ||
+        desc->qkv_stride / attention_value_dim(desc) < desc->kv_heads)
         return err_set(ERR_BACKEND,
-                       "attention B=%llu T=%llu H=%llu G=%llu D=%llu stride=%llu: every dimension "
-                       "must be positive, T at most 2^30, D at most %d, H a multiple of G, stride "
-                       "at least H*D",
+                       "attention B=%llu T=%llu H=%llu G=%llu D=%llu E=%llu stride=%llu: every "
+                       "dimension must be positive, T at most 2^30, D and E at most %d, H a "
+                       "multiple of G, stride at least H*D and G*E",
                        (unsigned long long)desc->batch, (unsigned long long)desc->tokens,
                        (unsigned long long)desc->heads, (unsigned long long)desc->kv_heads,
-                       (unsigned long long)desc->head_dim, (unsigned long long)desc->qkv_stride,
-                       CUDAI_HEAD_DIM_MAX);
+                       (unsigned long long)desc->head_dim,
+                       (unsigned long long)attention_value_dim(desc),
+                       (unsigned long long)desc->qkv_stride, CUDAI_HEAD_DIM_MAX);
     if (!(desc->scale > 0.0f) || !isfinite(desc->scale))
         return err_set(ERR_BACKEND, "attention: the scale of the scores is %g; it must be positive",
                        (double)desc->scale);
@@ -79,20 +82,20 @@ static int allowed(const kernel_context *context, const attention_desc *desc, in
 int cudai_own_attention_check(const kernel_context *context, const attention_desc *desc)
 {
     TRY(desc_check(desc));
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, dim = cudai_attention_tile_dim(desc->head_dim, desc->value_dim);
     int error;
     TRY(cudai_check(cudai_attention_delta_allow(desc->type), "loading the attention's row sums"));
     if (desc->type == DTYPE_FP32) {
-        error = cudai_attention_fp32_allow(desc->head_dim, &bytes);
+        error = cudai_attention_fp32_allow(dim, &bytes);
         TRY(allowed(context, desc, error, bytes, "attention"));
-        error = cudai_attention_fp32_grad_allow(desc->head_dim, &bytes);
+        error = cudai_attention_fp32_grad_allow(dim, &bytes);
         return allowed(context, desc, error, bytes, "attention's backward pass");
     }
-    error = cudai_attention_forward_allow(desc->type, desc->head_dim, &bytes);
+    error = cudai_attention_forward_allow(desc->type, dim, &bytes);
     TRY(allowed(context, desc, error, bytes, "attention"));
-    error = cudai_attention_key_grad_allow(desc->type, desc->head_dim, &bytes);
+    error = cudai_attention_key_grad_allow(desc->type, dim, &bytes);
     TRY(allowed(context, desc, error, bytes, "attention's gradient of the keys"));
-    error = cudai_attention_query_grad_allow(desc->type, desc->head_dim, &bytes);
+    error = cudai_attention_query_grad_allow(desc->type, dim, &bytes);
     return allowed(context, desc, error, bytes, "attention's gradient of the queries");
 }
 
@@ -115,6 +118,7 @@ static cudai_attention_args args_of(const attention_desc *desc, const int32_t *b
                                   .kv_heads = desc->kv_heads,
                                   .qkv_stride = desc->qkv_stride,
                                   .head_dim = (uint32_t)desc->head_dim,
+                                  .value_dim = (uint32_t)attention_value_dim(desc),
                                   .scale = desc->scale,
                                   .soft_cap = desc->soft_cap,
                                   .mask = attention_mask_of(desc, begins, 0),
@@ -130,7 +134,8 @@ static bool is_vector(const attention_desc *desc, const cudai_attention_args *ar
     uintptr_t bits = 0;
     for (size_t i = 0; i < sizeof pointers / sizeof *pointers; i++)
         bits |= (uintptr_t)pointers[i];
-    return desc->head_dim % unit == 0 && desc->qkv_stride % unit == 0 && bits % 16 == 0;
+    return desc->head_dim % unit == 0 && args->value_dim % unit == 0 &&
+           desc->qkv_stride % unit == 0 && bits % 16 == 0;
 }
 
 int cudai_own_attention_forward(const kernel_context *context, const attention_desc *desc,
@@ -186,13 +191,14 @@ int cudai_attention_cached(kernel_context *context, void *stream, const attentio
 {
     if (args->rows == 0)
         return 0;
-    if (args->head_dim > CUDAI_HEAD_DIM_MAX || args->rows > INT32_MAX / args->heads)
+    uint64_t dim = cudai_attention_tile_dim(args->head_dim, args->value_dim);
+    if (dim > CUDAI_HEAD_DIM_MAX || args->rows > INT32_MAX / args->heads)
         return err_set(
             ERR_BACKEND,
             "attention over kept keys: %llu rows of %llu heads of %llu, but heads have at "
             "most %d and rows times heads fewer than 2^31",
             (unsigned long long)args->rows, (unsigned long long)args->heads,
-            (unsigned long long)args->head_dim, CUDAI_HEAD_DIM_MAX);
+            (unsigned long long)dim, CUDAI_HEAD_DIM_MAX);
     return cudai_check(cudai_attention_cached_launch(args, context->sm_count, stream),
                        "attention over kept keys");
 }

@@ -53,7 +53,7 @@ __device__ __forceinline__ void load_step(const cudai_attention_args &args, T *t
     attention_load<T, DIM, keys>(tile, k + offset, args.qkv_stride, present, args.head_dim,
                                  args.is_vector);
     attention_load<T, DIM, keys>(tile + config<DIM>::key_elems, v + offset, args.qkv_stride,
-                                 present, args.head_dim, args.is_vector);
+                                 present, args.value_dim, args.is_vector);
     cudai_copy_commit();
 }
 
@@ -79,16 +79,16 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) query_grad(cudai_attenti
         end = all.end;
     }
     uint64_t kv_head = place.head / (args.heads / args.kv_heads);
-    uint64_t output_stride = args.heads * args.head_dim;
+    uint64_t output_stride = args.heads * args.value_dim;
     const T *q = attention_head<T>(args.q, args, place.batch, place.head);
     const T *output_grad =
         attention_output_head<T>(args.output_grad, args, place.batch, place.head);
     const T *k = attention_head<T>(args.k, args, place.batch, kv_head);
-    const T *v = attention_head<T>(args.v, args, place.batch, kv_head);
+    const T *v = attention_value_head<T>(args.v, args, place.batch, kv_head);
     attention_load<T, DIM, queries>(q_tile, q + first * args.qkv_stride, args.qkv_stride,
                                     tokens - first, args.head_dim, args.is_vector);
     attention_load<T, DIM, queries>(grad_tile, output_grad + first * output_stride, output_stride,
-                                    tokens - first, args.head_dim, args.is_vector);
+                                    tokens - first, args.value_dim, args.is_vector);
     load_step<T, DIM>(args, steps, k, v, begin);
 
     float base[MT][2], delta[MT][2], sums[MT][DIM / 8][4];
@@ -158,12 +158,12 @@ template <typename T> __global__ void __launch_bounds__(256) row_delta(cudai_att
          begin += static_cast<uint64_t>(gridDim.x) * (blockDim.x / 8)) {
         uint64_t row = begin + threadIdx.x / 8; // its index in [B, T, H]
         bool is_there = row < rows;
-        const T *output = static_cast<const T *>(args.output) + row * args.head_dim;
-        const T *grad = static_cast<const T *>(args.output_grad) + row * args.head_dim;
+        const T *output = static_cast<const T *>(args.output) + row * args.value_dim;
+        const T *grad = static_cast<const T *>(args.output_grad) + row * args.value_dim;
         float sum = 0.0f;
-        for (uint32_t i = lane * 8; is_there && i < args.head_dim; i += 64) {
+        for (uint32_t i = lane * 8; is_there && i < args.value_dim; i += 64) {
             cudai_pack<T, 8> a, b;
-            if (args.is_vector && i + 8 <= args.head_dim) {
+            if (args.is_vector && i + 8 <= args.value_dim) {
                 constexpr int width = 16 / sizeof(T);
 #pragma unroll
                 for (int part = 0; part < 8; part += width) {
@@ -178,8 +178,8 @@ template <typename T> __global__ void __launch_bounds__(256) row_delta(cudai_att
             } else {
 #pragma unroll
                 for (uint32_t e = 0; e < 8; e++) {
-                    a.item[e] = i + e < args.head_dim ? output[i + e] : T{0};
-                    b.item[e] = i + e < args.head_dim ? grad[i + e] : T{0};
+                    a.item[e] = i + e < args.value_dim ? output[i + e] : T{0};
+                    b.item[e] = i + e < args.value_dim ? grad[i + e] : T{0};
                 }
             }
 #pragma unroll
@@ -230,13 +230,14 @@ extern "C" int cudai_attention_query_grad_launch(enum dtype type, const cudai_at
                                                  void *stream)
 {
     return attention_by_type(type, [=](auto zero) {
-        return attention_by_dim(args->head_dim, [=](auto dim) {
-            constexpr int DIM = decltype(dim)::value;
-            uint64_t tiles = (args->tokens + config<DIM>::queries - 1) / config<DIM>::queries;
-            dim3 grid(static_cast<unsigned>(tiles * args->heads * args->batch));
-            return cudai_launch(query_grad<decltype(zero), DIM>, grid, dim3(ATTENTION_THREADS),
-                                config<DIM>::shared_bytes, static_cast<cudaStream_t>(stream),
-                                *args);
-        });
+        return attention_by_dim(
+            cudai_attention_tile_dim(args->head_dim, args->value_dim), [=](auto dim) {
+                constexpr int DIM = decltype(dim)::value;
+                uint64_t tiles = (args->tokens + config<DIM>::queries - 1) / config<DIM>::queries;
+                dim3 grid(static_cast<unsigned>(tiles * args->heads * args->batch));
+                return cudai_launch(query_grad<decltype(zero), DIM>, grid, dim3(ATTENTION_THREADS),
+                                    config<DIM>::shared_bytes, static_cast<cudaStream_t>(stream),
+                                    *args);
+            });
     });
 }

@@ -7,7 +7,7 @@
 // these out. All warps read the tiles of the other side. A product's second operand is loaded once
 // for the MT row blocks of a warp.
 //
-// A row in shared memory has DIM elements (head_dim rounded up, the rest zero) and 8 more. So the
+// A row in shared memory has DIM elements (D or E rounded up, the rest zero) and 8 more. So the
 // distance of rows is an odd number of 16-byte units, and the 8 rows that ldmatrix reads at once
 // lie in different banks. Rows beyond the sequence are zero.
 #ifndef SLUICE_KERNELS_CUDA_ATTENTION_TILES_H
@@ -142,13 +142,24 @@ attention_head(const void *base, const cudai_attention_args &args, uint64_t batc
            head * args.head_dim;
 }
 
-// As attention_head, for tensors of the output's layout, whose rows are contiguous.
+// As attention_head, for v and its gradient.
+template <typename T>
+static __device__ __forceinline__ const T *attention_value_head(const void *base,
+                                                                const cudai_attention_args &args,
+                                                                uint64_t batch, uint64_t head)
+{
+    return static_cast<const T *>(base) + batch * args.tokens * args.qkv_stride +
+           head * args.value_dim;
+}
+
+// The same for tensors of the output's layout, whose rows are contiguous.
 template <typename T>
 static __device__ __forceinline__ const T *attention_output_head(const void *base,
                                                                  const cudai_attention_args &args,
                                                                  uint64_t batch, uint64_t head)
 {
-    return static_cast<const T *>(base) + (batch * args.tokens * args.heads + head) * args.head_dim;
+    return static_cast<const T *>(base) +
+           (batch * args.tokens * args.heads + head) * args.value_dim;
 }
 
 // Starts to load ROWS rows of a tile. The first `present` of them exist; the rest become zero.

@@ -84,6 +84,7 @@ int refi_attention_create(kernel_context *context, const attention_desc *desc,
     if (!*attention)
         return -ENOMEM;
     (*attention)->desc = *desc;
+    (*attention)->desc.value_dim = attention_value_dim(desc);
     return 0;
 }
 
@@ -128,17 +129,17 @@ size_t refi_attention_forward_scratch_bytes(const kernel_attention *attention)
     return attention->desc.tokens * sizeof(double);
 }
 
-/* Scratch in double: probabilities and their gradients [2, T], then the sums of k_grad and v_grad
- * [2, T, D]. */
+/* Scratch in double: probabilities and their gradients [2, T], then the sums of k_grad [T, D] and of
+ * v_grad [T, E]. */
 size_t refi_attention_backward_scratch_bytes(const kernel_attention *attention)
 {
     const attention_desc *desc = &attention->desc;
-    return desc->tokens * (2 + 2 * desc->head_dim) * sizeof(double);
+    return desc->tokens * (2 + desc->head_dim + desc->value_dim) * sizeof(double);
 }
 
-/* One (batch, head): the index of its first element in q, in k and v, and in the output. */
+/* One (batch, head): the index of its first element in q, k, v, and in the output. */
 struct head_place {
-    uint64_t q, kv, output;
+    uint64_t q, k, v, output;
 };
 
 static struct head_place head_at(const attention_desc *desc, uint64_t batch, uint64_t head)
@@ -146,17 +147,18 @@ static struct head_place head_at(const attention_desc *desc, uint64_t batch, uin
     uint64_t row = batch * desc->tokens, group = head / (desc->heads / desc->kv_heads);
     return (struct head_place){
         .q = row * desc->qkv_stride + head * desc->head_dim,
-        .kv = row * desc->qkv_stride + group * desc->head_dim,
-        .output = row * desc->heads * desc->head_dim + head * desc->head_dim,
+        .k = row * desc->qkv_stride + group * desc->head_dim,
+        .v = row * desc->qkv_stride + group * desc->value_dim,
+        .output = (row * desc->heads + head) * desc->value_dim,
     };
 }
 
-/* Dot product of head_dim elements. */
+/* Dot product of `count` elements. */
 static double dot(const attention_desc *desc, const void *x, uint64_t x_at, const void *y,
-                  uint64_t y_at)
+                  uint64_t y_at, uint64_t count)
 {
     double sum = 0.0;
-    for (uint64_t d = 0; d < desc->head_dim; d++)
+    for (uint64_t d = 0; d < count; d++)
         sum += refi_load(desc->type, x, x_at + d) * refi_load(desc->type, y, y_at + d);
     return sum;
 }
@@ -166,7 +168,7 @@ static double dot(const attention_desc *desc, const void *x, uint64_t x_at, cons
 static double score_of(const attention_desc *desc, const void *q, uint64_t q_at, const void *k,
                        uint64_t k_at, double *slope)
 {
-    double score = (double)desc->scale * dot(desc, q, q_at, k, k_at);
+    double score = (double)desc->scale * dot(desc, q, q_at, k, k_at, desc->head_dim);
     *slope = 1.0;
     if (desc->soft_cap == 0.0f)
         return score;
@@ -183,7 +185,7 @@ static double softmax_row(const attention_desc *desc, struct head_place place, c
     double max = -INFINITY, sum = 0.0, slope;
     for (uint64_t s = keys.begin; s < keys.end; s++) {
         probability[s] = score_of(desc, q, place.q + t * desc->qkv_stride, k,
-                                  place.kv + s * desc->qkv_stride, &slope);
+                                  place.k + s * desc->qkv_stride, &slope);
         max = fmax(max, probability[s]);
     }
     for (uint64_t s = keys.begin; s < keys.end; s++)
@@ -197,7 +199,7 @@ int refi_attention_forward(kernel_attention *attention, void *stream, const void
                            const void *v, void *output, float *lse, void *scratch)
 {
     const attention_desc *desc = &attention->desc;
-    uint64_t output_stride = desc->heads * desc->head_dim;
+    uint64_t output_stride = desc->heads * desc->value_dim;
     double *probability = scratch;
     (void)stream;
     for (uint64_t batch = 0; batch < desc->batch; batch++) {
@@ -210,11 +212,11 @@ int refi_attention_forward(kernel_attention *attention, void *stream, const void
                     (float)softmax_row(desc, place, q, k, t, keys, probability);
                 for (uint64_t s = keys.begin; s < keys.end; s++)
                     probability[s] *= kept(attention, (struct row_place){batch, head, t}, s);
-                for (uint64_t d = 0; d < desc->head_dim; d++) {
+                for (uint64_t d = 0; d < desc->value_dim; d++) {
                     double sum = 0.0;
                     for (uint64_t s = keys.begin; s < keys.end; s++)
                         sum += probability[s] *
-                               refi_load(desc->type, v, place.kv + s * desc->qkv_stride + d);
+                               refi_load(desc->type, v, place.v + s * desc->qkv_stride + d);
                     refi_store(desc->type, output, place.output + t * output_stride + d, sum);
                 }
             }
@@ -227,7 +229,7 @@ struct attention_grads {
     const void *q, *k, *v, *output_grad;
     void *q_grad;
     double *probability, *score_grad; /* [T] */
-    double *k_sum, *v_sum;            /* [T, D], for one key/value head */
+    double *k_sum, *v_sum;            /* [T, D], [T, E], for one key/value head */
 };
 
 /* One query row of one head: writes its q_grad and adds to k_sum and v_sum. */
@@ -237,35 +239,48 @@ static void attention_grad_row(const kernel_attention *attention,
 {
     const attention_desc *desc = &attention->desc;
     struct head_place place = head_at(desc, row.batch, row.head);
-    uint64_t stride = desc->qkv_stride, dim = desc->head_dim, t = row.query;
-    uint64_t q_at = place.q + t * stride, output_at = place.output + t * desc->heads * dim;
+    uint64_t stride = desc->qkv_stride, t = row.query;
+    uint64_t dim = desc->head_dim, value_dim = desc->value_dim;
+    uint64_t q_at = place.q + t * stride, output_at = place.output + t * desc->heads * value_dim;
     double mean = 0.0; /* average of the gradients of the probabilities, weighted by them */
     (void)softmax_row(desc, place, grads->q, grads->k, t, keys, grads->probability);
     for (uint64_t s = keys.begin; s < keys.end; s++) {
         grads->score_grad[s] =
-            dot(desc, grads->output_grad, output_at, grads->v, place.kv + s * stride) *
+            dot(desc, grads->output_grad, output_at, grads->v, place.v + s * stride, value_dim) *
             kept(attention, row, s);
         mean += grads->probability[s] * grads->score_grad[s];
     }
     for (uint64_t s = keys.begin; s < keys.end; s++) {
         double slope = 1.0;
         if (desc->soft_cap > 0.0f)
-            (void)score_of(desc, grads->q, q_at, grads->k, place.kv + s * stride, &slope);
+            (void)score_of(desc, grads->q, q_at, grads->k, place.k + s * stride, &slope);
         grads->score_grad[s] =
             (double)desc->scale * slope * grads->probability[s] * (grads->score_grad[s] - mean);
         grads->probability[s] *= kept(attention, row, s);
     }
     for (uint64_t d = 0; d < dim; d++) {
         double q_sum = 0.0, q = refi_load(desc->type, grads->q, q_at + d);
-        double output_grad = refi_load(desc->type, grads->output_grad, output_at + d);
         for (uint64_t s = keys.begin; s < keys.end; s++) {
             q_sum +=
-                grads->score_grad[s] * refi_load(desc->type, grads->k, place.kv + s * stride + d);
+                grads->score_grad[s] * refi_load(desc->type, grads->k, place.k + s * stride + d);
             grads->k_sum[s * dim + d] += grads->score_grad[s] * q;
-            grads->v_sum[s * dim + d] += grads->probability[s] * output_grad;
         }
         refi_store(desc->type, grads->q_grad, q_at + d, q_sum);
     }
+    for (uint64_t d = 0; d < value_dim; d++) {
+        double output_grad = refi_load(desc->type, grads->output_grad, output_at + d);
+        for (uint64_t s = keys.begin; s < keys.end; s++)
+            grads->v_sum[s * value_dim + d] += grads->probability[s] * output_grad;
+    }
+}
+
+/* Rounds the sums of one key/value head, [T, dim], into its gradient from element `first` on. */
+static void store_sums(const attention_desc *desc, const double *sums, uint64_t dim, void *grad,
+                       uint64_t first)
+{
+    for (uint64_t t = 0; t < desc->tokens; t++)
+        for (uint64_t d = 0; d < dim; d++)
+            refi_store(desc->type, grad, first + t * desc->qkv_stride + d, sums[t * dim + d]);
 }
 
 /* Recomputes the probabilities from q and k, so it needs neither `output` nor `lse`. */
@@ -288,79 +303,81 @@ int refi_attention_backward(kernel_attention *attention, void *stream, const voi
     for (uint64_t batch = 0; batch < desc->batch; batch++) {
         attention_mask mask = attention_mask_of(desc, attention->begins, batch);
         for (uint64_t group = 0; group < desc->kv_heads; group++) {
-            memset(grads.k_sum, 0, 2 * tokens * dim * sizeof(double));
+            memset(grads.k_sum, 0, tokens * (dim + desc->value_dim) * sizeof(double));
             for (uint64_t head = group * share; head < (group + 1) * share; head++)
                 for (uint64_t t = 0; t < tokens; t++)
                     attention_grad_row(attention, &grads, (struct row_place){batch, head, t},
                                        attention_keys_of(&mask, t));
-            uint64_t kv_at = head_at(desc, batch, group * share).kv;
-            for (uint64_t t = 0; t < tokens; t++)
-                for (uint64_t d = 0; d < dim; d++) {
-                    uint64_t at = kv_at + t * desc->qkv_stride + d;
-                    refi_store(desc->type, k_grad, at, grads.k_sum[t * dim + d]);
-                    refi_store(desc->type, v_grad, at, grads.v_sum[t * dim + d]);
-                }
+            struct head_place place = head_at(desc, batch, group * share);
+            store_sums(desc, grads.k_sum, dim, k_grad, place.k);
+            store_sums(desc, grads.v_sum, desc->value_dim, v_grad, place.v);
         }
     }
     return 0;
 }
 
-/* The value of element d of row `row` of one head of q, k or v. */
-static double projected(const attention_cached_args *args, const void *base, uint64_t row,
-                        uint64_t head, uint64_t d)
+/* The elements of a head of v and of the output. */
+static uint64_t value_dim_of(const attention_cached_args *args)
 {
-    return refi_load(args->type, base, row * args->qkv_stride + head * args->head_dim + d);
+    return args->value_dim ? args->value_dim : args->head_dim;
 }
 
-/* The index of element d of a kept key or value. */
+/* The index of an element of the kept keys or values, whose heads have `dim` elements. */
 static uint64_t kept_at(const attention_cached_args *args, uint64_t group, uint64_t position,
-                        uint64_t d)
+                        uint64_t dim)
 {
-    return (group * args->capacity + position) * args->head_dim + d;
+    return (group * args->capacity + position) * dim;
+}
+
+static double cached_score(const attention_cached_args *args, uint64_t row, uint64_t head,
+                           uint64_t s)
+{
+    uint64_t dim = args->head_dim, group = head / (args->heads / args->kv_heads);
+    uint64_t query = row * args->qkv_stride + head * dim, key = kept_at(args, group, s, dim);
+    double score = 0.0, cap = (double)args->soft_cap;
+    for (uint64_t i = 0; i < dim; i++)
+        score +=
+            refi_load(args->type, args->q, query + i) * refi_load(args->type, args->keys, key + i);
+    score *= (double)args->scale;
+    return cap > 0.0 ? cap * tanh(score / cap) : score;
 }
 
 static void attend_cached(const attention_cached_args *args, uint64_t row, uint64_t head)
 {
     uint64_t group = head / (args->heads / args->kv_heads), count = args->begin + row + 1;
     uint64_t first = args->window && count > args->window ? count - args->window : 0;
-    double max = -INFINITY, sum = 0.0;
-    for (uint64_t d = 0; d < args->head_dim; d++) {
-        double weighted = 0.0;
-        for (int turn = d == 0 ? 0 : 1; turn < 2; turn++) { /* turn 0 finds the largest score */
-            sum = weighted = 0.0;
-            for (uint64_t s = first; s < count; s++) {
-                double score = 0.0;
-                for (uint64_t i = 0; i < args->head_dim; i++)
-                    score += projected(args, args->q, row, head, i) *
-                             refi_load(args->type, args->keys, kept_at(args, group, s, i));
-                score *= (double)args->scale;
-                if (args->soft_cap > 0.0f)
-                    score = (double)args->soft_cap * tanh(score / (double)args->soft_cap);
-                if (turn == 0) {
-                    max = fmax(max, score);
-                    continue;
-                }
-                sum += exp(score - max);
-                weighted += exp(score - max) *
-                            refi_load(args->type, args->values, kept_at(args, group, s, d));
-            }
+    uint64_t dim = value_dim_of(args);
+    double max = -INFINITY;
+    for (uint64_t s = first; s < count; s++)
+        max = fmax(max, cached_score(args, row, head, s));
+    for (uint64_t d = 0; d < dim; d++) {
+        double sum = 0.0, weighted = 0.0;
+        for (uint64_t s = first; s < count; s++) {
+            double weight = exp(cached_score(args, row, head, s) - max);
+            sum += weight;
+            weighted +=
+                weight * refi_load(args->type, args->values, kept_at(args, group, s, dim) + d);
         }
-        refi_store(args->type, args->output, (row * args->heads + head) * args->head_dim + d,
-                   weighted / sum);
+        refi_store(args->type, args->output, (row * args->heads + head) * dim + d, weighted / sum);
     }
+}
+
+/* Appends the heads of k or v, of `dim` elements, to the kept ones. */
+static void keep_new(const attention_cached_args *args, const void *rows, uint64_t dim, void *kept)
+{
+    for (uint64_t row = 0; row < args->rows; row++)
+        for (uint64_t group = 0; group < args->kv_heads; group++)
+            for (uint64_t d = 0; d < dim; d++)
+                refi_store(args->type, kept, kept_at(args, group, args->begin + row, dim) + d,
+                           refi_load(args->type, rows, row * args->qkv_stride + group * dim + d));
 }
 
 int refi_attention_cached(kernel_context *context, void *stream, const attention_cached_args *args)
 {
     (void)context;
     (void)stream;
-    for (uint64_t row = 0; row < args->rows; row++)
-        for (uint64_t group = 0; group < args->kv_heads; group++)
-            for (uint64_t d = 0; d < args->head_dim; d++) {
-                uint64_t at = kept_at(args, group, args->begin + row, d);
-                refi_store(args->type, args->keys, at, projected(args, args->k, row, group, d));
-                refi_store(args->type, args->values, at, projected(args, args->v, row, group, d));
-            }
+    keep_new(args, args->k, args->head_dim, args->keys);
+    keep_new(args, args->v, value_dim_of(args), args->values);
     for (uint64_t row = 0; row < args->rows; row++)
         for (uint64_t head = 0; head < args->heads; head++)
             attend_cached(args, row, head);

@@ -33,6 +33,7 @@ struct kind {
     float soft_cap;
     bool is_bidirectional;
     float dropout;
+    uint64_t value_dim; /* 0: head_dim */
 };
 
 /* Masks of step 7 for sequences from 30 on. */
@@ -138,22 +139,25 @@ static void download_rows(struct rig *rig, float *target, const char *source)
     mem_free(image);
 }
 
-static void rig_init(struct rig *rig, gpu_fixture *gpu, const struct shape *shape, enum dtype type,
-                     uint64_t shift)
+/* Heads of v have value_dim elements. */
+static void rig_init_values(struct rig *rig, gpu_fixture *gpu, const struct shape *shape,
+                            uint64_t value_dim, enum dtype type, uint64_t shift)
 {
     *rig = (struct rig){.gpu = gpu, .shift = shift, .elem_bytes = dtype_bytes(type)};
-    uint64_t packed = (shape->heads + 2 * shape->kv_heads) * shape->head_dim;
+    uint64_t packed =
+        (shape->heads + shape->kv_heads) * shape->head_dim + shape->kv_heads * value_dim;
     rig->truth.packed_elems = packed;
     rig->truth.desc = (attention_desc){.batch = shape->batch,
                                        .tokens = shape->tokens,
                                        .heads = shape->heads,
                                        .kv_heads = shape->kv_heads,
                                        .head_dim = shape->head_dim,
+                                       .value_dim = value_dim,
                                        .qkv_stride = packed + shape->pad,
                                        .type = type,
                                        .scale = shape->sharpness / sqrtf((float)shape->head_dim)};
     rig->rows = shape->batch * shape->tokens;
-    rig->out_count = rig->rows * shape->heads * shape->head_dim;
+    rig->out_count = rig->rows * shape->heads * value_dim;
     rig->lse_count = rig->rows * shape->heads;
     rig->qkv = new_normals(rig, rig->rows * packed, 1);
     rig->output_grad = new_normals(rig, rig->out_count, 2);
@@ -170,6 +174,12 @@ static void rig_init(struct rig *rig, gpu_fixture *gpu, const struct shape *shap
     rig->gpu_output = new_tensor(rig, rig->out_count);
     rig->gpu_output_grad = new_tensor(rig, rig->out_count);
     rig->gpu_lse = gpu_alloc(gpu, rig->lse_count * sizeof(float));
+}
+
+static void rig_init(struct rig *rig, gpu_fixture *gpu, const struct shape *shape, enum dtype type,
+                     uint64_t shift)
+{
+    rig_init_values(rig, gpu, shape, shape->head_dim, type, shift);
 }
 
 /* Changes what the queries see, before the first run. */
@@ -290,7 +300,7 @@ static void check_kind(gpu_fixture *gpu, const struct shape *shape, const struct
                        enum dtype type)
 {
     struct rig rig;
-    rig_init(&rig, gpu, shape, type, 0);
+    rig_init_values(&rig, gpu, shape, kind->value_dim ? kind->value_dim : shape->head_dim, type, 0);
     rig_set_kind(&rig, kind);
     rig_run(&rig);
     rig_check(&rig);
@@ -334,6 +344,9 @@ static const struct kind kinds[] = {
     {.window = 33, .document = 90, .soft_cap = 1.5f},
     {.dropout = 0.1f},
     {.document = 60, .soft_cap = 2, .is_bidirectional = true, .dropout = 0.5f},
+    {.value_dim = 24},
+    {.document = 60, .dropout = 0.25f, .value_dim = 130},
+    {.window = 33, .value_dim = 7},
 };
 
 static void matches_definition_of_each_kind(void **state)
@@ -522,6 +535,9 @@ static void refusals(void **state)
     desc = good;
     desc.qkv_stride = 31;
     expect_refused(gpu, &desc, "stride=31");
+    desc = good;
+    desc.value_dim = 33;
+    expect_refused(gpu, &desc, "E=33");
     desc = good;
     desc.scale = 0.0f;
     expect_refused(gpu, &desc, "scale");

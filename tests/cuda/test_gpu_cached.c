@@ -15,6 +15,7 @@
 struct shape {
     uint64_t begin, rows, heads, kv_heads, head_dim, window;
     float soft_cap;
+    uint64_t value_dim;
 };
 
 static float *random_values(enum dtype type, uint64_t count, uint64_t seed)
@@ -24,6 +25,11 @@ static float *random_values(enum dtype type, uint64_t count, uint64_t seed)
     gpu_random_fill(values, count, seed, -2, 2);
     gpu_round(values, type, count);
     return values;
+}
+
+static uint64_t value_dim_of(const struct shape *s)
+{
+    return s->value_dim ? s->value_dim : s->head_dim;
 }
 
 /* Shape and scale; the operands are the caller's. */
@@ -37,7 +43,8 @@ static attention_cached_args args_of(const struct shape *s, enum dtype type)
         .heads = s->heads,
         .kv_heads = s->kv_heads,
         .head_dim = s->head_dim,
-        .qkv_stride = (s->heads + 2 * s->kv_heads) * s->head_dim,
+        .value_dim = s->value_dim,
+        .qkv_stride = (s->heads + s->kv_heads) * s->head_dim + s->kv_heads * value_dim_of(s),
         .scale = 1.0f / sqrtf((float)s->head_dim),
         .soft_cap = s->soft_cap,
         .window = s->window,
@@ -48,16 +55,17 @@ static void check_shape(gpu_fixture *gpu, const struct shape *s, enum dtype type
 {
     attention_cached_args args = args_of(s, type), truth = args_of(s, DTYPE_FP32);
     uint64_t kept = s->kv_heads * args.capacity * s->head_dim, rows = s->rows * args.qkv_stride;
-    uint64_t outputs = s->rows * s->heads * s->head_dim, elem = dtype_bytes(type);
+    uint64_t values_kept = s->kv_heads * args.capacity * value_dim_of(s);
+    uint64_t outputs = s->rows * s->heads * value_dim_of(s), elem = dtype_bytes(type);
     float *qkv = random_values(type, rows, gpu->seed), *keys = random_values(type, kept, 2);
-    float *values = random_values(type, kept, 3), *want = random_values(type, outputs, 4);
+    float *values = random_values(type, values_kept, 3), *want = random_values(type, outputs, 4);
     float *got = random_values(type, outputs, 5), *got_keys = random_values(type, kept, 6);
     char *on_gpu = gpu_alloc_values(gpu, qkv, type, rows);
     args.q = on_gpu;
     args.k = on_gpu + s->heads * s->head_dim * elem;
     args.v = on_gpu + (s->heads + s->kv_heads) * s->head_dim * elem;
     args.keys = gpu_alloc_values(gpu, keys, type, kept);
-    args.values = gpu_alloc_values(gpu, values, type, kept);
+    args.values = gpu_alloc_values(gpu, values, type, values_kept);
     args.output = gpu_alloc(gpu, outputs * elem);
     truth.q = qkv;
     truth.k = qkv + s->heads * s->head_dim;
@@ -72,8 +80,11 @@ static void check_shape(gpu_fixture *gpu, const struct shape *s, enum dtype type
     double bound = type == DTYPE_FP32 ? 1e-5 : type == DTYPE_BF16 ? 0.01 : 0.002;
     gpu_expect_close("output", got, want, outputs, bound, bound);
     gpu_expect_close("keys", got_keys, keys, kept, 0, 0);
-    float *all[] = {qkv, keys, values, want, got, got_keys};
-    for (int i = 0; i < 6; i++)
+    float *got_values = random_values(type, values_kept, 7);
+    gpu_download_values(gpu, got_values, args.values, type, values_kept);
+    gpu_expect_close("values", got_values, values, values_kept, 0, 0);
+    float *all[] = {qkv, keys, values, want, got, got_keys, got_values};
+    for (int i = 0; i < 7; i++)
         mem_free(all[i]);
 }
 
@@ -81,9 +92,10 @@ static void matches_reference(void **state)
 {
     (void)state;
     static const struct shape shapes[] = {
-        {0, 1, 1, 1, 2, 0, 0},    {0, 5, 4, 2, 8, 0, 0},        {33, 2, 2, 1, 64, 0, 0},
-        {7, 1, 2, 2, 80, 0, 0},   {40, 3, 2, 1, 256, 0, 0},     {33, 2, 2, 1, 64, 1, 0},
-        {33, 3, 2, 1, 64, 35, 0}, {40, 2, 2, 2, 48, 500, 0.5f}, {40, 3, 2, 1, 64, 10, 2},
+        {0, 1, 1, 1, 2, 0, 0, 0},    {0, 5, 4, 2, 8, 0, 0, 0},        {33, 2, 2, 1, 64, 0, 0, 0},
+        {7, 1, 2, 2, 80, 0, 0, 0},   {40, 3, 2, 1, 256, 0, 0, 0},     {33, 2, 2, 1, 64, 1, 0, 0},
+        {33, 3, 2, 1, 64, 35, 0, 0}, {40, 2, 2, 2, 48, 500, 0.5f, 0}, {40, 3, 2, 1, 64, 10, 2, 0},
+        {40, 3, 4, 2, 48, 0, 0, 33}, {7, 2, 2, 2, 24, 5, 0, 70},
     };
     gpu_fixture *gpu = gpu_begin();
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
@@ -96,7 +108,7 @@ static void wide_heads_are_refused(void **state)
 {
     (void)state;
     gpu_fixture *gpu = gpu_begin();
-    const struct shape s = {0, 1, 1, 1, 257, 0, 0};
+    const struct shape s = {0, 1, 1, 1, 257, 0, 0, 0};
     attention_cached_args args = args_of(&s, DTYPE_FP32);
     assert_int_equal(cudai_attention_cached(&gpu->context, gpu->stream, &args), ERR_BACKEND);
     gpu_end(gpu);

@@ -81,21 +81,23 @@ static double kept(const attention_case *self, uint64_t batch, uint64_t head, ui
 }
 
 static void expect_row(const attention_case *self, const char *what, const float *got,
-                       const struct element *row, double row_noise, const uint64_t place[3])
+                       const struct element *row, uint64_t count, double row_noise,
+                       const uint64_t place[3])
 {
     const attention_desc *d = &self->desc;
     double half_unit = d->type == DTYPE_FP32 ? 0x1p-24 : d->type == DTYPE_BF16 ? 0x1p-8 : 0x1p-11;
     double floor = d->type == DTYPE_FP16 ? 1e-5 : 1e-30; /* fp16's subnormals */
-    for (uint64_t i = 0; i < d->head_dim; i++) {
+    for (uint64_t i = 0; i < count; i++) {
         double limit = 1.02 * half_unit * (row[i].rounded + fabs(row[i].value)) +
                        row_noise * row[i].summed + floor;
         if (fabs((double)got[i] - row[i].value) <= limit)
             continue;
-        print_error("%s B=%d T=%d H=%d G=%d D=%d stride=%d: %s of batch %d head %d row %d element "
-                    "%d is %g, expected %g within %g\n",
-                    dtype_name(d->type), (int)d->batch, (int)d->tokens, (int)d->heads,
-                    (int)d->kv_heads, (int)d->head_dim, (int)d->qkv_stride, what, (int)place[0],
-                    (int)place[1], (int)place[2], (int)i, (double)got[i], row[i].value, limit);
+        print_error(
+            "%s B=%d T=%d H=%d G=%d D=%d E=%d stride=%d: %s of batch %d head %d row %d element "
+            "%d is %g, expected %g within %g\n",
+            dtype_name(d->type), (int)d->batch, (int)d->tokens, (int)d->heads, (int)d->kv_heads,
+            (int)d->head_dim, (int)d->value_dim, (int)d->qkv_stride, what, (int)place[0],
+            (int)place[1], (int)place[2], (int)i, (double)got[i], row[i].value, limit);
         fail();
     }
 }
@@ -131,13 +133,14 @@ static double score_of(const attention_desc *desc, const float *q, const float *
 void truth_check_query(const attention_case *self, uint64_t batch, uint64_t head, uint64_t row)
 {
     const attention_desc *d = &self->desc;
-    uint64_t dim = d->head_dim, kv_head = head / (d->heads / d->kv_heads);
-    uint64_t first = batch * d->tokens;
+    uint64_t dim = d->head_dim, value_dim = d->value_dim;
+    uint64_t kv_head = head / (d->heads / d->kv_heads), first = batch * d->tokens;
     const float *q = self->qkv + (first + row) * self->packed_elems + head * dim;
     const float *k = self->qkv + first * self->packed_elems + (d->heads + kv_head) * dim;
-    const float *v = k + d->kv_heads * dim;
-    const float *got = self->output + ((first + row) * d->heads + head) * dim;
-    const float *output_grad = self->output_grad + ((first + row) * d->heads + head) * dim;
+    const float *v = self->qkv + first * self->packed_elems + (d->heads + d->kv_heads) * dim +
+                     kv_head * value_dim;
+    const float *got = self->output + ((first + row) * d->heads + head) * value_dim;
+    const float *output_grad = self->output_grad + ((first + row) * d->heads + head) * value_dim;
     struct element output[HEAD_DIM_MAX] = {{0}}, q_grad[HEAD_DIM_MAX] = {{0}};
     double *p = mem_alloc(2 * d->tokens, sizeof *p, "true probabilities"), *slopes = p + d->tokens;
     assert_non_null(p);
@@ -153,19 +156,19 @@ void truth_check_query(const attention_case *self, uint64_t batch, uint64_t head
         if (is_seen(self, batch, row, s))
             sum += p[s] = exp(p[s] - largest);
     /* The rounded output enters delta, as in the contract. */
-    double delta = dot(output_grad, got, dim, &delta_magnitude);
+    double delta = dot(output_grad, got, value_dim, &delta_magnitude);
     for (uint64_t s = 0; s < d->tokens; s++) {
         if (!is_seen(self, batch, row, s))
             continue;
         const float *key = k + s * self->packed_elems, *value = v + s * self->packed_elems;
         double weight = p[s] / sum, factor = kept(self, batch, head, row, s);
         double grad =
-            weight * (factor * dot(output_grad, value, dim, &magnitude) - delta) * slopes[s];
+            weight * (factor * dot(output_grad, value, value_dim, &magnitude) - delta) * slopes[s];
         magnitude = weight * (factor * magnitude + delta_magnitude) * (double)d->scale;
-        for (uint64_t i = 0; i < dim; i++) {
+        for (uint64_t i = 0; i < value_dim; i++)
             add_term(&output[i], weight * factor, weight * factor, (double)value[i]);
+        for (uint64_t i = 0; i < dim; i++)
             add_term(&q_grad[i], grad, magnitude, (double)key[i]);
-        }
     }
     mem_free(p);
     const uint64_t place[3] = {batch, head, row};
@@ -178,17 +181,20 @@ void truth_check_query(const attention_case *self, uint64_t batch, uint64_t head
                     got_lse, lse, lse_limit);
         fail();
     }
-    expect_row(self, "the output", got, output, noise(d, score_magnitude), place);
+    expect_row(self, "the output", got, output, value_dim, noise(d, score_magnitude), place);
     expect_row(self, "dQ", self->grads + (first + row) * self->packed_elems + head * dim, q_grad,
-               noise(d, score_magnitude), place);
+               dim, noise(d, score_magnitude), place);
 }
 
 void truth_check_key(const attention_case *self, uint64_t batch, uint64_t kv_head, uint64_t row)
 {
     const attention_desc *d = &self->desc;
-    uint64_t dim = d->head_dim, group = d->heads / d->kv_heads, first = batch * d->tokens;
+    uint64_t dim = d->head_dim, value_dim = d->value_dim;
+    uint64_t group = d->heads / d->kv_heads, first = batch * d->tokens;
     uint64_t k_place = (first + row) * self->packed_elems + (d->heads + kv_head) * dim;
-    const float *k = self->qkv + k_place, *v = k + d->kv_heads * dim;
+    uint64_t v_place =
+        (first + row) * self->packed_elems + (d->heads + d->kv_heads) * dim + kv_head * value_dim;
+    const float *k = self->qkv + k_place, *v = self->qkv + v_place;
     struct element k_grad[HEAD_DIM_MAX] = {{0}}, v_grad[HEAD_DIM_MAX] = {{0}};
     double score_magnitude = 0, magnitude, delta_magnitude;
     for (uint64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
@@ -196,22 +202,22 @@ void truth_check_key(const attention_case *self, uint64_t batch, uint64_t kv_hea
             if (!is_seen(self, batch, t, row))
                 continue;
             const float *q = self->qkv + (first + t) * self->packed_elems + head * dim;
-            const float *grad = self->output_grad + ((first + t) * d->heads + head) * dim;
-            const float *output = self->output + ((first + t) * d->heads + head) * dim;
+            const float *grad = self->output_grad + ((first + t) * d->heads + head) * value_dim;
+            const float *output = self->output + ((first + t) * d->heads + head) * value_dim;
             double lse = (double)self->lse[(batch * d->heads + head) * d->tokens + t];
             double slope, p = exp(score_of(d, q, k, &magnitude, &slope) - lse);
             score_magnitude = fmax(score_magnitude, magnitude + fabs(lse));
-            double delta = dot(grad, output, dim, &delta_magnitude);
+            double delta = dot(grad, output, value_dim, &delta_magnitude);
             double factor = kept(self, batch, head, t, row);
-            double score_grad = p * (factor * dot(grad, v, dim, &magnitude) - delta) * slope;
+            double score_grad = p * (factor * dot(grad, v, value_dim, &magnitude) - delta) * slope;
             magnitude = p * (factor * magnitude + delta_magnitude) * (double)d->scale;
-            for (uint64_t i = 0; i < dim; i++) {
+            for (uint64_t i = 0; i < value_dim; i++)
                 add_term(&v_grad[i], p * factor, p * factor, (double)grad[i]);
+            for (uint64_t i = 0; i < dim; i++)
                 add_term(&k_grad[i], score_grad, magnitude, (double)q[i]);
-            }
         }
     const uint64_t place[3] = {batch, kv_head, row};
-    expect_row(self, "dK", self->grads + k_place, k_grad, noise(d, score_magnitude), place);
-    expect_row(self, "dV", self->grads + k_place + d->kv_heads * dim, v_grad,
-               noise(d, score_magnitude), place);
+    expect_row(self, "dK", self->grads + k_place, k_grad, dim, noise(d, score_magnitude), place);
+    expect_row(self, "dV", self->grads + v_place, v_grad, value_dim, noise(d, score_magnitude),
+               place);
 }

@@ -9,11 +9,12 @@
 
 /* All arrays are on the host, widened to fp32; rows of q | k | v without gaps. */
 struct attention_case {
-    attention_desc desc;       /* its qkv_stride is the backend's; here rows have packed_elems */
-    uint64_t packed_elems;     /* (H + 2 G) D */
+    /* value_dim is set; qkv_stride is the backend's, and here rows have packed_elems */
+    attention_desc desc;
+    uint64_t packed_elems;     /* (H + G) D + G E */
     const float *qkv;          /* [B T, packed_elems] */
-    const float *output_grad;  /* [B T, H D] */
-    const float *output, *lse; /* [B T, H D], [B, H, T]: what the kernels gave */
+    const float *output_grad;  /* [B T, H E] */
+    const float *output, *lse; /* [B T, H E], [B, H, T]: what the kernels gave */
     const float *grads;        /* [B T, packed_elems] */
     const int32_t *begins;     /* [B, T] where documents begin, or NULL */
     attention_dropout masks;   /* counter (on the host) NULL: nothing is dropped */

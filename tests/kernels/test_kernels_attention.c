@@ -38,6 +38,7 @@ struct kind {
     float soft_cap;
     bool is_bidirectional;
     float dropout;
+    uint64_t value_dim; /* 0: head_dim */
 };
 
 static const struct kind causal;
@@ -86,12 +87,15 @@ static void fill_random(void *data, enum dtype type, uint64_t count, uint64_t st
 static void tensors_init(struct tensors *t, const struct shape *shape, const struct kind *kind,
                          enum dtype type, uint64_t shift)
 {
-    uint64_t packed = (shape->heads + 2 * shape->kv_heads) * shape->head_dim + PAD;
+    uint64_t value_dim = kind->value_dim ? kind->value_dim : shape->head_dim;
+    uint64_t packed =
+        (shape->heads + shape->kv_heads) * shape->head_dim + shape->kv_heads * value_dim + PAD;
     t->desc = (attention_desc){.batch = shape->batch,
                                .tokens = shape->tokens,
                                .heads = shape->heads,
                                .kv_heads = shape->kv_heads,
                                .head_dim = shape->head_dim,
+                               .value_dim = kind->value_dim,
                                .qkv_stride = packed,
                                .type = type,
                                .scale = 1.0f / sqrtf((float)shape->head_dim),
@@ -106,7 +110,7 @@ static void tensors_init(struct tensors *t, const struct shape *shape, const str
     t->elem_bytes = dtype_bytes(type);
     t->shift_bytes = shift * t->elem_bytes;
     t->qkv_count = shape->batch * shape->tokens * packed;
-    t->out_count = shape->batch * shape->tokens * shape->heads * shape->head_dim;
+    t->out_count = shape->batch * shape->tokens * shape->heads * value_dim;
     t->lse_count = shape->batch * shape->heads * shape->tokens;
     t->qkv = (char *)new_block((t->qkv_count + shift) * t->elem_bytes) + t->shift_bytes;
     t->grads = (char *)new_block((t->qkv_count + shift) * t->elem_bytes) + t->shift_bytes;
@@ -197,7 +201,7 @@ static void check_shape(kernel_context *context, const struct shape *shape, cons
     tensors_init(&t, shape, kind, type, 0);
     run_both(context, &t);
     uint64_t rows = shape->batch * shape->tokens, packed = t.desc.qkv_stride - PAD;
-    uint64_t width = shape->heads * shape->head_dim;
+    uint64_t width = t.out_count / rows;
     float *qkv = widened(t.qkv, type, rows, packed, t.desc.qkv_stride);
     float *grads = widened(t.grads, type, rows, packed, t.desc.qkv_stride);
     float *output = widened(t.output, type, rows, width, width);
@@ -211,6 +215,7 @@ static void check_shape(kernel_context *context, const struct shape *shape, cons
                             .grads = grads,
                             .begins = t.begins,
                             .masks = masks};
+    truth.desc.value_dim = width / shape->heads;
     for (uint64_t b = 0; b < shape->batch; b++)
         for (uint64_t row = 0; row < shape->tokens; row++) {
             for (uint64_t h = 0; h < shape->heads; h++)
@@ -255,6 +260,11 @@ static void check_type(enum dtype type, bool native)
         {{1, 1100, 1, 1, 16}, {.dropout = 0.5f}},
         {{1, 1153, 2, 1, 36}, {.document = 300, .soft_cap = 2, .dropout = 0.25f}},
         {{1, 451, 2, 1, 36}, {.is_bidirectional = true, .dropout = 0.9f}},
+        {{1, 200, 2, 2, 192}, {.value_dim = 128}},
+        {{2, 130, 4, 2, 24}, {.dropout = 0.25f, .value_dim = 16}},
+        {{1, 1100, 2, 1, 20}, {.soft_cap = 2, .value_dim = 44}},
+        {{2, 77, 2, 1, 25}, {.window = 33, .document = 40, .value_dim = 7}},
+        {{1, 65, 1, 1, 16}, {.is_bidirectional = true, .value_dim = 256}},
     };
     kernel_context *context = new_context(2, native);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
@@ -322,7 +332,7 @@ static void threads_and_addresses_keep_bits(void **state)
     (void)state;
     static const struct shape shapes[] = {{2, 200, 6, 2, 25}, {1, 700, 4, 4, 64}};
     static const struct kind kinds[] = {
-        {.window = 0}, {.window = 70, .document = 130}, {.dropout = 0.3f}};
+        {.value_dim = 40}, {.window = 70, .document = 130}, {.dropout = 0.3f}};
     for (size_t i = 0; i < 6; i++)
         for (int type = 0; type < DTYPE_COUNT; type++) {
             struct tensors first;
@@ -475,6 +485,10 @@ static void refusals(void **state)
     assert_int_equal(kernels_cpu.attention_create(context, &desc, &attention), ERR_BACKEND);
     assert_null(attention);
     assert_non_null(strstr(err_text(), "stride=31"));
+    desc = good;
+    desc.value_dim = 33; /* two heads of v have no room in rows of 64 */
+    assert_int_equal(kernels_cpu.attention_create(context, &desc, &attention), ERR_BACKEND);
+    assert_non_null(strstr(err_text(), "E=33"));
     desc = good;
     desc.window = 3;
     desc.is_bidirectional = true;

@@ -27,13 +27,14 @@ struct shape {
     struct {
         uint64_t window;
         float soft_cap;
+        uint64_t value_dim; /* 0: head_dim */
     } kind;
 };
 
 struct tensors {
     attention_cached_args args;
     char *qkv, *keys, *values, *output; /* in the type */
-    uint64_t kept_elems, output_elems;
+    uint64_t key_elems, value_elems, output_elems, value_dim;
 };
 
 static void *fill(enum dtype type, uint64_t count, uint64_t stream, float factor)
@@ -49,13 +50,15 @@ static void *fill(enum dtype type, uint64_t count, uint64_t stream, float factor
 
 static void tensors_init(struct tensors *t, const struct shape *s, enum dtype type, float factor)
 {
-    uint64_t stride = (s->heads + 2 * s->kv_heads) * s->head_dim + PAD;
+    uint64_t value_dim = t->value_dim = s->kind.value_dim ? s->kind.value_dim : s->head_dim;
+    uint64_t stride = (s->heads + s->kv_heads) * s->head_dim + s->kv_heads * value_dim + PAD;
     uint64_t capacity = s->begin + s->rows + SPARE, elem = dtype_bytes(type);
-    t->kept_elems = s->kv_heads * capacity * s->head_dim;
-    t->output_elems = s->rows * s->heads * s->head_dim;
+    t->key_elems = s->kv_heads * capacity * s->head_dim;
+    t->value_elems = s->kv_heads * capacity * value_dim;
+    t->output_elems = s->rows * s->heads * value_dim;
     t->qkv = fill(type, s->rows * stride, 1, factor);
-    t->keys = fill(type, t->kept_elems, 2, factor);
-    t->values = fill(type, t->kept_elems, 3, 1);
+    t->keys = fill(type, t->key_elems, 2, factor);
+    t->values = fill(type, t->value_elems, 3, 1);
     t->output = fill(type, t->output_elems, 4, 1);
     t->args = (attention_cached_args){
         .type = type,
@@ -65,6 +68,7 @@ static void tensors_init(struct tensors *t, const struct shape *s, enum dtype ty
         .heads = s->heads,
         .kv_heads = s->kv_heads,
         .head_dim = s->head_dim,
+        .value_dim = s->kind.value_dim,
         .qkv_stride = stride,
         .scale = 1.0f / sqrtf((float)s->head_dim),
         .soft_cap = s->kind.soft_cap,
@@ -111,15 +115,15 @@ static void run(struct tensors *t, int threads)
 
 /* After a run k and v lie where they belong, and everything else is unchanged. */
 static void check_kept(const struct tensors *t, const char *before, const char *kept,
-                       const void *fresh)
+                       const void *fresh, uint64_t dim)
 {
     const attention_cached_args *a = &t->args;
-    for (uint64_t i = 0; i < t->kept_elems; i++) {
-        uint64_t d = i % a->head_dim, position = i / a->head_dim % a->capacity;
-        uint64_t group = i / a->head_dim / a->capacity;
+    for (uint64_t i = 0; i < a->kv_heads * a->capacity * dim; i++) {
+        uint64_t d = i % dim, position = i / dim % a->capacity;
+        uint64_t group = i / dim / a->capacity;
         bool is_new = position >= a->begin && position < a->begin + a->rows;
         double expected =
-            is_new ? load(t, fresh, (position - a->begin) * a->qkv_stride + group * a->head_dim + d)
+            is_new ? load(t, fresh, (position - a->begin) * a->qkv_stride + group * dim + d)
                    : load(t, before, i);
         assert_true(load(t, kept, i) == expected);
     }
@@ -128,7 +132,7 @@ static void check_kept(const struct tensors *t, const char *before, const char *
 static double expected_output(const struct tensors *t, uint64_t row, uint64_t head, uint64_t d)
 {
     const attention_cached_args *a = &t->args;
-    uint64_t kept = head / (a->heads / a->kv_heads) * a->capacity * a->head_dim;
+    uint64_t kept = head / (a->heads / a->kv_heads) * a->capacity;
     uint64_t count = a->begin + row + 1;
     double score[512], largest = -INFINITY, sum = 0, total = 0;
     assert_true(count <= 512);
@@ -137,7 +141,7 @@ static double expected_output(const struct tensors *t, uint64_t row, uint64_t he
         score[s] = 0;
         for (uint64_t i = 0; i < a->head_dim; i++)
             score[s] += load(t, a->q, row * a->qkv_stride + head * a->head_dim + i) *
-                        load(t, t->keys, kept + s * a->head_dim + i);
+                        load(t, t->keys, (kept + s) * a->head_dim + i);
         score[s] *= (double)a->scale;
         if (a->soft_cap > 0)
             score[s] = (double)a->soft_cap * tanh(score[s] / (double)a->soft_cap);
@@ -145,7 +149,7 @@ static double expected_output(const struct tensors *t, uint64_t row, uint64_t he
     }
     for (uint64_t s = first; s < count; s++) {
         sum += exp(score[s] - largest);
-        total += exp(score[s] - largest) * load(t, t->values, kept + s * a->head_dim + d);
+        total += exp(score[s] - largest) * load(t, t->values, (kept + s) * t->value_dim + d);
     }
     return total / sum;
 }
@@ -154,19 +158,20 @@ static void check_shape(const struct shape *s, enum dtype type, float factor)
 {
     struct tensors t;
     tensors_init(&t, s, type, factor);
-    uint64_t bytes = t.kept_elems * dtype_bytes(type);
-    char *keys = mem_alloc(bytes, 1, "test"), *values = mem_alloc(bytes, 1, "test");
+    uint64_t key_bytes = t.key_elems * dtype_bytes(type);
+    uint64_t value_bytes = t.value_elems * dtype_bytes(type);
+    char *keys = mem_alloc(key_bytes, 1, "test"), *values = mem_alloc(value_bytes, 1, "test");
     assert_true(keys && values);
-    memcpy(keys, t.keys, bytes);
-    memcpy(values, t.values, bytes);
+    memcpy(keys, t.keys, key_bytes);
+    memcpy(values, t.values, value_bytes);
     run(&t, 2);
-    check_kept(&t, keys, t.keys, t.args.k);
-    check_kept(&t, values, t.values, t.args.v);
+    check_kept(&t, keys, t.keys, t.args.k, s->head_dim);
+    check_kept(&t, values, t.values, t.args.v, t.value_dim);
     /* The result is rounded once to its type; sums are fp32, of values about 1. */
     double bound = type == DTYPE_FP32 ? 2e-5 : type == DTYPE_BF16 ? 0.02 : 0.003;
     for (uint64_t i = 0; i < t.output_elems; i++) {
-        uint64_t row = i / s->head_dim / s->heads;
-        double expected = expected_output(&t, row, i / s->head_dim % s->heads, i % s->head_dim);
+        uint64_t row = i / t.value_dim / s->heads;
+        double expected = expected_output(&t, row, i / t.value_dim % s->heads, i % t.value_dim);
         double found = load(&t, t.output, i);
         if (!(fabs(found - expected) <= bound))
             fail_msg("D %llu, begin %llu, row %llu: %g, expected %g",
@@ -191,6 +196,8 @@ static const struct shape shapes[] = {
     {10, 3, 2, 1, 8, {.window = 500}},
     {130, 3, 2, 1, 20, {.window = 100, .soft_cap = 1.5f}},
     {70, 2, 2, 2, 80, {.soft_cap = 3}},
+    {70, 3, 2, 2, 192, {.value_dim = 128}},
+    {130, 2, 4, 2, 12, {.window = 90, .value_dim = 33}},
 };
 enum { SHAPE_COUNT = sizeof shapes / sizeof shapes[0] };
 
@@ -231,7 +238,7 @@ static void threads_and_rows_keep_bits(void **state)
             each.args.output = (char *)each.args.output + s.heads * s.head_dim * elem;
         }
         assert_memory_equal(all.output, each.output, all.output_elems * elem);
-        assert_memory_equal(all.keys, each.keys, all.kept_elems * elem);
+        assert_memory_equal(all.keys, each.keys, all.key_elems * elem);
         tensors_fini(&all);
         tensors_fini(&each);
     }

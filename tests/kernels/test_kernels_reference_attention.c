@@ -20,7 +20,7 @@ static int forward_attention(struct probe *self)
                                   qkv[2], qkv[3], qkv[4], self->scratch);
 }
 
-enum { B = 2, T = 7, H = 4, G = 2, D = 3, STRIDE = (H + 2 * G) * D };
+enum { B = 2, T = 7, H = 4, G = 2, D = 3, E = 5, STRIDE = (H + G) * D + G * E };
 
 /* Kinds of attention, and the documents of both sequences. */
 static const struct attention_kind {
@@ -65,10 +65,12 @@ static double kept(const struct attention_kind *kind, int b, int h, int t, int s
 static void check_attention(const struct attention_kind *kind, float *const *qkv, int b, int h,
                             int t)
 {
-    double sum = 0.0, output[D] = {0};
+    double sum = 0.0, output[E] = {0};
+    const uint64_t out = (uint64_t)((b * T + t) * H + h) * E;
     const float *q = qkv[0] + (b * T + t) * STRIDE + h * D;
     for (int s = 0; s < T; s++) {
-        const float *k = qkv[1] + (b * T + s) * STRIDE + h / 2 * D, *v = k + G * D;
+        const float *k = qkv[1] + (b * T + s) * STRIDE + h / 2 * D;
+        const float *v = qkv[2] + (b * T + s) * STRIDE + h / 2 * E;
         double score = 0.0;
         for (int d = 0; d < D; d++)
             score += (double)(q[d] * k[d]) * 0.57735;
@@ -77,11 +79,11 @@ static void check_attention(const struct attention_kind *kind, float *const *qkv
         if (!is_seen(kind, b, t, s))
             continue;
         sum += exp(score);
-        for (int d = 0; d < D; d++)
+        for (int d = 0; d < E; d++)
             output[d] += exp(score) * kept(kind, b, h, t, s) * (double)v[d];
     }
-    for (int d = 0; d < D; d++)
-        assert_true(fabs((double)qkv[3][((b * T + t) * H + h) * D + d] - output[d] / sum) < 2e-6);
+    for (int d = 0; d < E; d++)
+        assert_true(fabs((double)qkv[3][out + (uint64_t)d] - output[d] / sum) < 2e-6);
     assert_true(fabs((double)qkv[4][(b * H + h) * T + t] - log(sum)) < 1e-5);
 }
 
@@ -93,6 +95,7 @@ static void check_attention_kind(const struct attention_kind *kind)
                            .heads = H,
                            .kv_heads = G,
                            .head_dim = D,
+                           .value_dim = E,
                            .qkv_stride = STRIDE,
                            .scale = 0.57735f,
                            .soft_cap = kind->soft_cap,
@@ -103,8 +106,8 @@ static void check_attention_kind(const struct attention_kind *kind)
     assert_int_equal(ops->attention_create(NULL, &desc, &attention), 0);
     ops->attention_set_dropout(attention, &masks);
     ops->attention_set_documents(attention, kind->has_documents ? document_begins : NULL);
-    float *qkv = draw(N, 1), *dqkv = zeros(N), *y = zeros(B * T * H * D),
-          *dy = draw(B * T * H * D, 2);
+    float *qkv = draw(N, 1), *dqkv = zeros(N), *y = zeros(B * T * H * E),
+          *dy = draw(B * T * H * E, 2);
     float lse[B * H * T];
     void *scratch = mem_alloc(ops->attention_backward_scratch_bytes(attention), 1, "test");
     float *parts[] = {qkv, qkv + H * D, qkv + (H + G) * D, y, lse};
@@ -114,7 +117,7 @@ static void check_attention_kind(const struct attention_kind *kind)
                           .scratch = scratch,
                           .output = y,
                           .weight = dy,
-                          .output_count = B * T * H * D};
+                          .output_count = B * T * H * E};
     assert_int_equal(probe.forward(&probe), 0);
     for (int b = 0; b < B; b++)
         for (int h = 0; h < H; h++)
