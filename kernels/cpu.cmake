@@ -89,5 +89,6 @@ endif()
 # What the backends are tested against. Plans of described machines ask it for sizes.
 add_library(sluice_kernels_reference STATIC
     reference/reference.c reference/reference_rows.c reference/reference_loss.c reference/reference_experts.c
+    reference/reference_heads.c
     reference/reference_products.c reference/reference_optimizer.c reference/reference_muon.c)
 target_link_libraries(sluice_kernels_reference PUBLIC sluice_options sluice_base)

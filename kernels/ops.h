@@ -32,6 +32,7 @@
 #include "base/error.h"
 #include "base/words.h"
 #include "kernels/ops_experts.h"
+#include "kernels/ops_heads.h"
 #include "kernels/ops_loss.h"
 #include "kernels/ops_update.h"
 
@@ -115,6 +116,7 @@ struct attention_cached_args {
     uint64_t heads, kv_heads, head_dim, value_dim, qkv_stride;
     float scale, soft_cap; /* these and value_dim as in attention_desc */
     uint64_t window;       /* as in attention_desc */
+    const void *sinks;     /* [H] type, as in attention_sinks_args; NULL: none */
     const void *q, *k, *v; /* rows of qkv_stride elements */
     /* type; `values` is aligned to whole elements only, if G * capacity * D elements are no multiple
      * of the usual alignment */
@@ -439,6 +441,15 @@ struct kernel_ops {
 
     int (*attention_cached)(kernel_context *context, void *stream,
                             const attention_cached_args *args) MUST_CHECK;
+    /* Before and after attention, as ops_heads.h describes them. */
+    int (*attention_sinks)(kernel_context *context, void *stream,
+                           const attention_sinks_args *args) MUST_CHECK;
+    int (*attention_sinks_backward)(kernel_context *context, void *stream,
+                                    const attention_sinks_args *args) MUST_CHECK;
+    int (*heads_join)(kernel_context *context, void *stream,
+                      const heads_join_args *args) MUST_CHECK;
+    int (*heads_split)(kernel_context *context, void *stream,
+                       const heads_join_args *args) MUST_CHECK;
 
     int (*norm_forward)(kernel_context *context, void *stream, const norm_args *args) MUST_CHECK;
     size_t (*norm_grad_scratch_bytes)(kernel_context *context, uint64_t rows, uint64_t channels);

@@ -495,6 +495,15 @@ static void keep_new(const attention_cached_args *args, const void *rows, size_t
                    (const char *)rows + row * stride_bytes + group * head_bytes, head_bytes);
 }
 
+static float sink_of(const attention_cached_args *args, uint64_t head)
+{
+    float value = -INFINITY;
+    if (args->sinks)
+        dtype_convert((const char *)args->sinks + head * dtype_bytes(args->type), args->type,
+                      &value, DTYPE_FP32, 1);
+    return value;
+}
+
 int cpui_attention_cached(kernel_context *context, void *stream, const attention_cached_args *args)
 {
     (void)stream;
@@ -523,6 +532,7 @@ int cpui_attention_cached(kernel_context *context, void *stream, const attention
             .value_dim = value_dim,
             .scale = args->scale,
             .soft_cap = args->soft_cap,
+            .sink = sink_of(args, head),
             .type = args->type,
             .output = (char *)args->output + item * value_bytes,
         };

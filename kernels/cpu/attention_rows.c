@@ -231,7 +231,8 @@ static inline void attend_typed(const cached_row *row, enum dtype type)
     uint64_t value_vectors = (value_dim + VEC_ELEMS - 1) / VEC_ELEMS;
     uint64_t key_bytes = dim * dtype_bytes(type), value_bytes = value_dim * dtype_bytes(type);
     vec query[CACHED_LANES], output[CACHED_LANES];
-    float scores[CACHED_KEYS + VEC_ELEMS], largest = -INFINITY, sum = 0.0f;
+    float scores[CACHED_KEYS + VEC_ELEMS], largest = row->sink;
+    float sum = largest == -INFINITY ? 0.0f : 1.0f;
     for (uint64_t i = 0; i < vectors; i++)
         query[i] = load_some(row->query, type, i * VEC_ELEMS, dim) * vec_set(row->scale);
     for (uint64_t i = 0; i < value_vectors; i++)

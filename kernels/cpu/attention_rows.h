@@ -91,6 +91,7 @@ struct cached_row {
     uint64_t count;                    /* > 0 */
     uint64_t head_dim, value_dim;      /* <= ATTENTION_HEAD_DIM_MAX */
     float scale, soft_cap;             /* of attention_cached_args */
+    float sink;                        /* the head's; -infinity: none */
     enum dtype type;
     void *output; /* [value_dim] type */
 };

@@ -196,6 +196,37 @@ int cpui_add(kernel_context *context, void *stream, enum dtype type, uint64_t co
     return 0;
 }
 
+int cpui_attention_sinks(kernel_context *context, void *stream, const attention_sinks_args *args)
+{
+    (void)stream;
+    context->rows->attention_sinks(context->thread_count, args);
+    return 0;
+}
+
+int cpui_attention_sinks_backward(kernel_context *context, void *stream,
+                                  const attention_sinks_args *args)
+{
+    (void)stream;
+    context->rows->attention_sinks_backward(context->thread_count, args);
+    return 0;
+}
+
+int cpui_heads_join(kernel_context *context, void *stream, const heads_join_args *args)
+{
+    (void)stream;
+    assert(args->shared <= 256 && args->value > 0);
+    context->rows->heads_join(context->thread_count, args);
+    return 0;
+}
+
+int cpui_heads_split(kernel_context *context, void *stream, const heads_join_args *args)
+{
+    (void)stream;
+    assert(args->shared <= 256 && args->value > 0);
+    context->rows->heads_split(context->thread_count, args);
+    return 0;
+}
+
 int cpui_scale_rows(kernel_context *context, void *stream, const scale_rows_args *args)
 {
     (void)stream;

@@ -84,6 +84,10 @@ struct rows_table {
     void (*cross_entropy)(int threads, const cross_entropy_args *args);
     void (*softmax_part)(int threads, const softmax_part_args *args);
     void (*cross_entropy_part)(int threads, const softmax_part_args *args);
+    void (*attention_sinks)(int threads, const attention_sinks_args *args);
+    void (*attention_sinks_backward)(int threads, const attention_sinks_args *args);
+    void (*heads_join)(int threads, const heads_join_args *args);
+    void (*heads_split)(int threads, const heads_join_args *args);
     void (*router_forward)(int threads, const router_args *args);
     void (*router_backward)(int threads, const router_args *args);
     void (*router_sums)(int threads, const router_sums_args *args);

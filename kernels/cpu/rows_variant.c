@@ -13,6 +13,7 @@
 /* These files define the static functions that the table below names. */
 #include "kernels/cpu/rows_activation.h"
 #include "kernels/cpu/rows_experts.h"
+#include "kernels/cpu/rows_heads.h"
 #include "kernels/cpu/rows_loss.h"
 #include "kernels/cpu/rows_norm.h"
 #include "kernels/cpu/rows_point.h"
@@ -36,6 +37,10 @@ const rows_table VARIANT_TABLE = {
     .cross_entropy = cross_entropy,
     .softmax_part = softmax_part,
     .cross_entropy_part = cross_entropy_part,
+    .attention_sinks = attention_sinks,
+    .attention_sinks_backward = attention_sinks_backward,
+    .heads_join = heads_join,
+    .heads_split = heads_split,
     .router_forward = router_forward,
     .router_backward = router_backward,
     .router_sums = router_sums,

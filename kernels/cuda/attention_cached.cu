@@ -50,6 +50,10 @@ template <typename T> __global__ void __launch_bounds__(THREADS) attend(attentio
     const T *keys = static_cast<const T *>(args.keys) + group * args.capacity * dim;
     const T *values = static_cast<const T *>(args.values) + group * args.capacity * value_dim;
     float own[SHARE], output[SHARE], largest = -INFINITY, sum = 0.0f;
+    if (args.sinks && warp == 0) { // the sink is a score without a value
+        largest = cudai_widen(static_cast<const T *>(args.sinks)[head]);
+        sum = 1.0f;
+    }
 #pragma unroll
     for (uint32_t i = 0; i < SHARE; i++) {
         const uint32_t d = lane + i * CUDAI_WARP;

@@ -55,6 +55,11 @@ int cudai_launch_activation(void *stream, int sm_count, const activation_args *a
 int cudai_launch_rope(void *stream, const rope_args *args);
 int cudai_launch_rope_table(void *stream, int sm_count, const rope_table_args *args);
 
+/* Heads before and after attention. is_back: heads_split. */
+int cudai_launch_attention_sinks(void *stream, int sm_count, const attention_sinks_args *args);
+int cudai_launch_attention_sinks_backward(void *stream, const attention_sinks_args *args);
+int cudai_launch_heads_join(void *stream, const heads_join_args *args, bool is_back);
+
 /* The embedding and the loss, for rows_sparse.c. Rows and channels (vocab, columns) are above 0.
  * One exception: softmax_part also takes a part without columns, and initializes its stats. */
 int cudai_launch_embedding_forward(const embedding_args *args, int sm_count, void *stream);

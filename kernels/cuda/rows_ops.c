@@ -179,6 +179,40 @@ int cudai_add(kernel_context *context, void *stream, enum dtype type, uint64_t c
                        "the addition kernel");
 }
 
+int cudai_attention_sinks(kernel_context *context, void *stream, const attention_sinks_args *args)
+{
+    if (args->batch == 0 || args->tokens == 0)
+        return 0;
+    return cudai_check(cudai_launch_attention_sinks(stream, context->sm_count, args),
+                       "the kernel of attention's sinks");
+}
+
+int cudai_attention_sinks_backward(kernel_context *context, void *stream,
+                                   const attention_sinks_args *args)
+{
+    (void)context;
+    if (args->batch == 0 || args->tokens == 0)
+        return 0;
+    return cudai_check(cudai_launch_attention_sinks_backward(stream, args),
+                       "the gradient kernel of attention's sinks");
+}
+
+int cudai_heads_join(kernel_context *context, void *stream, const heads_join_args *args)
+{
+    (void)context;
+    if (args->rows == 0)
+        return 0;
+    return cudai_check(cudai_launch_heads_join(stream, args, false), "the kernel that joins heads");
+}
+
+int cudai_heads_split(kernel_context *context, void *stream, const heads_join_args *args)
+{
+    (void)context;
+    if (args->rows == 0)
+        return 0;
+    return cudai_check(cudai_launch_heads_join(stream, args, true), "the kernel that splits heads");
+}
+
 int cudai_scale_rows(kernel_context *context, void *stream, const scale_rows_args *args)
 {
     (void)context;

@@ -75,6 +75,12 @@ KERNEL_OP(softmax_part) refi_softmax_part MUST_CHECK;
 KERNEL_OP(softmax_losses) refi_softmax_losses MUST_CHECK;
 KERNEL_OP(cross_entropy_part) refi_cross_entropy_part MUST_CHECK;
 
+/* reference_heads.c */
+KERNEL_OP(attention_sinks) refi_attention_sinks MUST_CHECK;
+KERNEL_OP(attention_sinks_backward) refi_attention_sinks_backward MUST_CHECK;
+KERNEL_OP(heads_join) refi_heads_join MUST_CHECK;
+KERNEL_OP(heads_split) refi_heads_split MUST_CHECK;
+
 /* reference_experts.c */
 KERNEL_OP(router_forward) refi_router_forward MUST_CHECK;
 KERNEL_OP(router_backward) refi_router_backward MUST_CHECK;

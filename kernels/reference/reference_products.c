@@ -227,6 +227,7 @@ int refi_attention_forward(kernel_attention *attention, void *stream, const void
 
 struct attention_grads {
     const void *q, *k, *v, *output_grad;
+    const float *lse;
     void *q_grad;
     double *probability, *score_grad; /* [T] */
     double *k_sum, *v_sum;            /* [T, D], [T, E], for one key/value head */
@@ -243,7 +244,10 @@ static void attention_grad_row(const kernel_attention *attention,
     uint64_t dim = desc->head_dim, value_dim = desc->value_dim;
     uint64_t q_at = place.q + t * stride, output_at = place.output + t * desc->heads * value_dim;
     double mean = 0.0; /* average of the gradients of the probabilities, weighted by them */
-    (void)softmax_row(desc, place, grads->q, grads->k, t, keys, grads->probability);
+    double lse = (double)grads->lse[(row.batch * desc->heads + row.head) * desc->tokens + t], slope;
+    for (uint64_t s = keys.begin; s < keys.end; s++)
+        grads->probability[s] =
+            exp(score_of(desc, grads->q, q_at, grads->k, place.k + s * stride, &slope) - lse);
     for (uint64_t s = keys.begin; s < keys.end; s++) {
         grads->score_grad[s] =
             dot(desc, grads->output_grad, output_at, grads->v, place.v + s * stride, value_dim) *
@@ -251,9 +255,7 @@ static void attention_grad_row(const kernel_attention *attention,
         mean += grads->probability[s] * grads->score_grad[s];
     }
     for (uint64_t s = keys.begin; s < keys.end; s++) {
-        double slope = 1.0;
-        if (desc->soft_cap > 0.0f)
-            (void)score_of(desc, grads->q, q_at, grads->k, place.k + s * stride, &slope);
+        (void)score_of(desc, grads->q, q_at, grads->k, place.k + s * stride, &slope);
         grads->score_grad[s] =
             (double)desc->scale * slope * grads->probability[s] * (grads->score_grad[s] - mean);
         grads->probability[s] *= kept(attention, row, s);
@@ -283,7 +285,7 @@ static void store_sums(const attention_desc *desc, const double *sums, uint64_t 
             refi_store(desc->type, grad, first + t * desc->qkv_stride + d, sums[t * dim + d]);
 }
 
-/* Recomputes the probabilities from q and k, so it needs neither `output` nor `lse`. */
+/* Recomputes the probabilities from q, k and lse, and needs no `output`. */
 int refi_attention_backward(kernel_attention *attention, void *stream, const void *q, const void *k,
                             const void *v, const void *output, const float *lse,
                             const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
@@ -291,10 +293,9 @@ int refi_attention_backward(kernel_attention *attention, void *stream, const voi
 {
     const attention_desc *desc = &attention->desc;
     uint64_t tokens = desc->tokens, dim = desc->head_dim, share = desc->heads / desc->kv_heads;
-    struct attention_grads grads = {.q = q, .k = k, .v = v, .output_grad = output_grad};
+    struct attention_grads grads = {.q = q, .k = k, .v = v, .output_grad = output_grad, .lse = lse};
     (void)stream;
     (void)output;
-    (void)lse;
     grads.q_grad = q_grad;
     grads.probability = scratch;
     grads.score_grad = grads.probability + tokens;
@@ -347,11 +348,11 @@ static void attend_cached(const attention_cached_args *args, uint64_t row, uint6
     uint64_t group = head / (args->heads / args->kv_heads), count = args->begin + row + 1;
     uint64_t first = args->window && count > args->window ? count - args->window : 0;
     uint64_t dim = value_dim_of(args);
-    double max = -INFINITY;
+    double sink = args->sinks ? refi_load(args->type, args->sinks, head) : -INFINITY, max = sink;
     for (uint64_t s = first; s < count; s++)
         max = fmax(max, cached_score(args, row, head, s));
     for (uint64_t d = 0; d < dim; d++) {
-        double sum = 0.0, weighted = 0.0;
+        double sum = exp(sink - max), weighted = 0.0;
         for (uint64_t s = first; s < count; s++) {
             double weight = exp(cached_score(args, row, head, s) - max);
             sum += weight;

@@ -1,5 +1,6 @@
 /* Attention over kept keys and values on a GPU against the reference backend: all types, grouped
- * heads, fewer and more positions than a block has warps, windows and soft caps. */
+ * heads, fewer and more positions than a block has warps, windows and soft caps; sinks with odd
+ * windows. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -57,6 +58,7 @@ static void check_shape(gpu_fixture *gpu, const struct shape *s, enum dtype type
     uint64_t kept = s->kv_heads * args.capacity * s->head_dim, rows = s->rows * args.qkv_stride;
     uint64_t values_kept = s->kv_heads * args.capacity * value_dim_of(s);
     uint64_t outputs = s->rows * s->heads * value_dim_of(s), elem = dtype_bytes(type);
+    float *sinks = random_values(type, s->heads, 8);
     float *qkv = random_values(type, rows, gpu->seed), *keys = random_values(type, kept, 2);
     float *values = random_values(type, values_kept, 3), *want = random_values(type, outputs, 4);
     float *got = random_values(type, outputs, 5), *got_keys = random_values(type, kept, 6);
@@ -67,6 +69,8 @@ static void check_shape(gpu_fixture *gpu, const struct shape *s, enum dtype type
     args.keys = gpu_alloc_values(gpu, keys, type, kept);
     args.values = gpu_alloc_values(gpu, values, type, values_kept);
     args.output = gpu_alloc(gpu, outputs * elem);
+    args.sinks = s->window % 2 ? gpu_alloc_values(gpu, sinks, type, s->heads) : NULL;
+    truth.sinks = args.sinks ? sinks : NULL;
     truth.q = qkv;
     truth.k = qkv + s->heads * s->head_dim;
     truth.v = qkv + (s->heads + s->kv_heads) * s->head_dim;
@@ -83,8 +87,8 @@ static void check_shape(gpu_fixture *gpu, const struct shape *s, enum dtype type
     float *got_values = random_values(type, values_kept, 7);
     gpu_download_values(gpu, got_values, args.values, type, values_kept);
     gpu_expect_close("values", got_values, values, values_kept, 0, 0);
-    float *all[] = {qkv, keys, values, want, got, got_keys, got_values};
-    for (int i = 0; i < 7; i++)
+    float *all[] = {qkv, keys, values, want, got, got_keys, got_values, sinks};
+    for (int i = 0; i < 8; i++)
         mem_free(all[i]);
 }
 

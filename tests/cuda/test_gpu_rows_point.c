@@ -3,6 +3,8 @@
  * argument). */
 #include "tests/cuda/gpu_rows_cases.h"
 
+#include "tests/kernels/heads_cases.h"
+
 /* ---- activations ---- */
 
 /* variant / 4: the kind; bit 0: input_grad over input; bit 1: inputs up to the hundreds, where the
@@ -225,6 +227,20 @@ static void point(void **state)
 }
 
 /* Counts of 0 launch nothing, which CUDA would refuse. */
+static void heads_sinks(void **state)
+{
+    (void)state;
+    static const uint64_t shapes[][2] = {{1, 1}, {3, 7}, {33, 64}, {5, 130}};
+    CHECK_SHAPES("sinks", sinks_case, shapes, 2);
+}
+
+static void heads_joined(void **state)
+{
+    (void)state;
+    static const uint64_t shapes[][2] = {{1, 1}, {3, 7}, {9, 128}};
+    CHECK_SHAPES("heads", heads_case, shapes, 5);
+}
+
 static void point_nothing(void **state)
 {
     (void)state;
@@ -249,6 +265,12 @@ static void point_nothing(void **state)
     assert_int_equal(cudai_head_norm_backward(context, gpu->stream, &no_heads), 0);
     dropout_args no_rows = {.columns = 8, .tokens = 1};
     assert_int_equal(cudai_dropout(context, gpu->stream, &no_rows), 0);
+    attention_sinks_args no_tokens = {.batch = 1, .heads = 1, .value_dim = 8};
+    assert_int_equal(cudai_attention_sinks(context, gpu->stream, &no_tokens), 0);
+    assert_int_equal(cudai_attention_sinks_backward(context, gpu->stream, &no_tokens), 0);
+    heads_join_args no_join = {.heads = 1, .own = 8, .value = 8};
+    assert_int_equal(cudai_heads_join(context, gpu->stream, &no_join), 0);
+    assert_int_equal(cudai_heads_split(context, gpu->stream, &no_join), 0);
     assert_int_equal(cudai_add(context, gpu->stream, DTYPE_FP32, 0, NULL, NULL, NULL), 0);
     assert_int_equal(cudai_zero(context, gpu->stream, NULL, 0), 0);
     assert_int_equal(cudai_convert(context, gpu->stream, NULL, DTYPE_FP32, NULL, DTYPE_BF16, 0), 0);
@@ -258,10 +280,12 @@ static void point_nothing(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(activation), cmocka_unit_test(activation_limits), cmocka_unit_test(rope),
-        cmocka_unit_test(point),      cmocka_unit_test(point_nothing),
+        cmocka_unit_test(activation),    cmocka_unit_test(activation_limits),
+        cmocka_unit_test(rope),          cmocka_unit_test(point),
+        cmocka_unit_test(point_nothing), cmocka_unit_test(heads_sinks),
+        cmocka_unit_test(heads_joined),
     };
-    if (!rows_filter(argc, argv, "activation|rope|point"))
+    if (!rows_filter(argc, argv, "activation|rope|point|heads"))
         return 2;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

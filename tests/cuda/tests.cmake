@@ -154,7 +154,7 @@ if(TARGET sluice_kernels_reference)
     sluice_gpu_test(test_gpu_rows PARTS base rows LIBS sluice_kernels_reference
                     INSTANCES norm_forward norm_backward head_norm sums)
     sluice_gpu_test(test_gpu_rows_point PARTS base rows LIBS sluice_kernels_reference
-                    INSTANCES activation rope point)
+                    INSTANCES activation rope point heads)
     sluice_gpu_test(test_gpu_experts PARTS base rows LIBS sluice_kernels_reference
                     INSTANCES router sums sort rows)
     sluice_gpu_test(test_gpu_rows_large PARTS base rows LIBS sluice_kernels_reference

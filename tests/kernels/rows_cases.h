@@ -49,6 +49,10 @@ static const kernel_ops cpu_rows = {
     .dropout = cpui_dropout,
     .bias_backward = cpui_bias_backward,
     .bias_backward_scratch_bytes = cpui_bias_backward_scratch_bytes,
+    .attention_sinks = cpui_attention_sinks,
+    .attention_sinks_backward = cpui_attention_sinks_backward,
+    .heads_join = cpui_heads_join,
+    .heads_split = cpui_heads_split,
     .cross_entropy = cpui_cross_entropy,
     .router_forward = cpui_router_forward,
     .router_backward = cpui_router_backward,
@@ -72,6 +76,7 @@ struct shape {
 struct run {
     const kernel_ops *ops;
     kernel_context *context; /* NULL for the reference */
+    void *stream;            /* NULL */
     void *blocks[BLOCKS_MAX];
     int block_count;
     float *values, *slack; /* [count]; slack: the tolerance of each value, from its size */

@@ -28,12 +28,13 @@ struct shape {
         uint64_t window;
         float soft_cap;
         uint64_t value_dim; /* 0: head_dim */
+        bool has_sinks;
     } kind;
 };
 
 struct tensors {
     attention_cached_args args;
-    char *qkv, *keys, *values, *output; /* in the type */
+    char *qkv, *keys, *values, *output, *sinks; /* in the type */
     uint64_t key_elems, value_elems, output_elems, value_dim;
 };
 
@@ -60,6 +61,7 @@ static void tensors_init(struct tensors *t, const struct shape *s, enum dtype ty
     t->keys = fill(type, t->key_elems, 2, factor);
     t->values = fill(type, t->value_elems, 3, 1);
     t->output = fill(type, t->output_elems, 4, 1);
+    t->sinks = fill(type, s->heads, 5, factor);
     t->args = (attention_cached_args){
         .type = type,
         .rows = s->rows,
@@ -73,6 +75,7 @@ static void tensors_init(struct tensors *t, const struct shape *s, enum dtype ty
         .scale = 1.0f / sqrtf((float)s->head_dim),
         .soft_cap = s->kind.soft_cap,
         .window = s->kind.window,
+        .sinks = s->kind.has_sinks ? t->sinks : NULL,
         .q = t->qkv,
         .k = t->qkv + s->heads * s->head_dim * elem,
         .v = t->qkv + (s->heads + s->kv_heads) * s->head_dim * elem,
@@ -88,6 +91,7 @@ static void tensors_fini(struct tensors *t)
     mem_free(t->keys);
     mem_free(t->values);
     mem_free(t->output);
+    mem_free(t->sinks);
 }
 
 static double load(const struct tensors *t, const void *data, uint64_t at)
@@ -134,7 +138,8 @@ static double expected_output(const struct tensors *t, uint64_t row, uint64_t he
     const attention_cached_args *a = &t->args;
     uint64_t kept = head / (a->heads / a->kv_heads) * a->capacity;
     uint64_t count = a->begin + row + 1;
-    double score[512], largest = -INFINITY, sum = 0, total = 0;
+    double sink = a->sinks ? load(t, a->sinks, head) : -INFINITY;
+    double score[512], largest = sink, sum = 0, total = 0;
     assert_true(count <= 512);
     uint64_t first = a->window && a->window < count ? count - a->window : 0;
     for (uint64_t s = first; s < count; s++) {
@@ -147,6 +152,7 @@ static double expected_output(const struct tensors *t, uint64_t row, uint64_t he
             score[s] = (double)a->soft_cap * tanh(score[s] / (double)a->soft_cap);
         largest = fmax(largest, score[s]);
     }
+    sum = exp(sink - largest);
     for (uint64_t s = first; s < count; s++) {
         sum += exp(score[s] - largest);
         total += exp(score[s] - largest) * load(t, t->values, (kept + s) * t->value_dim + d);
@@ -198,6 +204,8 @@ static const struct shape shapes[] = {
     {70, 2, 2, 2, 80, {.soft_cap = 3}},
     {70, 3, 2, 2, 192, {.value_dim = 128}},
     {130, 2, 4, 2, 12, {.window = 90, .value_dim = 33}},
+    {70, 3, 4, 2, 24, {.has_sinks = true}},
+    {10, 2, 2, 2, 8, {.window = 3, .soft_cap = 2, .has_sinks = true}},
 };
 enum { SHAPE_COUNT = sizeof shapes / sizeof shapes[0] };
 
@@ -213,9 +221,10 @@ static void matches_definition(void **state)
 static void large_scores_stay_finite(void **state)
 {
     (void)state;
-    const struct shape s = {150, 2, 2, 1, 32, {0}};
+    const struct shape s = {150, 2, 2, 1, 32, {0}}, sinks = {150, 2, 4, 1, 32, {.has_sinks = true}};
     check_shape(&s, DTYPE_FP32, 40);
     check_shape(&s, DTYPE_BF16, 40);
+    check_shape(&sinks, DTYPE_FP32, 40);
 }
 
 static void threads_and_rows_keep_bits(void **state)

@@ -252,6 +252,74 @@ static void rope_of_glm4(const struct backend *b)
     expect("glm4", case_of("ropes", "glm4"), "y", last, (size_t)HEADS * DIM, 1e-6);
 }
 
+/* Puts [heads, TOKENS, WIDTH] side by side into rows of `stride` elements from column `first` on, or
+ * takes them from there. */
+static void turn_heads(float *heads, int count, float *rows, int stride, int first, bool is_back)
+{
+    enum { TOKENS = 5 };
+    for (int i = 0; i < count * TOKENS * WIDTH; i++) {
+        float *one =
+            &rows[i / WIDTH % TOKENS * stride + first + i / WIDTH / TOKENS * WIDTH + i % WIDTH];
+        *(is_back ? &heads[i] : one) = *(is_back ? one : &heads[i]);
+    }
+}
+
+/* gpt-oss's attention with sinks. Attention is that of the reference backend. */
+static void sinks(const struct backend *b)
+{
+    enum { TOKENS = 5, H = 4, G = 2, STRIDE = (H + 2 * G) * WIDTH, COUNT = TOKENS * H * WIDTH };
+    static const struct {
+        const char *name;
+        int heads, first;
+    } parts[] = {{"dq", H, 0}, {"dk", G, H * WIDTH}, {"dv", G, (H + G) * WIDTH}};
+    const json_t *want = case_of("sinks", "gpt_oss");
+    float rows[TOKENS * STRIDE], grads[TOKENS * STRIDE], heads[COUNT], dy[COUNT], y[COUNT];
+    float s[H], ds[H] = {0}, lse[H * TOKENS];
+    double scratch[TOKENS * (2 + 2 * WIDTH)];
+    for (int i = 0; i < 3; i++) {
+        draw(heads, 1 + (uint64_t)i, (uint64_t)parts[i].heads * TOKENS * WIDTH);
+        turn_heads(heads, parts[i].heads, rows, STRIDE, parts[i].first, false);
+    }
+    draw(dy, 4, COUNT);
+    draw(s, 5, H);
+    attention_desc desc = {.batch = 1,
+                           .tokens = TOKENS,
+                           .heads = H,
+                           .kv_heads = G,
+                           .head_dim = WIDTH,
+                           .qkv_stride = STRIDE,
+                           .scale = 1 / sqrtf(WIDTH),
+                           .window = 2};
+    attention_sinks_args args = {.batch = 1,
+                                 .tokens = TOKENS,
+                                 .heads = H,
+                                 .value_dim = WIDTH,
+                                 .sinks = s,
+                                 .output = y,
+                                 .lse = lse,
+                                 .output_grad = dy,
+                                 .sinks_grad = ds};
+    const kernel_ops *whole = &kernels_reference;
+    kernel_attention *attention;
+    float *k = rows + parts[1].first, *v = rows + parts[2].first;
+    assert_int_equal(whole->attention_create(NULL, &desc, &attention), 0);
+    assert_true(whole->attention_backward_scratch_bytes(attention) <= sizeof scratch);
+    assert_int_equal(whole->attention_forward(attention, NULL, rows, k, v, y, lse, scratch), 0);
+    assert_int_equal(b->ops.attention_sinks(b->context, NULL, &args), 0);
+    expect("sinks", want, "y", y, COUNT, 1e-6);
+    assert_int_equal(b->ops.attention_sinks_backward(b->context, NULL, &args), 0);
+    expect("sinks", want, "ds", ds, H, 2e-6);
+    assert_int_equal(whole->attention_backward(attention, NULL, rows, k, v, y, lse, dy, grads,
+                                               grads + parts[1].first, grads + parts[2].first,
+                                               scratch),
+                     0);
+    whole->attention_destroy(attention);
+    for (int i = 0; i < 3 && b->context == NULL; i++) {
+        turn_heads(heads, parts[i].heads, grads, STRIDE, parts[i].first, true);
+        expect("sinks", want, parts[i].name, heads, (size_t)parts[i].heads * TOKENS * WIDTH, 2e-6);
+    }
+}
+
 /* Routers of transformers: the experts that each row chooses, their weights, and gradients. */
 static void routers(const struct backend *b)
 {
@@ -463,6 +531,8 @@ static void as_pytorch(void **state)
           .rope = cpui_rope,
           .activation_forward = cpui_activation_forward,
           .activation_backward = cpui_activation_backward,
+          .attention_sinks = cpui_attention_sinks,
+          .attention_sinks_backward = cpui_attention_sinks_backward,
           .cross_entropy = cpui_cross_entropy,
           .router_forward = cpui_router_forward,
           .router_backward = cpui_router_backward,
@@ -480,6 +550,7 @@ static void as_pytorch(void **state)
         losses(&backends[i]);
         rope_tables(&backends[i]);
         rope_of_glm4(&backends[i]);
+        sinks(&backends[i]);
         routers(&backends[i]);
         router_losses(&backends[i]);
         mixture(&backends[i], false);

@@ -1,5 +1,6 @@
-/* Attention of the reference backend, with windows, soft caps, both directions and documents: its
- * results against the definition, and its gradients against finite differences. */
+/* Attention of the reference backend, with windows, soft caps, both directions, documents and sinks:
+ * its results against the definition, and its gradients against finite differences. The heads of
+ * latent attention. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,14 +14,28 @@
 #include "kernels/dropout_mask.h"
 #include "tests/kernels/finite_differences.h"
 
-static int forward_attention(struct probe *self)
+enum { B = 2, T = 7, H = 4, G = 2, D = 3, E = 5, STRIDE = (H + G) * D + G * E };
+
+/* The arguments of sinks; without sinks it changes nothing. */
+static attention_sinks_args sinks_of(float *const *qkv)
 {
-    float *const *qkv = self->object; /* q, k, v, output, lse */
-    return ops->attention_forward((kernel_attention *)(uintptr_t)self->args, NULL, qkv[0], qkv[1],
-                                  qkv[2], qkv[3], qkv[4], self->scratch);
+    return (attention_sinks_args){.batch = B,
+                                  .tokens = T,
+                                  .heads = H,
+                                  .value_dim = E,
+                                  .sinks = qkv[5],
+                                  .output = qkv[3],
+                                  .lse = qkv[4]};
 }
 
-enum { B = 2, T = 7, H = 4, G = 2, D = 3, E = 5, STRIDE = (H + G) * D + G * E };
+static int forward_attention(struct probe *self)
+{
+    float *const *qkv = self->object; /* q, k, v, output, lse, sinks or NULL */
+    TRY(ops->attention_forward((kernel_attention *)(uintptr_t)self->args, NULL, qkv[0], qkv[1],
+                               qkv[2], qkv[3], qkv[4], self->scratch));
+    attention_sinks_args sinks = sinks_of(qkv);
+    return qkv[5] ? ops->attention_sinks(NULL, NULL, &sinks) : 0;
+}
 
 /* Kinds of attention, and the documents of both sequences. */
 static const struct attention_kind {
@@ -28,6 +43,7 @@ static const struct attention_kind {
     float soft_cap;
     bool is_bidirectional, has_documents;
     float dropout;
+    bool has_sinks;
 } attention_kinds[] = {
     {.window = 0},
     {.window = 1},
@@ -40,6 +56,9 @@ static const struct attention_kind {
     {.has_documents = true},
     {.dropout = 0.3f},
     {.is_bidirectional = true, .soft_cap = 1.5f, .has_documents = true, .dropout = 0.5f},
+    {.has_sinks = true},
+    {.window = 2, .has_documents = true, .has_sinks = true},
+    {.soft_cap = 1.5f, .dropout = 0.3f, .has_sinks = true},
 };
 static const uint32_t counter[2] = {5, 11};
 static const attention_dropout masks = {SEED, 3, counter};
@@ -65,7 +84,7 @@ static double kept(const struct attention_kind *kind, int b, int h, int t, int s
 static void check_attention(const struct attention_kind *kind, float *const *qkv, int b, int h,
                             int t)
 {
-    double sum = 0.0, output[E] = {0};
+    double sum = qkv[5] ? exp((double)qkv[5][h]) : 0.0, output[E] = {0};
     const uint64_t out = (uint64_t)((b * T + t) * H + h) * E;
     const float *q = qkv[0] + (b * T + t) * STRIDE + h * D;
     for (int s = 0; s < T; s++) {
@@ -108,9 +127,9 @@ static void check_attention_kind(const struct attention_kind *kind)
     ops->attention_set_documents(attention, kind->has_documents ? document_begins : NULL);
     float *qkv = draw(N, 1), *dqkv = zeros(N), *y = zeros(B * T * H * E),
           *dy = draw(B * T * H * E, 2);
-    float lse[B * H * T];
+    float lse[B * H * T], sinks_grad[H] = {0}, *sinks = draw(H, 3);
     void *scratch = mem_alloc(ops->attention_backward_scratch_bytes(attention), 1, "test");
-    float *parts[] = {qkv, qkv + H * D, qkv + (H + G) * D, y, lse};
+    float *parts[] = {qkv, qkv + H * D, qkv + (H + G) * D, y, lse, kind->has_sinks ? sinks : NULL};
     struct probe probe = {.forward = forward_attention,
                           .args = attention,
                           .object = parts,
@@ -127,10 +146,18 @@ static void check_attention_kind(const struct attention_kind *kind)
                                              dy, dqkv, dqkv + H * D, dqkv + (H + G) * D, scratch),
                      0);
     check_gradient("attention", &probe, qkv, dqkv, N);
+    if (kind->has_sinks) {
+        attention_sinks_args args = sinks_of(parts);
+        args.output_grad = dy;
+        args.sinks_grad = sinks_grad;
+        assert_int_equal(ops->attention_sinks_backward(NULL, NULL, &args), 0);
+        check_gradient("sinks", &probe, sinks, sinks_grad, H);
+    }
     ops->attention_destroy(attention);
     mem_free(scratch);
     mem_free(qkv);
     mem_free(dqkv);
+    mem_free(sinks);
     mem_free(y);
     mem_free(dy);
 }
@@ -140,6 +167,59 @@ static void attention_gradients(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof attention_kinds / sizeof *attention_kinds; i++)
         check_attention_kind(&attention_kinds[i]);
+}
+
+static int forward_join(struct probe *self)
+{
+    return ops->heads_join(NULL, NULL, self->args);
+}
+
+/* Each element of q, kv and common lies where the heads of latent attention have it. */
+static void heads_gradients(void **state)
+{
+    enum { N = 3, OWN = 4, SHARED = 2, VALUE = 3, DIM = OWN + SHARED, STRIDED = SHARED + 1 };
+    enum { Q = N * H * DIM, KV = N * H * (OWN + VALUE), PACKED = N * H * (2 * DIM + VALUE) };
+    (void)state;
+    float *q = draw(Q, 1), *kv = draw(KV, 2), *common = draw(N * STRIDED, 3);
+    float *packed = zeros(PACKED), *dpacked = draw(PACKED, 4);
+    float *dq = zeros(Q), *dkv = zeros(KV), *dcommon = zeros(N * STRIDED);
+    heads_join_args args = {.rows = N,
+                            .heads = H,
+                            .own = OWN,
+                            .shared = SHARED,
+                            .value = VALUE,
+                            .q = q,
+                            .kv = kv,
+                            .common = common,
+                            .packed = packed,
+                            .common_stride = STRIDED};
+    struct probe probe = {.forward = forward_join,
+                          .args = &args,
+                          .output = packed,
+                          .weight = dpacked,
+                          .output_count = PACKED};
+    assert_int_equal(probe.forward(&probe), 0);
+    for (int n = 0; n < N; n++)
+        for (int h = 0; h < H; h++) {
+            const float *row = packed + n * H * (2 * DIM + VALUE), *k = row + (H + h) * DIM;
+            const float *from = kv + (n * H + h) * (OWN + VALUE);
+            assert_memory_equal(row + h * DIM, q + (n * H + h) * DIM, DIM * sizeof *row);
+            assert_memory_equal(k, from, OWN * sizeof *row);
+            assert_memory_equal(k + OWN, common + n * STRIDED, SHARED * sizeof *row);
+            assert_memory_equal(row + 2 * H * DIM + h * VALUE, from + OWN, VALUE * sizeof *row);
+        }
+    heads_join_args back = args;
+    back.q = dq;
+    back.kv = dkv;
+    back.common = dcommon;
+    back.packed = dpacked;
+    assert_int_equal(ops->heads_split(NULL, NULL, &back), 0);
+    check_gradient("q", &probe, q, dq, Q);
+    check_gradient("kv", &probe, kv, dkv, KV);
+    check_gradient("common", &probe, common, dcommon, N * STRIDED);
+    float *all[] = {q, kv, common, packed, dpacked, dq, dkv, dcommon};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        mem_free(all[i]);
 }
 
 static void attention_refusals(void **state)
@@ -167,6 +247,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_gradients),
         cmocka_unit_test(attention_refusals),
+        cmocka_unit_test(heads_gradients),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

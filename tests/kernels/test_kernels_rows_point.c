@@ -3,6 +3,8 @@
 #include "kernels/dropout_mask.h"
 #include "tests/kernels/rows_cases.h"
 
+#include "tests/kernels/heads_cases.h"
+
 /* variant / 4: the kind; bit 0: input_grad over input; bit 1: inputs up to the hundreds, where the
  * sigmoids are 0 or 1. The absolute tolerance is for the reference's form with tanh. */
 static void activation_case(struct run *run, const struct shape *shape)
@@ -312,6 +314,18 @@ static void bad_indices_are_refused(void **state)
     }
 }
 
+static void sinks(void **state)
+{
+    (void)state;
+    check_shapes("sinks", sinks_case, 2);
+}
+
+static void heads(void **state)
+{
+    (void)state;
+    check_shapes("heads", heads_case, 5);
+}
+
 static void zeroing(void **state)
 {
     (void)state;
@@ -332,7 +346,8 @@ int main(void)
         cmocka_unit_test(activations),     cmocka_unit_test(activations_by_table),
         cmocka_unit_test(additions),       cmocka_unit_test(dropouts),
         cmocka_unit_test(cross_entropies), cmocka_unit_test(bad_indices_are_refused),
-        cmocka_unit_test(zeroing),
+        cmocka_unit_test(zeroing),         cmocka_unit_test(sinks),
+        cmocka_unit_test(heads),
     };
     int status = isa_of_test(&tested_isa);
     if (status != 0)

@@ -18,7 +18,8 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkR
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssTopKRouter
+from transformers.models.gpt_oss.modeling_gpt_oss import (GptOssExperts, GptOssTopKRouter,
+                                                          eager_attention_forward)
 from transformers.models.mixtral.modeling_mixtral import (MixtralExperts, MixtralTopKRouter,
                                                           load_balancing_loss_func)
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeTopKRouter
@@ -150,6 +151,17 @@ def experts():
     return results
 
 
+def sinks():
+    """gpt-oss's attention of 4 heads in 2 groups over 5 tokens, which see 2 positions each."""
+    q, k, v = (draw(i, 1, heads, 5, WIDTH) for i, heads in ((1, 4), (2, 2), (3, 2)))
+    dy, s = draw(4, 1, 5, 4, WIDTH), draw(5, 4)
+    module = types.SimpleNamespace(sinks=s, num_key_value_groups=2, training=False)
+    distance = torch.arange(5)[:, None] - torch.arange(5)
+    mask = torch.where((distance >= 0) & (distance < 2), 0.0, -torch.inf)
+    y, _ = eager_attention_forward(module, q, k, v, mask, WIDTH ** -0.5)
+    return {"gpt_oss": result(y, dy, q=q, k=k, v=v, s=s)}
+
+
 class Config:
     """What the functions of modeling_rope_utils read of a configuration."""
 
@@ -197,7 +209,7 @@ def main():
         "made_by": f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}",
         "seed": SEED, "rows": ROWS, "width": WIDTH, "heads": HEADS, "pairs": PAIRS, "position": POSITION,
         "activations": activations(), "norms": norms(), "losses": losses(), "ropes": ropes(),
-        "routers": routers(), "experts": experts(),
+        "routers": routers(), "experts": experts(), "sinks": sinks(),
     }
     lines = []  # one for each case
     for key, value in document.items():
