@@ -45,7 +45,7 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
 endif()
 
 # The row ops: what is fused is written so, and every set computes the same bits.
-cpu_objects(kernels_rows plain SOURCES cpu/rows.c cpu/rows_lookup.c cpu/experts.c)
+cpu_objects(kernels_rows plain SOURCES cpu/rows.c cpu/rows_lookup.c cpu/experts.c cpu/stored.c)
 set(source cpu/rows_variant.c)
 cpu_variant(kernels_rows baseline rowsi_baseline ${source})
 if(cpu_is_x86)
@@ -90,5 +90,6 @@ endif()
 add_library(sluice_kernels_reference STATIC
     reference/reference.c reference/reference_rows.c reference/reference_loss.c reference/reference_experts.c
     reference/reference_heads.c
+    reference/reference_stored.c
     reference/reference_products.c reference/reference_optimizer.c reference/reference_muon.c)
 target_link_libraries(sluice_kernels_reference PUBLIC sluice_options sluice_base)

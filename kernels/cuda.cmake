@@ -6,7 +6,7 @@ set(kernels_cuda_names
     context.c backend_ops.c matmul_ops.c matmul_choice.c matmul_cublas.c attention_ops.c attention_own.c rows_ops.c rows_sparse.c
     rows_experts_ops.c update.c
     matmul_plain.cu rows_norm.cu rows_head_norm.cu rows_point.cu rows_activation.cu rows_embedding.cu rows_loss.cu
-    rows_experts.cu rows_heads.cu rows_router.cu update_adam.cu
+    rows_experts.cu rows_heads.cu rows_router.cu rows_stored.cu update_adam.cu
     update_adam_state.cu
     update_sums.cu attention_forward.cu attention_key_grad.cu attention_query_grad.cu
     attention_fp32.cu attention_compare.cu attention_cached.cu)

@@ -34,6 +34,7 @@
 #include "kernels/ops_experts.h"
 #include "kernels/ops_heads.h"
 #include "kernels/ops_loss.h"
+#include "kernels/ops_stored.h"
 #include "kernels/ops_update.h"
 
 typedef struct kernel_context kernel_context;     /* an instance of a backend, which defines it */
@@ -518,6 +519,16 @@ struct kernel_ops {
                            const experts_rows_args *args) MUST_CHECK;
     int (*experts_weights_backward)(kernel_context *context, void *stream,
                                     const experts_rows_args *args) MUST_CHECK;
+
+    /* Stored formats, as ops_stored.h describes them. The CUDA backend cannot quantize (NULL).
+     * stored_quantize: ERR_INPUT if a value is NaN or infinite. stored_double writes scales [count]
+     * to `target` with double quantization; the scales are >= 0 and finite. */
+    int (*stored_expand)(kernel_context *context, void *stream,
+                         const stored_expand_args *args) MUST_CHECK;
+    int (*stored_quantize)(kernel_context *context, void *stream,
+                           const stored_quantize_args *args) MUST_CHECK;
+    int (*stored_double)(kernel_context *context, void *stream, const float *scales, uint64_t count,
+                         void *target) MUST_CHECK;
 
     int (*zero)(kernel_context *context, void *stream, void *data, uint64_t bytes) MUST_CHECK;
     int (*convert)(kernel_context *context, void *stream, const void *source,

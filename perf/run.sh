@@ -19,7 +19,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 quick='' out='' drive=runs bin=build/release text='' tokenizer='' figures=() listing=''
-all=(peak adam adam-state matmul attention rows nvme comm data tokenizer compile commit memory out-of-core out-of-core-small nvme-bound update-overlap)
+all=(peak adam adam-state matmul attention rows stored nvme comm data tokenizer compile commit memory out-of-core out-of-core-small nvme-bound update-overlap)
 wrong() {
     echo "run.sh: $1; --help says more" >&2
     exit 2
@@ -49,6 +49,7 @@ describe() {
     matmul) echo "products of a transformer block; limit: a large product" ;;
     attention) echo "attention forward and backward; limit: a large product" ;;
     rows) echo "norms, GELU, loss and other row kernels; limit: loops over the same bytes" ;;
+    stored) echo "expanding stored formats; limit: a memory copy of the expanded bytes" ;;
     nvme) echo "read, write and mixed on the drive; limit: the best of fio on the same file system" ;;
     comm) echo "collectives between two ranks; limit: the MPI library's" ;;
     data) echo "tokens of the sampler; limit: reading and copying the same bytes" ;;

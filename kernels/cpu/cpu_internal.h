@@ -121,6 +121,11 @@ KERNEL_OP(experts_gather) cpui_experts_gather MUST_CHECK;
 KERNEL_OP(experts_combine) cpui_experts_combine MUST_CHECK;
 KERNEL_OP(experts_weights_backward) cpui_experts_weights_backward MUST_CHECK;
 
+/* stored.c */
+KERNEL_OP(stored_expand) cpui_stored_expand MUST_CHECK;
+KERNEL_OP(stored_quantize) cpui_stored_quantize MUST_CHECK;
+KERNEL_OP(stored_double) cpui_stored_double MUST_CHECK;
+
 /* adam.c. Chooses the variant for the context's isa. */
 void cpui_adam_select(kernel_context *context);
 const char *cpui_adam_name(const kernel_context *context);

@@ -94,6 +94,8 @@ struct rows_table {
     void (*experts_gather)(int threads, const experts_rows_args *args);
     void (*experts_combine)(int threads, const experts_rows_args *args);
     void (*experts_weights_backward)(int threads, const experts_rows_args *args);
+    void (*stored_expand)(int threads, const stored_expand_args *args);
+    bool (*stored_quantize)(int threads, const stored_quantize_args *args);
     void (*convert)(int threads, const void *source, enum dtype source_type, void *target,
                     enum dtype target_type, uint64_t count);
     void (*convert_rows)(int threads, const struct rows_conversion *args);

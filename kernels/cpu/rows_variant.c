@@ -9,6 +9,7 @@
 #include "kernels/cpu/rows_internal.h"
 #include "kernels/cpu/rows_math.h"
 #include "kernels/row_position.h"
+#include "kernels/stored_codes.h"
 
 /* These files define the static functions that the table below names. */
 #include "kernels/cpu/rows_activation.h"
@@ -18,6 +19,7 @@
 #include "kernels/cpu/rows_norm.h"
 #include "kernels/cpu/rows_point.h"
 #include "kernels/cpu/rows_router.h"
+#include "kernels/cpu/rows_stored.h"
 
 const rows_table VARIANT_TABLE = {
     .name = VARIANT_NAME,
@@ -47,6 +49,8 @@ const rows_table VARIANT_TABLE = {
     .experts_gather = experts_gather,
     .experts_combine = experts_combine,
     .experts_weights_backward = experts_weights_backward,
+    .stored_expand = stored_expand,
+    .stored_quantize = stored_quantize,
     .convert = convert,
     .convert_rows = convert_rows,
     .exp = exp_all,

@@ -127,6 +127,7 @@ static const kernel_ops ops = {
     .experts_gather = cudai_experts_gather,
     .experts_combine = cudai_experts_combine,
     .experts_weights_backward = cudai_experts_weights_backward,
+    .stored_expand = cudai_stored_expand,
     .zero = cudai_zero,
     .convert = cudai_convert,
     .grad_close = cudai_grad_close,

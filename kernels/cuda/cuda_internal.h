@@ -158,6 +158,7 @@ KERNEL_OP(experts_sort) cudai_experts_sort MUST_CHECK;
 KERNEL_OP(experts_gather) cudai_experts_gather MUST_CHECK;
 KERNEL_OP(experts_combine) cudai_experts_combine MUST_CHECK;
 KERNEL_OP(experts_weights_backward) cudai_experts_weights_backward MUST_CHECK;
+KERNEL_OP(stored_expand) cudai_stored_expand MUST_CHECK;
 KERNEL_OP(zero) cudai_zero MUST_CHECK;
 KERNEL_OP(convert) cudai_convert MUST_CHECK;
 

@@ -60,6 +60,10 @@ int cudai_launch_attention_sinks(void *stream, int sm_count, const attention_sin
 int cudai_launch_attention_sinks_backward(void *stream, const attention_sinks_args *args);
 int cudai_launch_heads_join(void *stream, const heads_join_args *args, bool is_back);
 
+/* `layout` is that of the arguments. */
+int cudai_launch_stored_expand(void *stream, int sm_count, const stored_expand_args *args,
+                               const stored_layout *layout);
+
 /* The embedding and the loss, for rows_sparse.c. Rows and channels (vocab, columns) are above 0.
  * One exception: softmax_part also takes a part without columns, and initializes its stats. */
 int cudai_launch_embedding_forward(const embedding_args *args, int sm_count, void *stream);

@@ -1,6 +1,6 @@
 /* The dense row ops of the CUDA backend: norms, bias gradients, rotary positions, activations,
- * addition, conversion, zero. This file checks arguments, divides rows into blocks for sums of
- * columns, and names the kernels in errors. Nothing here allocates or synchronizes. */
+ * addition, stored formats, conversion, zero. This file checks arguments, divides rows into blocks
+ * for sums of columns, and names the kernels in errors. Nothing here allocates or synchronizes. */
 #include <assert.h>
 
 #include <cuda_runtime_api.h>
@@ -211,6 +211,13 @@ int cudai_heads_split(kernel_context *context, void *stream, const heads_join_ar
     if (args->rows == 0)
         return 0;
     return cudai_check(cudai_launch_heads_join(stream, args, true), "the kernel that splits heads");
+}
+
+int cudai_stored_expand(kernel_context *context, void *stream, const stored_expand_args *args)
+{
+    stored_layout layout = stored_layout_of(args->format, args->rows, args->columns);
+    return cudai_check(cudai_launch_stored_expand(stream, context->sm_count, args, &layout),
+                       "the kernel that expands a stored format");
 }
 
 int cudai_scale_rows(kernel_context *context, void *stream, const scale_rows_args *args)

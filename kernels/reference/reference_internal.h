@@ -91,6 +91,11 @@ KERNEL_OP(experts_gather) refi_experts_gather MUST_CHECK;
 KERNEL_OP(experts_combine) refi_experts_combine MUST_CHECK;
 KERNEL_OP(experts_weights_backward) refi_experts_weights_backward MUST_CHECK;
 
+/* reference_stored.c */
+KERNEL_OP(stored_expand) refi_stored_expand MUST_CHECK;
+KERNEL_OP(stored_quantize) refi_stored_quantize MUST_CHECK;
+KERNEL_OP(stored_double) refi_stored_double MUST_CHECK;
+
 /* reference_optimizer.c */
 KERNEL_OP(grad_close) refi_grad_close MUST_CHECK;
 KERNEL_OP(norm_reduce) refi_norm_reduce MUST_CHECK;

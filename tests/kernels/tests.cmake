@@ -58,10 +58,15 @@ if(TARGET kernels_rows AND TARGET sluice_kernels_reference)
     sluice_test(test_kernels_experts LIBS kernels_rows sluice_kernels_reference LABELS cpu debug)
     sluice_isa_test(test_kernels_experts SETS baseline avx2 LABELS cpu)
 endif()
-# Both against PyTorch's own operations.
+# Both against PyTorch's own operations, and stored formats against bitsandbytes.
 if(TARGET kernels_rows AND TARGET sluice_kernels_reference AND TARGET PkgConfig::JANSSON)
     sluice_test(test_kernels_pytorch LIBS kernels_rows sluice_kernels_reference PkgConfig::JANSSON
                 LABELS cpu debug)
-    target_compile_definitions(test_kernels_pytorch PRIVATE
-                               FIXTURE_DIR="${CMAKE_CURRENT_SOURCE_DIR}/reference")
+    sluice_test(test_kernels_stored LIBS kernels_rows sluice_kernels_reference PkgConfig::JANSSON
+                LABELS cpu debug)
+    sluice_isa_test(test_kernels_stored SETS baseline avx2 LABELS cpu)
+    foreach(name test_kernels_pytorch test_kernels_stored)
+        target_compile_definitions(${name} PRIVATE
+                                   FIXTURE_DIR="${CMAKE_CURRENT_SOURCE_DIR}/reference")
+    endforeach()
 endif()

@@ -1,0 +1,404 @@
+/* Stored formats (kernels/ops_stored.h): expanding and quantizing. Part of rows_variant.c.
+ *
+ * With 4 bits, a scale has only 16 values. They are computed and rounded once for each run, and the
+ * elements are looked up. */
+
+static const float stored_nf4[16] = STORED_NF4_VALUES, stored_fp4[16] = STORED_FP4_VALUES;
+static const float stored_e2m1[16] = STORED_E2M1_VALUES;
+static const float stored_dynamic_values[128] = STORED_DYNAMIC_VALUES;
+
+/* ---- expanding ---- */
+
+static const float *half_byte_values(enum stored_code code)
+{
+    return code == STORED_CODE_NF4   ? stored_nf4
+           : code == STORED_CODE_FP4 ? stored_fp4
+                                     : stored_e2m1;
+}
+
+/* target[0..n) = table[code]. The first of two elements has the upper half of a byte, or the lower
+ * one if `lower_first`. */
+static inline void look_up_16(const uint8_t *codes, bool lower_first, const uint16_t table[16],
+                              uint16_t *target, size_t n)
+{
+    size_t i = 0;
+#if defined(__AVX512F__)
+    /* The permutation reads 5 bits of each index: with the table twice, the fifth is of no
+     * consequence. */
+    const __m512i twice = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)table));
+    for (; i + 32 <= n; i += 32) {
+        __m512i byte = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(codes + i / 2)));
+        __m512i idx =
+            lower_first ? _mm512_or_si512(byte, _mm512_slli_epi32(byte, 12))
+                        : _mm512_or_si512(_mm512_srli_epi32(byte, 4), _mm512_slli_epi32(byte, 16));
+        _mm512_storeu_si512(target + i, _mm512_permutexvar_epi16(idx, twice));
+    }
+#elif defined(__AVX2__)
+    const __m128i low_mask = _mm_set1_epi16(0xff), mask = _mm_set1_epi8(15);
+    __m128i first = _mm_loadu_si128((const __m128i *)table);
+    __m128i second = _mm_loadu_si128((const __m128i *)(table + 8));
+    __m128i lows =
+        _mm_packus_epi16(_mm_and_si128(first, low_mask), _mm_and_si128(second, low_mask));
+    __m128i highs = _mm_packus_epi16(_mm_srli_epi16(first, 8), _mm_srli_epi16(second, 8));
+    for (; i + 32 <= n; i += 32) {
+        __m128i byte = _mm_loadu_si128((const __m128i *)(codes + i / 2));
+        __m128i upper = _mm_and_si128(_mm_srli_epi16(byte, 4), mask);
+        __m128i lower = _mm_and_si128(byte, mask);
+        __m128i even = lower_first ? lower : upper, odd = lower_first ? upper : lower;
+        __m128i idx[2] = {_mm_unpacklo_epi8(even, odd), _mm_unpackhi_epi8(even, odd)};
+        for (int k = 0; k < 2; k++) {
+            __m128i low = _mm_shuffle_epi8(lows, idx[k]), high = _mm_shuffle_epi8(highs, idx[k]);
+            __m128i *to = (__m128i *)(target + i + (size_t)k * 16);
+            _mm_storeu_si128(to, _mm_unpacklo_epi8(low, high));
+            _mm_storeu_si128(to + 1, _mm_unpackhi_epi8(low, high));
+        }
+    }
+#endif
+    for (; i < n; i++) {
+        unsigned byte = codes[i / 2];
+        target[i] = table[(i % 2 == 0) == lower_first ? byte & 15 : byte >> 4];
+    }
+}
+
+/* The same with elements of fp32. */
+static inline void look_up_16_wide(const uint8_t *codes, bool lower_first, const float table[16],
+                                   float *target, size_t n)
+{
+    size_t i = 0;
+#if defined(__AVX512F__)
+    const __m512 values = _mm512_loadu_ps(table);
+    for (; i + 16 <= n; i += 16) {
+        __m512i byte = _mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i *)(codes + i / 2)));
+        __m512i idx =
+            lower_first ? _mm512_or_si512(byte, _mm512_slli_epi64(byte, 28))
+                        : _mm512_or_si512(_mm512_srli_epi64(byte, 4), _mm512_slli_epi64(byte, 32));
+        _mm512_storeu_ps(target + i, _mm512_permutexvar_ps(idx, values));
+    }
+#endif
+    for (; i + 2 <= n; i += 2) {
+        unsigned byte = codes[i / 2];
+        target[i] = table[lower_first ? byte & 15 : byte >> 4];
+        target[i + 1] = table[lower_first ? byte >> 4 : byte & 15];
+    }
+    if (i < n)
+        target[i] = table[lower_first ? codes[i / 2] & 15 : codes[i / 2] >> 4];
+}
+
+/* Elements [at, at + n) of the matrix, which share a scale; `at` is even. */
+static void expand_half_bytes(const stored_expand_args *args, enum stored_code code, uint64_t at,
+                              size_t n, float scale)
+{
+    const uint8_t *codes = (const uint8_t *)args->codes + at / 2;
+    const float *values = half_byte_values(code);
+    bool lower_first = code == STORED_CODE_E2M1;
+    float products[16];
+    uint16_t table[16];
+#pragma omp simd
+    for (int i = 0; i < 16; i++)
+        products[i] = values[i] * scale;
+    if (args->type == DTYPE_FP32) {
+        look_up_16_wide(codes, lower_first, products, (float *)args->target + at, n);
+        return;
+    }
+    store_block(args->type, table, 0, 16, products);
+    look_up_16(codes, lower_first, table, (uint16_t *)args->target + at, n);
+}
+
+/* e4m3's value. Its bits, moved, are those of fp16 with an exponent that is 8 too low. */
+static inline float e4m3_value(uint8_t code)
+{
+    uint32_t bits = (uint32_t)(code & 0x7f) << 20;
+    uint32_t finite = fp32_bits(fp32_from_bits(bits) * 0x1p120f); /* exact, subnormals too */
+    finite |= (code & 0x7f) == 0x7f ? 0x7fc00000u : 0u;
+    return fp32_from_bits(finite | (uint32_t)(code & 0x80) << 24);
+}
+
+static inline void look_up_256(const uint8_t *codes, const float values[256], float scale,
+                               float *out, size_t n)
+{
+    size_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= n; i += 16) {
+        __m512i idx = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(codes + i)));
+        __m512 value = _mm512_i32gather_ps(idx, values, 4);
+        _mm512_storeu_ps(out + i, _mm512_mul_ps(value, _mm512_set1_ps(scale)));
+    }
+#endif
+    for (; i < n; i++)
+        out[i] = values[codes[i]] * scale;
+}
+
+/* values: what the codes of STORED_CODE_DYNAMIC mean. */
+static void expand_bytes(const stored_expand_args *args, enum stored_code code, uint64_t at,
+                         size_t n, float scale, const float *values)
+{
+    float buffer[ROWS_BLOCK];
+    for (size_t begin = 0; begin < n; begin += ROWS_BLOCK) {
+        size_t some = block_elems(n, begin);
+        const uint8_t *codes = (const uint8_t *)args->codes + at + begin;
+        float *out = store_place(args->type, args->target, at + begin, buffer);
+        if (code == STORED_CODE_DYNAMIC) {
+            look_up_256(codes, values, scale, out, some);
+        } else if (code == STORED_CODE_INT8) {
+#pragma omp simd
+            for (size_t i = 0; i < some; i++)
+                out[i] = (float)(int8_t)codes[i] * scale * (float)(1.0 / 127.0);
+        } else {
+#pragma omp simd
+            for (size_t i = 0; i < some; i++)
+                out[i] = e4m3_value(codes[i]) * scale;
+        }
+        store_block(args->type, args->target, at + begin, some, out);
+    }
+}
+
+static inline float scale_value(const stored_layout *layout, const void *scales, uint64_t idx)
+{
+    if (layout->scale == STORED_SCALE_FP32)
+        return ((const float *)scales)[idx];
+    if (layout->scale == STORED_SCALE_E8M0)
+        return fp32_from_bits(stored_e8m0_bits(((const uint8_t *)scales)[idx]));
+    struct stored_double parts = stored_double_of(scales, layout->scale_count);
+    return stored_dynamic(stored_dynamic_values, parts.codes[idx]) *
+               parts.absmax[idx / STORED_DOUBLE_GROUP] +
+           *parts.offset;
+}
+
+static void fill_dynamic(float values[256])
+{
+    for (unsigned i = 0; i < 256; i++)
+        values[i] = stored_dynamic(stored_dynamic_values, i);
+}
+
+/* Threads share out the runs of all lines. */
+static void stored_expand(int threads, const stored_expand_args *args)
+{
+    const stored_layout layout = stored_layout_of(args->format, args->rows, args->columns);
+    float dynamic[256];
+    if (layout.code == STORED_CODE_DYNAMIC)
+        fill_dynamic(dynamic);
+#pragma omp parallel for schedule(static) num_threads(team(threads, args->rows * args->columns))
+    for (uint64_t k = 0; k < layout.lines * layout.line_runs; k++) {
+        /* a division takes as long as a short run */
+        uint64_t line = layout.lines == 1 ? 0 : k / layout.line_runs;
+        uint64_t run = k - line * layout.line_runs;
+        uint64_t begin = run * layout.run_elems, rest = layout.line_elems - begin;
+        size_t n = (size_t)(rest < layout.run_elems ? rest : layout.run_elems);
+        uint64_t idx = line / layout.lines_per_scale * layout.line_runs + run;
+        float scale = scale_value(&layout, args->scales, idx);
+        if (stored_code_is_half_byte(layout.code))
+            expand_half_bytes(args, layout.code, line * layout.line_elems + begin, n, scale);
+        else
+            expand_bytes(args, layout.code, line * layout.line_elems + begin, n, scale, dynamic);
+    }
+}
+
+/* ---- quantizing ---- */
+
+/* What the elements of one scale are divided by or multiplied by. */
+struct stored_factor {
+    float value;
+    bool divides;
+    bool gives_zeros; /* all codes are 0 */
+};
+
+/* borders[i] lies between the values i and i + 1. */
+static void make_borders(const float *values, int count, float *borders)
+{
+    for (int i = 0; i + 1 < count; i++)
+        borders[i] = (values[i] + values[i + 1]) / 2.0f;
+}
+
+/* For each i / 65535 * 2 - 1 the place of the nearest dynamic value. */
+static void fill_dynamic_places(uint8_t places[65536])
+{
+    float values[256], borders[256];
+    unsigned place = 0;
+    fill_dynamic(values);
+    make_borders(values, 256, borders);
+    for (unsigned i = 0; i < 65536; i++) {
+        float s = (float)i / 65535.0f * 2.0f - 1.0f;
+        while (place < 255 && borders[place] < s)
+            place++;
+        places[i] = (uint8_t)place;
+    }
+}
+
+static inline float scaled(float x, struct stored_factor factor, float most)
+{
+    float s = factor.divides ? x / factor.value : x * factor.value;
+    s = s > -most ? s : -most; /* NaN becomes -most */
+    return s > most ? most : s;
+}
+
+/* Codes of one byte for each of n half bytes: the number of borders below each element, as
+ * `order` names it. */
+static void half_byte_codes(enum stored_code code, const float *x, size_t n,
+                            struct stored_factor factor, uint8_t *codes)
+{
+    static const uint8_t order[16] = {11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3};
+    float values[16], borders[15];
+    for (int i = 0; i < 16; i++)
+        values[i] = code == STORED_CODE_NF4 ? stored_nf4[i] : stored_fp4[order[i]];
+    make_borders(values, 16, borders);
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        float s = scaled(x[i], factor, 1.0f);
+        int place = 0;
+#pragma GCC unroll 15
+        for (int k = 0; k < 15; k++)
+            place += borders[k] < s;
+        codes[i] = (uint8_t)place;
+    }
+    for (size_t i = 0; code == STORED_CODE_FP4 && i < n; i++)
+        codes[i] = order[codes[i]];
+}
+
+/* |x| <= 448, to nearest even. */
+static inline uint8_t e4m3_code(float x)
+{
+    uint32_t bits = fp32_bits(x), size = bits & 0x7fffffffu;
+    uint32_t normal = ((size + 0x7ffffu + (size >> 20 & 1u)) >> 20) - (120u << 3);
+    uint32_t subnormal = fp32_bits(fp32_from_bits(size) + 0x1p14f) - 0x46800000u;
+    return (uint8_t)((size < 0x3c800000u ? subnormal : normal) | (bits >> 24 & 0x80u));
+}
+
+/* |x| <= 6, to nearest even: the borders that belong to the value above count with >=. */
+static inline uint8_t e2m1_code(float x)
+{
+    float size = fabsf(x);
+    int code = (size > 0.25f) + (size >= 0.75f) + (size > 1.25f) + (size >= 1.75f) + (size > 2.5f) +
+               (size >= 3.5f) + (size > 5.0f);
+    return (uint8_t)((unsigned)code | (fp32_bits(x) >> 28 & 8u));
+}
+
+/* codes[0..n) of elements with one scale, a byte each; n <= ROWS_BLOCK. */
+static void make_codes(enum stored_code code, const float *x, size_t n, struct stored_factor factor,
+                       const uint8_t *dynamic_places, uint8_t *codes)
+{
+    if (factor.gives_zeros) {
+        memset(codes, 0, n);
+    } else if (code == STORED_CODE_DYNAMIC) {
+        for (size_t i = 0; i < n; i++)
+            codes[i] = dynamic_places[(
+                int)(((scaled(x[i], factor, 1.0f) + 1.0f) * 0.5f) * 65535.0f + 0.5f)];
+    } else if (code == STORED_CODE_INT8) {
+#pragma omp simd
+        for (size_t i = 0; i < n; i++) /* the sum's low bits hold the rounded number */
+            codes[i] = (uint8_t)fp32_bits(scaled(x[i], factor, 127.0f) + ROUNDING_SHIFT);
+    } else if (code == STORED_CODE_E4M3) {
+#pragma omp simd
+        for (size_t i = 0; i < n; i++)
+            codes[i] = e4m3_code(scaled(x[i], factor, 448.0f));
+    } else if (code == STORED_CODE_E2M1) {
+#pragma omp simd
+        for (size_t i = 0; i < n; i++)
+            codes[i] = e2m1_code(scaled(x[i], factor, 6.0f));
+    } else {
+        half_byte_codes(code, x, n, factor, codes);
+    }
+}
+
+/* Stores the scale of elements with that largest magnitude. is_short: in a group that is not
+ * full. */
+static struct stored_factor make_scale(enum stored_code code, bool is_short, float most,
+                                       void *scales, uint64_t idx)
+{
+    struct stored_factor factor = {.divides = true};
+    float scale = most, floored = most < 1e-38f ? 1e-38f : most;
+    if (code == STORED_CODE_E2M1) {
+        unsigned exponent = fp32_bits(most) >> 23, e8m0 = exponent > 2 ? exponent - 2 : 0;
+        ((uint8_t *)scales)[idx] = (uint8_t)e8m0;
+        factor.value = fp32_from_bits(stored_e8m0_bits(e8m0));
+        return factor;
+    }
+    if (code == STORED_CODE_E4M3) {
+        factor.value = scale = most / 448.0f;
+        factor.gives_zeros = scale == 0.0f;
+    } else if (code == STORED_CODE_INT8) {
+        factor = (struct stored_factor){.value = 1.0f / most * 127.0f};
+        factor.gives_zeros = isinf(factor.value);
+    } else if (code == STORED_CODE_DYNAMIC) {
+        factor = (struct stored_factor){.value = 1.0f / most};
+    } else if (is_short) {
+        factor.value = scale = floored;
+    } else {
+        factor = (struct stored_factor){.value = 1.0f / floored};
+    }
+    ((float *)scales)[idx] = scale;
+    return factor;
+}
+
+/* The largest magnitude, as bits, which are in the order of magnitudes; NaN is the largest. */
+static uint32_t most_bits(const float *x, size_t n, uint32_t most)
+{
+#pragma omp simd reduction(max : most)
+    for (size_t i = 0; i < n; i++) {
+        uint32_t size = fp32_bits(x[i]) & 0x7fffffffu;
+        most = size > most ? size : most;
+    }
+    return most;
+}
+
+/* Elements [at, at + n) of the matrix: n <= ROWS_BLOCK, and `at` is even where two share a byte. */
+static void quantize_block(const stored_quantize_args *args, enum stored_code code, uint64_t at,
+                           size_t n, struct stored_factor factor, const uint8_t *dynamic_places)
+{
+    uint8_t bytes[ROWS_BLOCK + 1];
+    float buffer[ROWS_BLOCK], zero = 0.0f;
+    const float *x = load_block(args->type, args->source, at, n, buffer);
+    if (!stored_code_is_half_byte(code)) {
+        make_codes(code, x, n, factor, dynamic_places, (uint8_t *)args->codes + at);
+        return;
+    }
+    uint8_t *codes = (uint8_t *)args->codes + at / 2;
+    make_codes(code, x, n, factor, NULL, bytes);
+    if (n % 2)
+        make_codes(code, &zero, 1, factor, NULL, bytes + n);
+    for (size_t i = 0; i < (n + 1) / 2; i++)
+        codes[i] = (uint8_t)(code == STORED_CODE_E2M1 ? bytes[2 * i] | bytes[2 * i + 1] << 4
+                                                      : bytes[2 * i] << 4 | bytes[2 * i + 1]);
+}
+
+/* The elements of scale idx. Returns whether all are finite; writes nothing if not. */
+static bool quantize_group(const stored_quantize_args *args, const stored_layout *layout,
+                           uint64_t idx, const uint8_t *dynamic_places)
+{
+    uint64_t first = idx / layout->line_runs * layout->lines_per_scale;
+    uint64_t begin = idx % layout->line_runs * layout->run_elems;
+    uint64_t end = first + layout->lines_per_scale, stop = begin + layout->run_elems;
+    uint32_t most = 0;
+    float buffer[ROWS_BLOCK];
+    end = end < layout->lines ? end : layout->lines;
+    stop = stop < layout->line_elems ? stop : layout->line_elems;
+    for (uint64_t line = first; line < end; line++)
+        for (uint64_t i = begin; i < stop; i += ROWS_BLOCK) {
+            size_t n = block_elems(stop, i);
+            uint64_t at = line * layout->line_elems + i;
+            most = most_bits(load_block(args->type, args->source, at, n, buffer), n, most);
+        }
+    if (most >= 0x7f800000u)
+        return false;
+    struct stored_factor factor = make_scale(layout->code, stop - begin < layout->run_elems,
+                                             fp32_from_bits(most), args->scales, idx);
+    for (uint64_t line = first; line < end; line++)
+        for (uint64_t i = begin; i < stop; i += ROWS_BLOCK)
+            quantize_block(args, layout->code, line * layout->line_elems + i, block_elems(stop, i),
+                           factor, dynamic_places);
+    return true;
+}
+
+/* Threads share out the scales. Returns whether all elements are finite. */
+static bool stored_quantize(int threads, const stored_quantize_args *args)
+{
+    const stored_layout layout = stored_layout_of(args->format, args->rows, args->columns);
+    uint8_t dynamic_places[65536];
+    bool is_finite = true;
+    if (layout.code == STORED_CODE_DYNAMIC)
+        fill_dynamic_places(dynamic_places);
+#pragma omp parallel for schedule(static) reduction(&& : is_finite)                                \
+    num_threads(team(threads, args->rows * args->columns))
+    for (uint64_t idx = 0; idx < layout.scale_count; idx++)
+        is_finite = quantize_group(args, &layout, idx, dynamic_places) && is_finite;
+    return is_finite;
+}
