@@ -531,6 +531,10 @@ struct kernel_ops {
                          void *target) MUST_CHECK;
 
     int (*zero)(kernel_context *context, void *stream, void *data, uint64_t bytes) MUST_CHECK;
+    /* Copies device memory to the host, and blocks until that and all work before it on the stream
+     * is done. For the few numbers that the host must know to go on. */
+    int (*read_back)(kernel_context *context, void *stream, const void *source, void *target,
+                     uint64_t bytes) MUST_CHECK;
     int (*convert)(kernel_context *context, void *stream, const void *source,
                    enum dtype source_type, void *target, enum dtype target_type,
                    uint64_t count) MUST_CHECK;

@@ -112,6 +112,7 @@ const kernel_ops kernels_cpu = {
     .stored_quantize = cpui_stored_quantize,
     .stored_double = cpui_stored_double,
     .zero = cpui_zero,
+    .read_back = cpui_read_back,
     .convert = cpui_convert,
     .grad_close = cpui_grad_close,
     .norm_reduce = cpui_norm_reduce,

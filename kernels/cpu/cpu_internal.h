@@ -109,6 +109,7 @@ KERNEL_OP(softmax_part) cpui_softmax_part MUST_CHECK;
 KERNEL_OP(softmax_losses) cpui_softmax_losses MUST_CHECK;
 KERNEL_OP(cross_entropy_part) cpui_cross_entropy_part MUST_CHECK;
 KERNEL_OP(zero) cpui_zero MUST_CHECK;
+KERNEL_OP(read_back) cpui_read_back MUST_CHECK;
 KERNEL_OP(convert) cpui_convert MUST_CHECK;
 
 /* experts.c */

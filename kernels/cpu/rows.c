@@ -338,6 +338,15 @@ int cpui_zero(kernel_context *context, void *stream, void *data, uint64_t bytes)
     return 0;
 }
 
+int cpui_read_back(kernel_context *context, void *stream, const void *source, void *target,
+                   uint64_t bytes)
+{
+    (void)context;
+    (void)stream;
+    memcpy(target, source, bytes);
+    return 0;
+}
+
 int cpui_convert(kernel_context *context, void *stream, const void *source, enum dtype source_type,
                  void *target, enum dtype target_type, uint64_t count)
 {

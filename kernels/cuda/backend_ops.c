@@ -129,6 +129,7 @@ static const kernel_ops ops = {
     .experts_weights_backward = cudai_experts_weights_backward,
     .stored_expand = cudai_stored_expand,
     .zero = cudai_zero,
+    .read_back = cudai_read_back,
     .convert = cudai_convert,
     .grad_close = cudai_grad_close,
     .norm_reduce = cudai_norm_reduce,

@@ -160,6 +160,7 @@ KERNEL_OP(experts_combine) cudai_experts_combine MUST_CHECK;
 KERNEL_OP(experts_weights_backward) cudai_experts_weights_backward MUST_CHECK;
 KERNEL_OP(stored_expand) cudai_stored_expand MUST_CHECK;
 KERNEL_OP(zero) cudai_zero MUST_CHECK;
+KERNEL_OP(read_back) cudai_read_back MUST_CHECK;
 KERNEL_OP(convert) cudai_convert MUST_CHECK;
 
 /* --- optimizers and gradients; the same bits as the CPU's variants --- */

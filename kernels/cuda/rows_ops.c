@@ -248,6 +248,15 @@ int cudai_zero(kernel_context *context, void *stream, void *data, uint64_t bytes
     return cudai_check(cudaMemsetAsync(data, 0, bytes, stream), "filling with zeros");
 }
 
+int cudai_read_back(kernel_context *context, void *stream, const void *source, void *target,
+                    uint64_t bytes)
+{
+    (void)context;
+    TRY(cudai_check(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToHost, stream),
+                    "reading numbers back"));
+    return cudai_check(cudaStreamSynchronize(stream), "reading numbers back");
+}
+
 int cudai_convert(kernel_context *context, void *stream, const void *source, enum dtype source_type,
                   void *target, enum dtype target_type, uint64_t count)
 {

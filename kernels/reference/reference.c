@@ -39,6 +39,15 @@ static int zero(kernel_context *context, void *stream, void *data, uint64_t byte
     return 0;
 }
 
+static int read_back(kernel_context *context, void *stream, const void *source, void *target,
+                     uint64_t bytes)
+{
+    (void)context;
+    (void)stream;
+    memcpy(target, source, bytes);
+    return 0;
+}
+
 static int convert(kernel_context *context, void *stream, const void *source,
                    enum dtype source_type, void *target, enum dtype target_type, uint64_t count)
 {
@@ -104,6 +113,7 @@ const kernel_ops kernels_reference = {
     .stored_quantize = refi_stored_quantize,
     .stored_double = refi_stored_double,
     .zero = zero,
+    .read_back = read_back,
     .convert = convert,
     .grad_close = refi_grad_close,
     .norm_reduce = refi_norm_reduce,

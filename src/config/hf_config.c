@@ -222,7 +222,8 @@ static int refuse_other_arithmetic(const configi_reader *reader, const hfi_confi
                                        "logits_soft_cap",
                                        "window",
                                        "window_pattern",
-                                       "window_rope_theta"};
+                                       "window_rope_theta",
+                                       "routed_scaling_factor"};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         char path[CONFIGI_PATH_BYTES], given[CONFIGI_VALUE_BYTES];
         configi_join(path, "model", keys[i]);

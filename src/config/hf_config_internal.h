@@ -53,6 +53,7 @@ enum hfi_kind {
     HFI_ONLY,         /* refuses what is not the fallback, true or false */
     HFI_WORD,         /* refuses what is not this word */
     HFI_ABSENT,       /* refuses every value but null */
+    HFI_FIXED,        /* refuses every value but null, the fallback and an empty list */
     /* Write `activation`, if the function is not that of the family. They refuse one that is not
      * built with, or without, a gate. */
     HFI_GATED,
@@ -63,7 +64,8 @@ struct hfi_key {
     const char
         *of; /* names of families (model_type), with spaces; "rope": all with such positions */
     enum hfi_kind kind;
-    const char *to; /* the key of the model block; ONLY, ABSENT: why; WORD: the word; GATED, PLAIN:
+    const char
+        *to; /* the key of the model block; ONLY, ABSENT, FIXED: why; WORD: the word; GATED, PLAIN:
                      * the family's own function, in the words of model.activation */
     const char *from; /* NULL: no key says it, and the fallback is written */
     double fallback;

@@ -166,6 +166,17 @@ static int check_word(hfi_config *self, const hfi_key *row)
                      row->to);
 }
 
+static int check_fixed(hfi_config *self, const hfi_key *row)
+{
+    char shown[CONFIGI_VALUE_BYTES];
+    const json_t *found = hfi_get(self, row->from);
+    bool is_empty = json_is_array(found) && json_array_size(found) == 0;
+    bool is_same = json_is_number(found) && json_number_value(found) == row->fallback;
+    if (!found || is_empty || is_same)
+        return 0;
+    return hfi_error(self, row->from, "%s is not built: %s", configi_show(found, shown), row->to);
+}
+
 int hfi_read_key(hfi_config *self, const hfi_key *row)
 {
     static int (*const readers[])(hfi_config *, const hfi_key *) = {
@@ -173,7 +184,7 @@ int hfi_read_key(hfi_config *self, const hfi_key *row)
         [HFI_INVERSE] = put_number,   [HFI_INVERSE_ROOT] = put_number, [HFI_CAP] = put_number,
         [HFI_DROPOUT] = put_dropout,  [HFI_SWITCH] = put_switch,       [HFI_OPTION] = put_switch,
         [HFI_ONLY] = put_switch,      [HFI_WORD] = check_word,         [HFI_ABSENT] = check_word,
-        [HFI_GATED] = put_activation, [HFI_PLAIN] = put_activation,
+        [HFI_GATED] = put_activation, [HFI_PLAIN] = put_activation,    [HFI_FIXED] = check_fixed,
     };
     return readers[row->kind](self, row);
 }

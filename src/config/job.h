@@ -65,6 +65,11 @@ struct job_model {
     double rope_theta, norm_epsilon, init_std;
     double partial_rotary_factor; /* share of each head that has rotary positions; 1: all */
     rope_form rope;
+    /* Mixtures of experts; 0 experts: none. Widths 0: ffn_size; no shared expert. */
+    uint64_t num_experts, num_experts_per_tok, expert_ffn_size, shared_ffn_size;
+    uint64_t experts_per_unit;    /* 0: as many as make a useful transfer */
+    bool norm_topk_prob;          /* the weights of a token's experts are divided by their sum */
+    double routed_scaling_factor; /* of the weights; 0: none */
     /* units whose working params are larger are cut into parts; 0: no unit is cut */
     uint64_t max_part_bytes;
 };

@@ -90,6 +90,7 @@ struct rules {
     bool drops_branches, drops_rows; /* dropouts of branches, and of the embedding's rows */
     bool is_biased;                  /* qkv_bias is true by default */
     bool has_qkv_bias, has_out_bias, has_mlp_bias, has_qk_norm, has_multiplier, has_parallel;
+    bool has_experts, has_shared; /* a mixture of experts; with an expert for all tokens */
 };
 
 static struct rules rules_of(const char *family)
@@ -134,6 +135,14 @@ static struct rules rules_of(const char *family)
          .has_out_bias = true,
          .has_qk_norm = true},
         {.family = "gemma2", .has_qk_norm = true},
+        {.family = "mixtral", .has_experts = true},
+        {.family = "qwen2_moe", .has_qkv_bias = true, .has_experts = true, .has_shared = true},
+        {.family = "qwen3_moe",
+         .has_qkv_bias = true,
+         .has_out_bias = true,
+         .has_qk_norm = true,
+         .has_experts = true},
+        {.family = "olmoe", .has_qkv_bias = true, .has_out_bias = true, .has_experts = true},
         {.family = "stablelm", .drops_branches = true, .has_qkv_bias = true, .has_parallel = true},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
@@ -266,7 +275,20 @@ static int fill_variant(const configi_reader *reader, const struct rules *of,
         {"model.nope_interval", model->nope_interval != 0, !of->has_table},
         {"model.type_count", model->type_count != 0, is_bert},
         {positions, model->position_count != 0, of->has_table},
+        {"model.num_experts", model->num_experts != 0, of->has_experts},
+        {"model.num_experts_per_tok", model->num_experts_per_tok != 0, of->has_experts},
+        {"model.expert_ffn_size", model->expert_ffn_size != 0, of->has_experts},
+        {"model.experts_per_unit", model->experts_per_unit != 0, of->has_experts},
+        {"model.norm_topk_prob", model->norm_topk_prob, of->has_experts},
+        {"model.routed_scaling_factor", model->routed_scaling_factor != 0, of->has_experts},
+        {"model.shared_ffn_size", model->shared_ffn_size != 0, of->has_shared},
     };
+    if (of->has_experts) {
+        TRY(check_required(reader, "model.num_experts"));
+        TRY(check_required(reader, "model.num_experts_per_tok"));
+    }
+    if (of->has_shared)
+        TRY(check_required(reader, "model.shared_ffn_size"));
     TRY(check_rope_scaling(reader, &model->rope));
     TRY(fill_pairs(reader, &model->rope));
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)

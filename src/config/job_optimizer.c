@@ -119,11 +119,11 @@ static int fill_muon(const configi_reader *reader, job *target)
     TRY(configi_check_fp32(reader, muon_path, target->optimizer.lr));
     TRY(configi_check_fp32(reader, adam_path, target->optimizer.adam_lr));
     if ((float)target->optimizer.lr == 0)
-        return configi_error(
-            reader, configi_get(reader, muon_path) ? muon_path : "optimizer.params.lr",
-            "%g is no learning rate for Muon, since that of AdamW's tensors keeps "
-            "its ratio to it; train.only freezes tensors",
-            target->optimizer.lr);
+        return configi_error(reader,
+                             configi_get(reader, muon_path) ? muon_path : "optimizer.params.lr",
+                             "%g is no learning rate for Muon, since that of AdamW's tensors keeps "
+                             "its ratio to it; train.only freezes tensors",
+                             target->optimizer.lr);
     if ((float)target->optimizer.momentum >= 1)
         return configi_error(reader, momentum_path,
                              "%.17g is 1 in fp32, in which updates run; give at most 0.9999999",

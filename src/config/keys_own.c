@@ -50,7 +50,7 @@ const configi_key configi_own_keys[] = {
         "model allows less) and max_part_bytes. Other keys may only repeat what config.json says."),
     KEY("model.family", ENUM, AT(model.family), NONE,
         "gpt2|llama|starcoder2|phi3|gemma|olmo2|exaone4|glm|glm4|bert|gpt_neox|opt|cohere|stablelm|"
-        "gemma2",
+        "gemma2|mixtral|qwen2_moe|qwen3_moe|olmoe",
         NONE, FIXED,
         "gpt2: learned positions, LayerNorm, GELU. llama: rotary positions, RMSNorm, SwiGLU, "
         "grouped keys and values. starcoder2: llama's attention, the rest as gpt2. phi3: llama "
@@ -64,7 +64,10 @@ const configi_key configi_own_keys[] = {
         "fill in masked tokens (data.masked). gpt_neox: gpt2 with "
         "rotary positions and exact GELU. opt: gpt2 with ReLU. cohere: llama with parallel "
         "branches of one LayerNorm without bias, and rotary positions of neighbours. stablelm: "
-        "llama with LayerNorm. gemma2: gemma with norms before and after both branches."),
+        "llama with LayerNorm. gemma2: gemma with norms before and after both branches. "
+        "mixtral, qwen2_moe, qwen3_moe and olmoe are mixtures of experts: llama with a router and "
+        "num_experts feed-forward parts, of which each token has num_experts_per_tok. qwen2_moe: "
+        "one more that all tokens have. olmoe: norms of all of q and of k."),
     KEY("model.num_layers", INT, AT(model.num_layers), NONE, "[1,65536]", "blocks", FIXED,
         "Transformer blocks.", .why = program_blocks),
     KEY("model.hidden_size", INT, AT(model.hidden_size), NONE, "[1,1048576]", "elements", FIXED,
@@ -78,16 +81,18 @@ const configi_key configi_own_keys[] = {
         "stablelm always have."),
     KEY("model.qkv_bias", BOOL, AT(model.qkv_bias), NONE, NONE, NONE, FIXED,
         "Whether the projections to queries, keys and values have biases, for llama, glm, glm4, "
-        "cohere and stablelm. Default: true for glm and glm4, else false (Qwen2: true). gpt2, "
+        "cohere, stablelm, qwen2_moe, qwen3_moe and olmoe. Default: true for glm and glm4, else "
+        "false (Qwen2: true). gpt2, "
         "bert, opt, gpt_neox and starcoder2 always have them, the others never."),
     KEY("model.qk_norm", BOOL, AT(model.qk_norm), "false", NONE, NONE, FIXED,
-        "Norms over each head of queries and keys before the rotation (llama, cohere, gemma2; "
-        "Qwen3 and Gemma 3: true)."),
+        "Norms over each head of queries and keys before the rotation (llama, cohere, gemma2, "
+        "qwen3_moe; Qwen3 and Gemma 3: true)."),
     KEY("model.parallel_residual", BOOL, AT(model.parallel_residual), "false", NONE, NONE, FIXED,
         "Attention and the feed-forward part both read the block's input, and their sum is added "
         "to it (gpt_neox, stablelm; GPT-NeoX and Pythia: true). cohere always does it."),
     KEY("model.out_bias", BOOL, AT(model.out_bias), "false", NONE, NONE, FIXED,
-        "Whether the projection of attention's output has a bias (llama, cohere)."),
+        "Whether the projection of attention's output has a bias (llama, cohere, qwen3_moe, "
+        "olmoe)."),
     KEY("model.mlp_bias", BOOL, AT(model.mlp_bias), "false", NONE, NONE, FIXED,
         "Whether the linear layers of the feed-forward part have biases (llama)."),
     KEY("model.activation", ENUM, AT(model.activation), "default",
@@ -134,6 +139,25 @@ const configi_key configi_own_keys[] = {
         "Inner width of the feed-forward part. Default: gpt2, bert, opt and gpt_neox 4 "
         "hidden_size; others 8/3 hidden_size, rounded up to a multiple of 256.",
         .why = dimensions),
+    KEY("model.num_experts", INT, AT(model.num_experts), NONE, "[1,1024]", "experts", FIXED,
+        "Experts of a block, in families that are mixtures of experts (mixtral, qwen2_moe, "
+        "qwen3_moe, olmoe).",
+        .why = dimensions),
+    KEY("model.num_experts_per_tok", INT, AT(model.num_experts_per_tok), NONE, "[1,1024]",
+        "experts", FIXED, "Experts that each token has.", .why = dimensions),
+    KEY("model.expert_ffn_size", INT, AT(model.expert_ffn_size), NONE, "[1,16777216]", "elements",
+        FIXED, "Inner width of an expert. Default: ffn_size.", .why = dimensions),
+    KEY("model.shared_ffn_size", INT, AT(model.shared_ffn_size), NONE, "[1,16777216]", "elements",
+        FIXED, "Inner width of the expert that all tokens have (qwen2_moe).", .why = dimensions),
+    KEY("model.norm_topk_prob", BOOL, AT(model.norm_topk_prob), "false", NONE, NONE, FIXED,
+        "Whether the weights of a token's experts are divided by their sum (mixtral and most "
+        "models of Qwen3: true)."),
+    KEY("model.routed_scaling_factor", FLOAT, AT(model.routed_scaling_factor), NONE, "(0,]", NONE,
+        FIXED, "Factor of the weights of a token's experts. Default: none."),
+    KEY("model.experts_per_unit", INT, AT(model.experts_per_unit), NONE, "[1,1024]", "experts",
+        FIXED,
+        "Experts that are fetched, placed and updated together. It changes no bit of a run. "
+        "Default: a divisor of num_experts, as many as have about 16 million parameters."),
     KEY("model.vocab_size", INT, AT(model.vocab_size), NONE, "[1,1000000000]", "tokens", FIXED,
         "Rows of the embedding. Default with the tokenizer \"bytes\": 256.", .why = token_ids),
     KEY("model.seq_length", INT, AT(model.seq_length), NONE, "[1,16777216]", "tokens", FIXED,

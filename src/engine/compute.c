@@ -83,7 +83,7 @@ static void fill_call(const struct engine *self, const program *prog, const op *
         .cache = enginei_role_address(self, prog, item, ROLE_CACHE),
         .position = self->position,
         .count = self->count,
-        .layer = item->stage - 1,
+        .layer = item->stage > 0 ? model_block_of(setup->net, item->stage) : 0,
         .dropout_counter = drops ? counters + 2 * item->micro_batch : NULL,
         .dropout_seed = self->step.seed,
     };

@@ -373,6 +373,64 @@ static const modeli_row opt_block[] = {
 static const modeli_row opt_head[] = {
     NORM("norm", "x", "a", OPT "final_layer_norm", BIAS), OUTPUT("lm_head"), {0}};
 
+/* ---- Mixtures of experts ----
+ *
+ * The first stage of a block is Llama's attention, the second the experts. Matrices of all experts
+ * together have the names and shapes that transformers gives them in memory; in files each expert
+ * may have tensors of its own (src/hf/weights.c). */
+
+#define ROUTER(weight) ROW(router, "router", "b", "w", .weights = {{weight, MODELI_EXPERTS}})
+#define EXPERTS(prefix)                                                                            \
+    ROW(experts, "experts", "b w", "d",                                                            \
+        .weights = {{prefix ".gate_up_proj", MODELI_EXPERTS_UP},                                   \
+                    {prefix ".down_proj", MODELI_EXPERTS_DOWN}},                                   \
+        RESIDUAL)
+
+static const modeli_row mixtral_block[] = {
+    NORM("norm1", "x", "a", LAYER "input_layernorm"),
+    LLAMA_QKV("a", BIAS_IF(QKV_BIAS)),
+    LLAMA_HEAD_NORMS(HEAD, HEAD, IF(QK_NORM)),
+    LLAMA_ATTEND(BIAS_IF(OUT_BIAS)),
+    ADD("add1", "x p", "y"),
+    {0},
+};
+
+static const modeli_row mixtral_experts[] = {
+    NORM("norm2", "x", "b", LAYER "post_attention_layernorm"),
+    ROUTER(LAYER "mlp.gate"),
+    EXPERTS(LAYER "mlp.experts"),
+    ADD("add2", "x d", "y"),
+    {0},
+};
+
+/* OLMoE has one norm of all of q and of k, as OLMo 2. */
+static const modeli_row olmoe_block[] = {
+    NORM("norm1", "x", "a", LAYER "input_layernorm"),
+    LLAMA_QKV("a", BIAS_IF(QKV_BIAS)),
+    LLAMA_HEAD_NORMS(QUERIES, KEYS),
+    LLAMA_ATTEND(BIAS_IF(OUT_BIAS)),
+    ADD("add1", "x p", "y"),
+    {0},
+};
+
+/* Qwen2's shared expert has a gate: it is a mixture of one expert, whose weight is the sigmoid of
+ * one logit. */
+static const modeli_row qwen2_moe_experts[] = {
+    NORM("norm2", "x", "b", LAYER "post_attention_layernorm"),
+    ROW(router, "shared_router", "b", "v",
+        .weights = {{LAYER "mlp.shared_expert_gate", MODELI_ONE}}, .is_shared = true),
+    ROW(experts, "shared", "b v", "s",
+        .weights = {{LAYER "mlp.shared_expert.gate_proj", MODELI_SHARED},
+                    {LAYER "mlp.shared_expert.up_proj", MODELI_SHARED},
+                    {LAYER "mlp.shared_expert.down_proj", MODELI_HIDDEN}},
+        .is_shared = true, RESIDUAL),
+    ROUTER(LAYER "mlp.gate"),
+    EXPERTS(LAYER "mlp.experts"),
+    ADD("add2", "s d", "e"),
+    ADD("add3", "x e", "y"),
+    {0},
+};
+
 #define LLAMA_FORM .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU
 #define GEMMA_FORM .norm = NORM_RMS, .activation = ACTIVATION_GEGLU, .adds_one = true
 
@@ -404,6 +462,14 @@ const modeli_family *modeli_family_of(enum model_family family)
         [MODEL_STABLELM] = {"stablelm", llama_embed, stablelm_block, starcoder2_head,
                             .activation = ACTIVATION_SWIGLU},
         [MODEL_GEMMA2] = {"gemma2", llama_embed, gemma2_block, llama_head, GEMMA_FORM},
+        [MODEL_MIXTRAL] = {"mixtral", llama_embed, mixtral_block, llama_head, LLAMA_FORM,
+                           .experts = mixtral_experts},
+        [MODEL_QWEN2_MOE] = {"qwen2_moe", llama_embed, mixtral_block, llama_head, LLAMA_FORM,
+                             .experts = qwen2_moe_experts},
+        [MODEL_QWEN3_MOE] = {"qwen3_moe", llama_embed, mixtral_block, llama_head, LLAMA_FORM,
+                             .experts = mixtral_experts},
+        [MODEL_OLMOE] = {"olmoe", llama_embed, olmoe_block, llama_head, LLAMA_FORM,
+                         .experts = mixtral_experts},
     };
     return &families[family];
 }

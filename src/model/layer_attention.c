@@ -161,7 +161,7 @@ static void scratch(const modeli_layer *layer, const modeli_part *part, uint64_t
  * there are scores. */
 static void costs(const modeli_layer *layer, const modeli_costing *of)
 {
-    double scores = modeli_scores_of(layer->net, of->stage - 1);
+    double scores = modeli_scores_of(layer->net, model_block_of(layer->net, of->stage));
     double flops = 4 * (double)layer->net->micro_batch * scores * (double)layer->out;
     if (of->turn == MODELI_TURN_BACKWARD)
         of->costs->attention_backward_flops += 2.5 * flops;

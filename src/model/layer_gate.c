@@ -3,7 +3,7 @@
 #include "model/model_internal.h"
 
 /* That of the family, or the one that the spec names, in the same form. */
-static enum activation_kind activation_of(const model *self)
+enum activation_kind modeli_activation_of(const model *self)
 {
     static const enum activation_kind named[2][ACTIVATION_NAME_COUNT] = {
         {0, ACTIVATION_GELU_ERF, ACTIVATION_GELU, ACTIVATION_RELU, 0},
@@ -16,13 +16,13 @@ static enum activation_kind activation_of(const model *self)
 
 static uint64_t out_columns(const modeli_layer *layer)
 {
-    return activation_is_gated(activation_of(layer->net)) ? layer->in / 2 : layer->in;
+    return activation_is_gated(modeli_activation_of(layer->net)) ? layer->in / 2 : layer->in;
 }
 
 static activation_args args_of(const modeli_run *run, const modeli_layer *layer)
 {
     return (activation_args){
-        .kind = activation_of(run->self),
+        .kind = modeli_activation_of(run->self),
         .type = run->self->type,
         .rows = modeli_rows(run->self),
         .features = layer->out,

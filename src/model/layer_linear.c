@@ -42,8 +42,9 @@ static int forward(const modeli_run *run, const modeli_layer *layer)
     return modeli_lora_outer(run, layer, output);
 }
 
-/* db += column sums of dY. */
-static int bias_grad(const modeli_run *run, const modeli_layer *layer, float *target)
+/* db += column sums of dY, of all columns. */
+static int bias_grad(const modeli_run *run, const modeli_layer *layer, const void *output_grad,
+                     float *target)
 {
     const model *self = run->self;
     const kernel_ops *ops = self->ops;
@@ -52,42 +53,22 @@ static int bias_grad(const modeli_run *run, const modeli_layer *layer, float *ta
     if (target == NULL)
         return 0;
     if (part != NULL && part->is_last)
-        TRY(ops->zero(self->context, run->stream, sums, layer->out * sizeof *sums));
+        TRY(ops->zero(self->context, run->stream, sums, layer->matrix_rows * sizeof *sums));
     if (part == NULL || part->is_last)
         TRY(ops->bias_backward(self->context, run->stream, self->type, modeli_rows(self),
-                               layer->out, layer->out, modeli_at_spot(run, layer->output_grad),
-                               sums, run->call->temp));
+                               layer->matrix_rows, layer->matrix_rows, output_grad, sums,
+                               run->call->temp));
     if (part == NULL)
         return 0;
     return ops->add(self->context, run->stream, DTYPE_FP32, part->rows, target,
                     sums + part->row_begin, target);
 }
 
-/* dX = dY W, rounded after the last of the layer's parts, into own_grad. */
-static int own_input_grad(const modeli_run *run, const modeli_layer *layer, const void *output_grad,
-                          const void *weight)
-{
-    const model *self = run->self;
-    void *target = modeli_at_spot(run, layer->own_grad);
-    if (run->part == NULL) {
-        TRY(multiply(run, layer, MODELI_INPUT_GRAD, output_grad, weight, NULL, target));
-        return modeli_lora_input_grads(run, layer, target);
-    }
-    float *sum = modeli_at(run->call->saved, run->list->input_sum);
-    TRY(multiply(run, layer, MODELI_INPUT_GRAD, output_grad, weight, NULL, sum));
-    if (!run->part->is_first)
-        return 0;
-    return self->ops->convert(self->context, run->stream, sum, DTYPE_FP32, target, self->type,
-                              modeli_rows(self) * layer->in);
-}
-
 /* Adds the gradient that other readers of the input gave, if there is one. */
-static int input_grad(const modeli_run *run, const modeli_layer *layer, const void *output_grad,
-                      const void *weight)
+static int add_residual(const modeli_run *run, const modeli_layer *layer)
 {
     const model *self = run->self;
-    TRY(own_input_grad(run, layer, output_grad, weight));
-    if (layer->residual_grad.buffer == MODELI_NOWHERE || (run->part && !run->part->is_first))
+    if (layer->residual_grad.buffer == MODELI_NOWHERE)
         return 0;
     return self->ops->add(self->context, run->stream, self->type, modeli_rows(self) * layer->in,
                           modeli_at_spot(run, layer->residual_grad),
@@ -95,22 +76,53 @@ static int input_grad(const modeli_run *run, const modeli_layer *layer, const vo
                           modeli_at_spot(run, layer->input_grad));
 }
 
-static int backward(const modeli_run *run, const modeli_layer *layer)
+int modeli_round_input_grad(const modeli_run *run, const modeli_layer *layer)
+{
+    const model *self = run->self;
+    const float *sum = modeli_at(run->call->saved, run->list->input_sum);
+    TRY(self->ops->convert(self->context, run->stream, sum, DTYPE_FP32,
+                           modeli_at_spot(run, layer->own_grad), self->type,
+                           modeli_rows(self) * layer->in));
+    return add_residual(run, layer);
+}
+
+/* dX = dY W, of a part added to a sum. */
+static int input_grad(const modeli_run *run, const modeli_layer *layer, const void *output_grad,
+                      const void *weight)
+{
+    void *target = modeli_at_spot(run, layer->own_grad);
+    if (run->part != NULL) {
+        float *sum = modeli_at(run->call->saved, run->list->input_sum);
+        TRY(multiply(run, layer, MODELI_INPUT_GRAD, output_grad, weight, NULL, sum));
+        return run->part->is_first ? modeli_round_input_grad(run, layer) : 0;
+    }
+    TRY(multiply(run, layer, MODELI_INPUT_GRAD, output_grad, weight, NULL, target));
+    TRY(modeli_lora_input_grads(run, layer, target));
+    return add_residual(run, layer);
+}
+
+int modeli_linear_backward(const modeli_run *run, const modeli_layer *layer, void *output_grad)
 {
     modeli_params params = modeli_params_of(run, layer);
     const void *input = modeli_value_at(run, layer->reads[0]);
-    void *output_grad = modeli_at_spot(run, layer->output_grad);
     const void *own = own_columns(run, output_grad);
     float *weight_grad = modeli_layer_grad(run, layer, params.weight);
-    TRY(modeli_lora_weight_grads(run, layer, output_grad, input));
     if (weight_grad != NULL) {
         enum modeli_product product = run->call->fresh[layer->unit] ? MODELI_FIRST : MODELI_WEIGHT;
         TRY(multiply(run, layer, product, own, input, NULL, weight_grad));
-        TRY(bias_grad(run, layer, modeli_grad(run->call->grads[layer->bias_unit], params.bias)));
+        TRY(bias_grad(run, layer, output_grad,
+                      modeli_grad(run->call->grads[layer->bias_unit], params.bias)));
     }
     if (!run->wants_inner && layer == modeli_first_owner(run->list))
         return 0;
     return input_grad(run, layer, own, modeli_layer_param(run, layer, params.weight));
+}
+
+static int backward(const modeli_run *run, const modeli_layer *layer)
+{
+    void *output_grad = modeli_at_spot(run, layer->output_grad);
+    TRY(modeli_lora_weight_grads(run, layer, output_grad, modeli_value_at(run, layer->reads[0])));
+    return modeli_linear_backward(run, layer, output_grad);
 }
 
 static int prepare(model *self, modeli_layer *layer)
@@ -124,7 +136,7 @@ static void scratch(const modeli_layer *layer, const modeli_part *part, uint64_t
     modeli_product_scratch(self, part ? &part->products[0] : &layer->matrix, bytes);
     if (layer->at.bias != MODELI_ABSENT && (part == NULL || part->is_last))
         bytes[1] = size_max(bytes[1], self->ops->bias_backward_scratch_bytes(
-                                          self->context, modeli_rows(self), layer->out));
+                                          self->context, modeli_rows(self), layer->matrix_rows));
 }
 
 static uint64_t columns(const modeli_layer *layer, bool backward)
@@ -150,7 +162,7 @@ static void costs(const modeli_layer *layer, const modeli_costing *of)
     if (of->work.weights)
         modeli_cost_product(self, &matrix, MODELI_WEIGHT, 1, of->costs);
     if (of->work.weights && matrix.has_bias && (part == NULL || part->is_last))
-        modeli_cost_columns(self, MODEL_ROWS_PLAIN, layer->out, of->costs);
+        modeli_cost_columns(self, MODEL_ROWS_PLAIN, layer->matrix_rows, of->costs);
     if (wants_input)
         modeli_cost_product(self, &matrix, MODELI_INPUT_GRAD, 1, of->costs);
     if (wants_input && layer->residual_grad.buffer != MODELI_NOWHERE &&

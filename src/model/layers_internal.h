@@ -57,6 +57,7 @@ enum {
     MODELI_ROW_TENSORS_MAX = 3,
     MODELI_GROUP_MAX = 8, /* layers of one owner, itself included */
     MODELI_KEPT_MAX = 2,
+    MODELI_SIZES_MAX = 5, /* blocks of rows of experts (layer_experts.c) */
     /* elements: rows of an adapter's inner activations begin on multiples of 16 bytes */
     MODELI_RANK_STEP = 8,
     MODELI_LAYER_ADAPTERS_MAX = 3, /* adapters of one product: q, k, v */
@@ -99,6 +100,12 @@ enum modeli_width {
     MODELI_POSITIONS,        /* rows of the table of positions */
     MODELI_TYPES,            /* rows of the table of token types */
     MODELI_POSITIONS_OF_OPT, /* MODELI_OPT_SKIPS more, before position 0; nothing uses them */
+    MODELI_EXPERTS,          /* E: rows of a router */
+    MODELI_EXPERTS_UP,       /* E 2F': gate and up of each routed expert; F' is its width */
+    MODELI_EXPERTS_DOWN,     /* E C */
+    MODELI_ONE,              /* 1: the router of a shared expert behind a gate */
+    MODELI_SHARED,           /* F of the shared expert */
+    MODELI_SHARED_UP,        /* 2F of it */
 };
 
 /* Says in which models a row is there, or has biases. UNSET: it is there, without biases. */
@@ -119,7 +126,9 @@ enum modeli_when {
 
 /* "<name>.weight" in Hugging Face's files; a %llu in it is the block's index. A vector [width], or
  * a matrix of `width` rows and as many columns as the layer reads. Several matrices of one row lie
- * one after the other without padding: for the layer they are one matrix. */
+ * one after the other without padding: for the layer they are one matrix. The last one of EXPERTS
+ * is `down`, which is apart. Matrices of all routed experts together are named "<name>", as
+ * transformers names them; those of expert 1 follow those of expert 0. */
 struct modeli_weight {
     const char *name;
     enum modeli_width width;
@@ -140,6 +149,7 @@ struct modeli_row {
     const char *first_name;
     bool is_residual; /* the last of a branch: its initial weights have std / sqrt(2L) */
     bool by_heads;    /* HEAD_NORM: layer_head_norm.c */
+    bool is_shared;   /* ROUTER, EXPERTS: of the shared expert, which every token has */
     bool only_first;  /* DROPOUT: of block 0 alone */
 };
 typedef struct modeli_row modeli_row;
@@ -148,8 +158,10 @@ struct modeli_family {
     const char *name;
     const modeli_row *embed, *block, *head;
     const modeli_row *last; /* one more block, between the others and the head; NULL: none */
-    enum norm_kind norm;    /* of all norms */
-    bool adds_one;          /* their weights are stored less 1 */
+    /* A mixture's blocks are two stages: `block` up to the sum after attention, then these. */
+    const modeli_row *experts;
+    enum norm_kind norm;             /* of all norms */
+    bool adds_one;                   /* their weights are stored less 1 */
     enum activation_kind activation; /* of all gates, unless the spec names another */
     bool interleaved;      /* rotary positions turn neighbours (2i, 2i + 1), not (i, i + R/2) */
     bool is_bidirectional; /* a token also sees the tokens after it */
@@ -169,7 +181,7 @@ bool modeli_has_option(enum model_family family, enum modeli_when option);
 /* ---- layers: rows of one model ---- */
 
 /* Offsets in elements of a layer's parameters within its unit; MODELI_ABSENT where it has none.
- * second: the weight of k's heads (HEAD_NORM). */
+ * second: the weight of k's heads (HEAD_NORM), the matrices of `down` (EXPERTS). */
 struct modeli_params {
     uint64_t weight, second, bias;
 };
@@ -230,7 +242,8 @@ struct modeli_layer {
     const modeli_row *row;
     const modeli_kind *kind;
     uint64_t in, out;     /* columns of what it reads and writes */
-    uint64_t matrix_rows; /* 0: it has no matrix. Its columns are `in` */
+    uint64_t matrix_rows; /* 0: it has no matrix. Its columns are `in`. EXPERTS: E, as one row has
+                           * all parameters of an expert */
     modeli_params at;     /* in the whole or split unit; all blocks have the same offsets */
     uint32_t unit;        /* 0 or 1: index into stage.units; that of the bias is bias_unit */
     uint32_t bias_unit;
@@ -256,6 +269,8 @@ struct modeli_layer {
  * NULL. */
 struct modeli_kind {
     bool has_matrix;  /* its weights are [width, in], else vectors [width] */
+    bool has_experts; /* has_matrix, of rows that are experts (layer_experts.c) */
+    bool is_one_part; /* has_matrix, which is never cut by rows */
     bool has_product; /* a layer without products is cheap to compute again */
     bool is_norm;     /* its weights begin as 1, and are the "norms" of train.only */
     /* Values that its backward reads besides the gradient; `saved` keeps them. */
@@ -285,7 +300,8 @@ struct modeli_kind {
 };
 
 extern const modeli_kind modeli_norm, modeli_linear, modeli_head_norm, modeli_rope,
-    modeli_attention, modeli_gate, modeli_add, modeli_scale, modeli_dropout; /* layer_*.c */
+    modeli_attention, modeli_gate, modeli_add, modeli_scale, modeli_dropout, modeli_router,
+    modeli_experts;                                   /* layer_*.c */
 extern const modeli_kind modeli_table, modeli_output; /* embed.c, head.c: output matrix */
 
 /* One part of a cut unit: rows [row_begin, row_begin + rows) of the matrix of one owner. All blocks

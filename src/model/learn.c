@@ -201,6 +201,10 @@ int modeli_check_split(const model *self)
     const modeli_list *block = &self->products->block, *last = &self->products->last;
     bool has_both =
         (block->part_count > 0 && block->is_split) || (last->part_count > 0 && last->is_split);
+    if (self->products->experts.layer_count > 0 && norms_are_apart(&self->spec))
+        return err_set(ERR_CONFIG,
+                       "train.only selects norms apart from the blocks' matrices, but a norm of a "
+                       "mixture lies beside its router and learns with it: leave norms out");
     if (!has_both)
         return 0;
     if (self->spec.lora.rank > 0)
@@ -320,7 +324,7 @@ void modeli_note_learning(model *self)
         self->units[unit].is_frozen = !is_chosen(spec, spec->learn.embed);
     for (uint32_t stage = 1; stage < head; stage++) {
         uint32_t end = modeli_stage_unit(self, stage + 1);
-        bool learns = block_learns(spec, stage - 1);
+        bool learns = block_learns(spec, model_block_of(self, stage));
         const modeli_list *list = modeli_list_of(self, stage);
         bool splits = list->is_split && !modeli_vectors_are_apart(self, list);
         if (learns || splits)
@@ -348,7 +352,7 @@ modeli_work modeli_work_of(const model *self, uint32_t stage)
         work.weights = is_chosen(spec, spec->learn.embed);
         break;
     case STAGE_BLOCK:
-        work.weights = block_learns(spec, stage - 1);
+        work.weights = block_learns(spec, model_block_of(self, stage));
         work.norms = work.weights || is_chosen(spec, spec->learn.norms);
         break;
     case STAGE_HEAD:

@@ -214,14 +214,66 @@ static int check_sizes(const model_spec *spec, uint64_t micro_batch)
     double vocab = (double)spec->vocab_size, layers = (double)spec->num_layers;
     double rows = (double)micro_batch * (double)spec->seq_length;
     double wide = fmax(channels, (double)spec->num_heads * (double)spec->head_dim); /* or 0 */
-    double block = channels * (4 * wide + 3 * ffn + 16) + 4 * wide;
-    double widest = fmax(16 * wide + 4 * ffn, (double)spec->num_heads);
+    double experts = (double)spec->expert_count * (3 * (double)spec->expert_ffn_size + 1);
+    double shared = 3 * (double)spec->shared_ffn_size;
+    double block = channels * (4 * wide + 3 * ffn + experts + shared + 16) + 4 * wide;
+    double widest = fmax(16 * wide + 4 * ffn + 4 * shared + 16 * (double)spec->expert_count,
+                         (double)spec->num_heads);
     double positions =
         fmax((double)spec->seq_length, (double)spec->position_count) + (double)spec->type_count;
     TRY(check_elems("the embedding", (vocab + positions) * channels));
     TRY(check_elems("the sum of all blocks", layers * block));
     TRY(check_elems("the activations of a block", rows * widest));
     return check_elems("a chunk of logits", fmin(rows, channels + CHUNK_ROWS_MIN) * vocab);
+}
+
+static int check_experts(const model_spec *spec)
+{
+    const char *family = model_family_name(spec->family);
+    unsigned long long all = spec->expert_count, chosen = spec->experts_per_token;
+    if (modeli_family_of(spec->family)->experts == NULL) {
+        if (all == 0 && chosen == 0 && spec->shared_ffn_size == 0)
+            return 0;
+        return err_set(ERR_CONFIG,
+                       "model.num_experts is %llu, but the %s family has none: leave it, and what "
+                       "else says something of experts, out",
+                       all, family);
+    }
+    if (all < 1 || all > ROUTER_EXPERTS_MAX)
+        return err_set(ERR_CONFIG,
+                       "model.num_experts is %llu, but the %s family is a mixture of 1 to %d "
+                       "experts",
+                       all, family, ROUTER_EXPERTS_MAX);
+    if (chosen < 1 || chosen > all)
+        return err_set(ERR_CONFIG,
+                       "model.num_experts_per_tok is %llu, but must lie between 1 and "
+                       "model.num_experts %llu",
+                       chosen, all);
+    TRY(check_range("expert_ffn_size", spec->expert_ffn_size, 1, INT32_MAX));
+    bool has_shared = modeli_has_shared(spec->family);
+    if (has_shared)
+        TRY(check_range("shared_ffn_size", spec->shared_ffn_size, 1, INT32_MAX));
+    if (!has_shared && spec->shared_ffn_size != 0)
+        return err_set(ERR_CONFIG,
+                       "model.shared_ffn_size is %llu, but the %s family has no shared expert: "
+                       "leave it out",
+                       (unsigned long long)spec->shared_ffn_size, family);
+    return 0;
+}
+
+/* Slots are numbered in 31 bits. */
+static int check_slots(const model_spec *spec, uint64_t micro_batch)
+{
+    double slots =
+        (double)micro_batch * (double)spec->seq_length * (double)spec->experts_per_token +
+        64.0 * (double)spec->expert_count;
+    if (slots < 0x1p31)
+        return 0;
+    return err_set(ERR_CONFIG,
+                   "a micro-batch of %llu sequences of %llu tokens with %llu experts each has %.3g "
+                   "choices, but at most 2^31 are possible: lower train_micro_batch_size_per_gpu",
+                   (unsigned long long)micro_batch, (unsigned long long)spec->seq_length,
+                   (unsigned long long)spec->experts_per_token, slots);
 }
 
 static int check_spec(const model_spec *spec, enum dtype type, uint64_t micro_batch)
@@ -255,6 +307,8 @@ static int check_spec(const model_spec *spec, enum dtype type, uint64_t micro_ba
     TRY(check_heads(spec));
     TRY(check_variant(spec));
     TRY(check_attention(spec));
+    TRY(check_experts(spec));
+    TRY(check_slots(spec, micro_batch));
     return check_sizes(spec, micro_batch);
 }
 
@@ -372,10 +426,14 @@ int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_
         full.type_count = 0;
     else if (full.type_count == 0)
         full.type_count = 2;
+    if (full.expert_ffn_size == 0)
+        full.expert_ffn_size = modeli_family_of(full.family)->experts ? full.ffn_size : 0;
     if (full.head_dim > HEAD_DIM_MAX)
         return err_set(ERR_CONFIG, "model.head_dim is %llu, but at most %d are possible",
                        (unsigned long long)full.head_dim, HEAD_DIM_MAX);
     TRY(check_spec(&full, type, micro_batch));
+    if (full.expert_count > 0 && full.experts_per_unit == 0)
+        full.experts_per_unit = modeli_experts_per_unit(&full);
     shorten_pattern(&full);
     if (full.head_dim == 0)
         full.head_dim = full.hidden_size / full.num_heads;
@@ -392,7 +450,9 @@ int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_
     self->type = type;
     self->micro_batch = micro_batch;
     self->tokens = window->tokens ? window->tokens : full.seq_length;
-    self->stage_count = (uint32_t)full.num_layers + (modeli_family_of(full.family)->last ? 3 : 2);
+    const modeli_family *family = modeli_family_of(full.family);
+    self->stage_count =
+        (uint32_t)full.num_layers * (family->experts ? 2 : 1) + (family->last ? 3 : 2);
     self->products = mem_alloc(1, sizeof *self->products, "model.products");
     self->stages = mem_alloc(self->stage_count, sizeof *self->stages, "model.stages");
     if (self->products == NULL || self->stages == NULL)
@@ -421,6 +481,7 @@ void model_destroy(model *self)
         modeli_release_products(self);
         mem_free(self->products->embed.parts);
         mem_free(self->products->block.parts);
+        mem_free(self->products->experts.parts);
         mem_free(self->products->last.parts);
         mem_free(self->products->head.parts);
         mem_free(self->products->origins);
@@ -441,11 +502,16 @@ static double products_of(bool goes_back, bool learns)
     return 2 + (goes_back ? 2 : 0) + (learns ? 2 : 0);
 }
 
+/* Elements of the matrices that are multiplied for each token: of experts, those that it has. */
 static double matrix_elems(const modeli_list *list)
 {
     double elems = 0;
-    for (uint32_t i = 0; i < list->layer_count; i++)
-        elems += (double)list->layers[i].matrix_rows * (double)list->layers[i].in;
+    for (uint32_t i = 0; i < list->layer_count; i++) {
+        const modeli_layer *layer = &list->layers[i];
+        elems += layer->kind->has_experts
+                     ? (double)modeli_choices_of(layer) * (double)modeli_expert_elems(layer)
+                     : (double)layer->matrix_rows * (double)layer->in;
+    }
     return elems;
 }
 
@@ -465,13 +531,18 @@ double model_step_flops(const model *self, uint64_t tokens)
         double flops = products_of(goes_back, !self->units[self->stages[s].units[0]].is_frozen);
         products += flops * matrix_elems(modeli_list_of(self, s));
         if (modeli_list_of(self, s) == &self->products->block)
-            attends += (goes_back ? 12 : 4) * modeli_scores_of(self, s - 1);
+            attends += (goes_back ? 12 : 4) * modeli_scores_of(self, model_block_of(self, s));
     }
     double matrices =
         products + products_of(true, modeli_work_of(self, self->stage_count - 1).weights) *
                        (double)spec->vocab_size * (double)spec->hidden_size;
     return (matrices + 6 * adapters) * (double)tokens +
            attends * attention * (double)tokens / (double)self->tokens;
+}
+
+uint64_t model_block_of(const model *self, uint32_t stage)
+{
+    return size_min((stage - 1) / modeli_block_stages(self), self->spec.num_layers);
 }
 
 /* ---- running ---- */

@@ -17,6 +17,15 @@
  * The bert family has one more stage before the head, the dense part of its head; to all that is
  * said here about blocks it is a block, except that it is selected as `head` and has no adapters.
  *
+ * A block of a mixture of experts is two stages: attention with its sum, and the experts:
+ *
+ *   stage 2i+1    block i, attention    unit block.i
+ *   stage 2i+2    block i, experts      units block.i.router.0, block.i.experts.0, ..
+ *
+ * The second is always cut (see PARTS). The parts of the experts have whole experts,
+ * spec.experts_per_unit each, so that experts are fetched, placed and updated apart. Which experts a
+ * token has is found in the part of the router. How experts are cut into units changes no bit.
+ *
  * The head's unit holds the final norm and, if the embedding is not tied, the output matrix. If it
  * is tied, unit 0 is the head's second unit. The boundary activation between two stages is [B,T,C]
  * in the working dtype. A stage's backward recomputes its inner activations from its boundary input
@@ -76,7 +85,11 @@
 #include "base/stage.h"
 #include "kernels/ops.h"
 
-enum { MODEL_NAME_BYTES = 96, MODEL_TENSOR_ALIGN_ELEMS = 128 };
+enum {
+    MODEL_NAME_BYTES = 96,
+    MODEL_TENSOR_ALIGN_ELEMS = 128,
+    MODEL_EXPERTS_UNIT_ELEMS = 16 << 20, /* a useful size of a transfer: 32 MiB in bf16 */
+};
 
 enum model_family {
     MODEL_GPT2,
@@ -94,6 +107,10 @@ enum model_family {
     MODEL_COHERE,
     MODEL_STABLELM,
     MODEL_GEMMA2, /* and Gemma 3, with qk_norm */
+    MODEL_MIXTRAL,
+    MODEL_QWEN2_MOE,
+    MODEL_QWEN3_MOE,
+    MODEL_OLMOE,
     MODEL_FAMILY_COUNT
 };
 
@@ -169,6 +186,15 @@ struct model_spec {
     double rope_theta;   /* where there are rotary positions; 10000 */
     double norm_epsilon; /* 1e-5 */
     double init_std;     /* std of normal initial weights; 0.02. Residual projections: / sqrt(2L) */
+    /* Mixtures of experts: each block has expert_count experts, of which each token has
+     * experts_per_token; 0: not a mixture. expert_ffn_size: features of an expert; 0: ffn_size.
+     * shared_ffn_size: those of the expert that all tokens have, in families with one. */
+    uint64_t expert_count, experts_per_token, expert_ffn_size, shared_ffn_size;
+    uint64_t experts_per_unit; /* 0: as many as make about MODEL_EXPERTS_UNIT_ELEMS */
+    /* The weights of a token's experts are divided by their sum; and multiplied by this, if it is
+     * not 0. */
+    bool normalizes_experts;
+    double routed_scaling;
     uint64_t max_part_bytes; /* the largest working params of a unit; 0: units are never cut */
     /* The vectors of a block that is not cut (norms, biases) are a unit beside its matrices. Muon
      * updates these, and keeps less state for them. Not with adapters or with norms apart. */
@@ -347,6 +373,10 @@ static inline bool model_is_matrix(const model_tensor *tensor)
     return tensor->is_adapter ||
            (tensor->whole_rows > 1 && tensor->columns > 1 && tensor->init != TENSOR_INIT_ONE);
 }
+
+/* The block that a stage is of, from 0 on; num_layers for BERT's dense part of the head. Not for
+ * the first and the last stage. */
+uint64_t model_block_of(const model *self, uint32_t stage);
 
 /* True if the unit has matrices of a block and nothing else. */
 bool model_has_only_matrices(const model *self, uint32_t unit);

@@ -26,10 +26,20 @@ struct modeli_adapter {
 };
 typedef struct modeli_adapter modeli_adapter;
 
+/* The products of the experts of a block, one for each size of a block of rows
+ * (layer_experts.c). */
+struct modeli_mixture {
+    modeli_matrix up[MODELI_SIZES_MAX], down[MODELI_SIZES_MAX]; /* after model_prepare */
+};
+typedef struct modeli_mixture modeli_mixture;
+
 /* model.products. model_create fills all but what model_prepare makes: products and attention. */
 struct model_products {
     const modeli_family *family;
-    modeli_list embed, block, last, head; /* last: without layers if there is no such stage */
+    /* experts: the second stage of a mixture's blocks. It and `last` have no layers in models
+     * without such stages. */
+    modeli_list embed, block, experts, last, head;
+    modeli_mixture mixtures[2]; /* the products of the routed experts, and of the shared one */
     modeli_adapter adapters[MODEL_LORA_TARGETS_MAX];
     uint32_t adapter_count;
     modeli_origin *origins; /* [unit_count] */
@@ -44,12 +54,20 @@ struct model_products {
     uint32_t matmul_count;
 };
 
+/* Stages of a block. */
+static inline uint32_t modeli_block_stages(const model *self)
+{
+    return self->products->experts.layer_count > 0 ? 2 : 1;
+}
+
 static inline modeli_list *modeli_list_of(const model *self, uint32_t stage)
 {
-    return stage == 0                           ? &self->products->embed
-           : stage + 1 == self->stage_count     ? &self->products->head
-           : stage == self->spec.num_layers + 1 ? &self->products->last
-                                                : &self->products->block;
+    uint32_t stages = modeli_block_stages(self);
+    return stage == 0                               ? &self->products->embed
+           : stage + 1 == self->stage_count         ? &self->products->head
+           : stage > self->spec.num_layers * stages ? &self->products->last
+           : (stage - 1) % stages == 1              ? &self->products->experts
+                                                    : &self->products->block;
 }
 
 /* ---- rows.c ---- */
@@ -284,6 +302,44 @@ int modeli_lora_weight_grads(const modeli_run *run, const modeli_layer *layer,
                              const void *output_grad, const void *source) MUST_CHECK;
 int modeli_lora_input_grads(const modeli_run *run, const modeli_layer *layer,
                             void *input_grad) MUST_CHECK;
+
+/* The activation between the matrices of a feed-forward part: layer_gate.c. */
+enum activation_kind modeli_activation_of(const model *self);
+
+bool modeli_has_shared(enum model_family family); /* it has a shared expert: rows.c */
+
+/* ---- linear layers: layer_linear.c ----
+ *
+ * The backward of a product from the gradient [N,matrix_rows] of its whole output, without
+ * adapters. */
+int modeli_linear_backward(const modeli_run *run, const modeli_layer *layer,
+                           void *output_grad) MUST_CHECK;
+/* Rounds the sum of a layer's input gradients over its parts, in list.input_sum, and adds what the
+ * input's other readers gave. */
+int modeli_round_input_grad(const modeli_run *run, const modeli_layer *layer) MUST_CHECK;
+
+/* ---- mixtures: layer_router.c, layer_experts.c ---- */
+/* What a router leaves for its experts, in `saved`: offsets in bytes within its value. */
+struct modeli_routing {
+    uint64_t logits;                               /* [N,E] fp32 */
+    uint64_t chosen, weights, slots, weights_grad; /* [N,K], as in kernels/ops_experts.h */
+    uint64_t offsets, order;                       /* [E + 1], [slot_count] */
+    uint64_t bytes;
+    uint64_t experts, choices;     /* E, K */
+    uint64_t multiple, slot_count; /* as in experts_sort_args */
+};
+typedef struct modeli_routing modeli_routing;
+
+modeli_routing modeli_routing_of(const modeli_layer *layer);
+/* The value that the layer's router wrote. */
+void *modeli_routed(const modeli_run *run, const modeli_layer *layer);
+uint64_t modeli_choices_of(const modeli_layer *layer); /* K of a layer of experts */
+/* Features of an expert, and elements of all its matrices. */
+uint64_t modeli_expert_width(const modeli_layer *layer);
+uint64_t modeli_expert_elems(const modeli_layer *layer);
+/* The experts of a unit where the spec does not say: a divisor of their number, so that all units
+ * are alike. */
+uint64_t modeli_experts_per_unit(const model_spec *spec);
 
 /* ---- dropout.c ----
  *

@@ -24,6 +24,13 @@ static uint64_t part_elems(const model *self, const modeli_list *list, const mod
     uint32_t idx = (uint32_t)(owner - list->layers);
     for (uint32_t i = is_first ? owner->forward_begin : idx; i < owner->forward_end; i++) {
         const modeli_layer *layer = &list->layers[i];
+        if (layer->kind->has_experts) {
+            uint64_t matrix = rows * modeli_expert_elems(layer) / 3;
+            end = size_round_up(size_round_up(end, MODEL_TENSOR_ALIGN_ELEMS) + 2 * matrix,
+                                MODEL_TENSOR_ALIGN_ELEMS) +
+                  matrix;
+            continue;
+        }
         const uint64_t params[] = {layer->at.weight, layer->at.second, layer->at.bias};
         uint64_t vector = modeli_width_of(self, layer->row->weights[0].width);
         for (uint32_t k = 0; k < sizeof params / sizeof params[0]; k++) {
@@ -40,7 +47,8 @@ static bool fits(const model *self, const modeli_list *list, const modeli_layer 
                  bool is_first, uint64_t rows)
 {
     uint64_t elems = part_elems(self, list, owner, is_first, rows);
-    return elems * dtype_bytes(self->type) <= self->spec.max_part_bytes;
+    return self->spec.max_part_bytes == 0 ||
+           elems * dtype_bytes(self->type) <= self->spec.max_part_bytes;
 }
 
 /* Rows of a part if `left` rows are left: as many as fit. They are rounded down to a multiple of
@@ -49,8 +57,12 @@ static bool fits(const model *self, const modeli_list *list, const modeli_layer 
 static uint64_t rows_of_part(const model *self, const modeli_list *list, const modeli_layer *owner,
                              bool is_first, uint64_t left)
 {
+    if (owner->kind->has_experts)
+        left = size_min(left, self->spec.experts_per_unit);
     if (fits(self, list, owner, is_first, left))
         return left;
+    if (owner->kind->is_one_part)
+        return 0;
     uint64_t low = 0, high = left; /* low fits (or is 0); high does not fit */
     while (high - low > 1) {
         uint64_t middle = low + (high - low) / 2;
@@ -59,6 +71,8 @@ static uint64_t rows_of_part(const model *self, const modeli_list *list, const m
         else
             high = middle;
     }
+    if (owner->kind->has_experts)
+        return low;
     uint64_t step = ROWS_STEP_MAX;
     while (step > ROWS_STEP_MIN && low < 4 * step)
         step /= 2;
@@ -68,14 +82,16 @@ static uint64_t rows_of_part(const model *self, const modeli_list *list, const m
 /* The smallest max_part_bytes at which every layer can be cut. */
 static uint64_t least_part_bytes(const model *self)
 {
-    const modeli_list *lists[] = {&self->products->embed, &self->products->block,
-                                  &self->products->last, &self->products->head};
+    const model_products *products = self->products;
+    const modeli_list *lists[] = {&products->embed, &products->block, &products->experts,
+                                  &products->last, &products->head};
     uint64_t elems = 0;
     for (uint32_t k = 0; k < sizeof lists / sizeof lists[0]; k++)
         for (uint32_t i = 0; i < lists[k]->layer_count; i++) {
             const modeli_layer *layer = &lists[k]->layers[i];
+            uint64_t least = layer->kind->is_one_part ? layer->matrix_rows : 1;
             if (layer->forward_end > i)
-                elems = size_max(elems, part_elems(self, lists[k], layer, true, 1));
+                elems = size_max(elems, part_elems(self, lists[k], layer, true, least));
         }
     return elems * dtype_bytes(self->type);
 }
@@ -85,10 +101,13 @@ static int refuse_row(const model *self, const modeli_list *list, const modeli_l
 {
     bool has_rows = owner->matrix_rows > 0;
     bool has_before = is_first && &list->layers[owner->forward_begin] != owner;
-    uint64_t need = part_elems(self, list, owner, is_first, 1) * dtype_bytes(self->type);
-    const char *what = !has_rows    ? "the final norm"
-                       : has_before ? "a norm and one row of the layer"
-                                    : "one row of the layer";
+    uint64_t least = owner->kind->is_one_part ? owner->matrix_rows : 1;
+    uint64_t need = part_elems(self, list, owner, is_first, least) * dtype_bytes(self->type);
+    const char *what = !has_rows                  ? "the final norm"
+                       : owner->kind->has_experts ? "one expert of the layer"
+                       : owner->kind->is_one_part ? "a norm and the layer"
+                       : has_before               ? "a norm and one row of the layer"
+                                                  : "one row of the layer";
     return err_set(
         ERR_CONFIG,
         "model.max_part_bytes is %llu, but %s%s%s needs %llu bytes in %s: set it to %llu "
@@ -183,7 +202,7 @@ static uint64_t units_of(const modeli_list *list)
 int modeli_cut(model *self)
 {
     model_products *products = self->products;
-    uint32_t embed_units = 0, block_units = 0, last_units = 0, unit;
+    uint32_t embed_units = 0, block_units = 0, experts_units = 0, last_units = 0, unit;
     modeli_whole whole;
     /* All whole units are listed first: the parts' bytes follow from the layers' tensors. */
     bool cuts_embed = is_too_large(self, &products->embed, &whole);
@@ -194,12 +213,16 @@ int modeli_cut(model *self)
         TRY(cut_list(self, &products->embed, &embed_units));
     if (cuts_block)
         TRY(cut_list(self, &products->block, &block_units));
-
+    if (products->experts.layer_count > 0) { /* always in parts */
+        modeli_list_whole(self, &products->experts, 0, &whole);
+        TRY(cut_list(self, &products->experts, &experts_units));
+    }
     if (cuts_last)
         TRY(cut_list(self, &products->last, &last_units));
     modeli_choose_split(self);
 
     uint64_t before = size_max(embed_units, 1) + self->spec.num_layers * units_of(&products->block);
+    before += self->spec.num_layers * products->experts.part_count;
     before += products->last.layer_count > 0 ? units_of(&products->last) : 0;
     if (before > 2 * PARTS_MAX)
         return err_set(
@@ -227,8 +250,12 @@ uint32_t modeli_stage_unit(const model *self, uint32_t stage)
 {
     if (stage == 0)
         return 0;
-    uint64_t embed = size_max(self->products->embed.part_count, 1);
-    uint64_t blocks = size_min(stage - 1, self->spec.num_layers);
-    return (uint32_t)(embed + blocks * units_of(&self->products->block) +
-                      (stage - 1 - blocks) * units_of(&self->products->last));
+    const model_products *products = self->products;
+    uint64_t embed = size_max(products->embed.part_count, 1);
+    uint64_t layers = self->spec.num_layers, last = layers * modeli_block_stages(self) + 1;
+    uint64_t blocks =
+        size_min((stage - 1 + modeli_block_stages(self) - 1) / modeli_block_stages(self), layers);
+    uint64_t experts = size_min((stage - 1) / 2, layers) * products->experts.part_count;
+    return (uint32_t)(embed + blocks * units_of(&products->block) + experts +
+                      (stage > last ? stage - last : 0) * units_of(&products->last));
 }

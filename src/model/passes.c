@@ -134,7 +134,8 @@ static void block_access(const modeli_list *list, const modeli_part *part, uint3
             touch_forward(list, &list->layers[i], part, pass);
     for (uint32_t i = range.end; i-- > range.begin && backward;)
         touch_backward(list, &list->layers[i], part, pass);
-    if (backward || (pass_idx > 0 && pass->saved == ACCESS_WRITE))
+    bool sums = part != NULL && list->layers[part->owner].kind->has_experts;
+    if (backward || sums || (pass_idx > 0 && pass->saved == ACCESS_WRITE))
         pass->saved = ACCESS_UPDATE; /* the sums of a block in parts; what other passes wrote */
 }
 

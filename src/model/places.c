@@ -281,7 +281,7 @@ static void place_grad(struct layout *of, uint32_t i)
     if (is_changed && value != layer->writes)
         layer->residual_grad = of->grads[value];
     bool adds = layer->residual_grad.buffer != MODELI_NOWHERE;
-    assert(!adds || layer->kind == &modeli_norm || layer->kind == &modeli_linear);
+    assert(!adds || layer->kind->is_norm || layer->kind->has_matrix);
     for (int k = 0; k < 2 && (!is_changed || layer->sum != MODELI_NO_VALUE); k++)
         assert(layer->reads[k] == layer->writes ||
                of->grads[layer->reads[k]].buffer == MODELI_NOWHERE);
@@ -369,7 +369,7 @@ static void place_parts(const model *self, modeli_list *list, uint64_t *end)
         if (layer->matrix_rows == 0)
             continue;
         widest_in = size_max(widest_in, layer->in);
-        widest_out = size_max(widest_out, layer->out);
+        widest_out = size_max(widest_out, layer->matrix_rows);
         has_bias |= layer->at.bias != MODELI_ABSENT;
     }
     list->input_sum = modeli_reserve(end, modeli_rows(self) * widest_in * sizeof(float));
@@ -432,6 +432,8 @@ static void find_places(const model *self, modeli_list *list)
 void modeli_find_places(model *self)
 {
     find_places(self, &self->products->block);
+    if (self->products->experts.layer_count > 0)
+        find_places(self, &self->products->experts);
     if (self->products->last.layer_count > 0)
         find_places(self, &self->products->last);
 }

@@ -31,6 +31,8 @@ modeli_matrix modeli_layer_matrix(const model *self, const modeli_layer *layer,
 {
     modeli_matrix made = modeli_matrix_of(self, modeli_rows(self), layer->in, layer->matrix_rows);
     made.has_bias = layer->at.bias != MODELI_ABSENT;
+    if (layer->kind == &modeli_router)
+        made.out_type = DTYPE_FP32;
     if (part != NULL) {
         made.out = part->rows;
         made.in_grad_type = DTYPE_FP32;
@@ -184,7 +186,8 @@ static int make_whole(model *self, modeli_list *list)
     uint64_t *bytes = list->scratch_bytes;
     for (uint32_t i = 0; i < list->layer_count; i++)
         if (list->layers[i].kind->prepare != NULL &&
-            !(list->part_count > 0 && list->layers[i].kind->has_matrix))
+            (list->part_count == 0 || !list->layers[i].kind->has_matrix ||
+             list->layers[i].kind->has_experts))
             TRY(list->layers[i].kind->prepare(self, &list->layers[i]));
     if (list->part_count > 0)
         return 0;
@@ -202,7 +205,7 @@ static int make_part(model *self, const modeli_list *list, modeli_part *part)
     uint64_t *bytes = part->scratch_bytes;
     if (owner->kind == &modeli_output)
         TRY(modeli_make_logits(self, part, part->products, &part->row_logits));
-    else if (owner->kind->has_product)
+    else if (owner->kind->has_product && !owner->kind->has_experts)
         TRY(modeli_make_matrix(self, &part->products[0], modeli_layer_matrix(self, owner, part)));
     add_scratch(list, part, false, bytes);
     add_scratch(list, part, true, bytes);
@@ -212,7 +215,8 @@ static int make_part(model *self, const modeli_list *list, modeli_part *part)
 static int make_all(model *self)
 {
     model_products *products = self->products;
-    modeli_list *lists[] = {&products->embed, &products->block, &products->last, &products->head};
+    modeli_list *lists[] = {&products->embed, &products->block, &products->experts, &products->last,
+                            &products->head};
     for (uint32_t k = 0; k < sizeof lists / sizeof lists[0]; k++) {
         TRY(make_whole(self, lists[k]));
         for (uint32_t i = 0; i < lists[k]->part_count; i++)

@@ -35,6 +35,12 @@ uint64_t modeli_width_of(const model *self, enum modeli_width width)
         [MODELI_POSITIONS] = spec->position_count,
         [MODELI_TYPES] = spec->type_count,
         [MODELI_POSITIONS_OF_OPT] = spec->position_count + MODELI_OPT_SKIPS,
+        [MODELI_EXPERTS] = spec->expert_count,
+        [MODELI_EXPERTS_UP] = spec->expert_count * 2 * spec->expert_ffn_size,
+        [MODELI_EXPERTS_DOWN] = spec->expert_count * spec->hidden_size,
+        [MODELI_ONE] = 1,
+        [MODELI_SHARED] = spec->shared_ffn_size,
+        [MODELI_SHARED_UP] = 2 * spec->shared_ffn_size,
     };
     return widths[width];
 }
@@ -72,6 +78,14 @@ bool modeli_has_option(enum model_family family, enum modeli_when option)
            !(option == MODELI_IF_PARALLEL && row->if_parallel != NULL))
         row++;
     return row->kind != NULL;
+}
+
+bool modeli_has_shared(enum model_family family)
+{
+    const modeli_row *row = modeli_family_of(family)->experts;
+    while (row != NULL && row->kind != NULL && row->weights[0].width != MODELI_SHARED)
+        row++;
+    return row != NULL && row->kind != NULL;
 }
 
 bool modeli_has_table(enum model_family family, enum modeli_width rows)
@@ -123,6 +137,8 @@ static void add_layer(const model *self, modeli_list *list, const modeli_row *ro
     for (uint32_t i = 0; i < MODELI_ROW_TENSORS_MAX && row->weights[i].name != NULL; i++)
         if (row->kind->has_matrix)
             made.matrix_rows += modeli_width_of(self, row->weights[i].width);
+    if (row->kind->has_experts)
+        made.matrix_rows = row->is_shared ? 1 : self->spec.expert_count;
     made.site = MODELI_ROW_SITE;
     for (uint32_t i = 0; i < list->layer_count; i++)
         made.site += list->layers[i].kind == &modeli_dropout;
@@ -199,6 +215,10 @@ void modeli_list_layers(model *self)
     add_rows(self, &products->block, family->block);
     add_rows(self, &products->head, family->head);
     find_owners(&products->block);
+    if (family->experts != NULL) {
+        add_rows(self, &products->experts, family->experts);
+        find_owners(&products->experts);
+    }
     if (family->last != NULL) {
         add_rows(self, &products->last, family->last);
         find_owners(&products->last);
@@ -221,28 +241,35 @@ static void add_tensors(const model *self, modeli_layer *layer, uint32_t idx, bo
                         modeli_lister *list, modeli_whole *whole)
 {
     const modeli_row *row = layer->row;
-    bool is_matrix = layer->kind->has_matrix && !is_bias;
+    bool is_matrix = layer->kind->has_matrix && !is_bias, has_experts = layer->kind->has_experts;
     for (uint32_t i = 0; i < MODELI_ROW_TENSORS_MAX && row->weights[i].name != NULL; i++) {
+        bool is_last = i + 1 == MODELI_ROW_TENSORS_MAX || row->weights[i + 1].name == NULL;
+        bool is_down = has_experts && is_last;
+        uint64_t columns = is_down ? modeli_expert_width(layer) : layer->in;
         char pattern[MODEL_NAME_BYTES];
         bool is_before = row->first_name != NULL;
         const char *weight =
             is_before && whole->block == 0 ? row->first_name : row->weights[i].name;
         uint64_t width = modeli_width_of(self, row->weights[i].width);
         model_tensor *tensor =
-            modeli_append(list, is_matrix ? width : 1, is_matrix ? layer->in : width,
-                          i > 0 && layer->kind->has_matrix);
-        snprintf(pattern, sizeof pattern, "%s.%s", weight, is_bias ? "bias" : "weight");
+            modeli_append(list, is_matrix ? width : 1, is_matrix ? columns : width,
+                          i > 0 && layer->kind->has_matrix && !is_down);
+        bool is_joint = has_experts && !row->is_shared;
+        snprintf(pattern, sizeof pattern, "%s%s", weight,
+                 is_joint  ? ""
+                 : is_bias ? ".bias"
+                           : ".weight");
         snprintf(tensor->name, sizeof tensor->name,
                  is_bias && row->bias_name ? row->bias_name : pattern, whole->block - is_before);
         bool is_zero = is_bias || (layer->kind->is_norm && self->products->family->adds_one);
-        tensor->init = is_zero                ? TENSOR_INIT_ZERO
-                       : layer->kind->is_norm ? TENSOR_INIT_ONE
-                       : row->is_residual     ? TENSOR_INIT_NORMAL_RESIDUAL
-                                              : TENSOR_INIT_NORMAL;
+        tensor->init = is_zero                       ? TENSOR_INIT_ZERO
+                       : layer->kind->is_norm        ? TENSOR_INIT_ONE
+                       : row->is_residual && is_last ? TENSOR_INIT_NORMAL_RESIDUAL
+                                                     : TENSOR_INIT_NORMAL;
         whole->layers[whole->unit.tensor_count - 1] = idx;
         if (i == 0)
             *(is_bias ? &layer->at.bias : &layer->at.weight) = tensor->offset_elems;
-        else if (!layer->kind->has_matrix)
+        else if (!layer->kind->has_matrix || is_down)
             layer->at.second = tensor->offset_elems;
     }
 }

@@ -111,13 +111,15 @@ static void size_block_part(const model *self, const modeli_list *list, const mo
     uint64_t rows = modeli_rows(self), elem_bytes = dtype_bytes(self->type);
     uint64_t unit_elems = self->units[pass->units[0]].elems;
     uint64_t columns = owner->in + part->rows * (backward ? 2 : 1);
+    if (owner->kind->has_experts)
+        columns = modeli_columns(owner, backward) * part->rows / owner->matrix_rows;
     for (uint32_t i = range.begin; i < range.end; i++)
         if (i != part->owner)
             columns += modeli_columns(&list->layers[i], backward);
     if (backward && part->is_first)
         columns += owner->in; /* the rounded gradient of the input */
     if (backward && part->is_last && owner->at.bias != MODELI_ABSENT)
-        columns += owner->out;
+        columns += owner->matrix_rows;
     pass->dram_bytes = rows * columns * elem_bytes + unit_elems * elem_bytes;
     if (backward) /* all passes but the one that begins the sum of input gradients also read it */
         pass->dram_bytes += sizeof(float) * (rows * owner->in * (part->is_last ? 1 : 2) +

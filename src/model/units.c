@@ -120,6 +120,26 @@ static uint64_t add_rows(model *self, modeli_lister *list, const modeli_whole *w
     return offset;
 }
 
+/* Adds the matrices of the part's experts. */
+static void add_experts(model *self, modeli_lister *list, const modeli_whole *whole, uint32_t layer,
+                        const modeli_params *of, uint64_t experts, const modeli_part *part,
+                        modeli_params *at)
+{
+    for (uint32_t i = 0; i < whole->unit.tensor_count; i++) {
+        const model_tensor *tensor = &whole->tensors[i];
+        if (whole->layers[i] != layer)
+            continue;
+        uint64_t rows = tensor->rows / experts, begin = part->row_begin * rows;
+        bool is_down = tensor->offset_elems == of->second;
+        uint64_t offset = add_slice(self, list, tensor, i, begin, begin + part->rows * rows, false,
+                                    !is_down && tensor->offset_elems != of->weight);
+        if (is_down)
+            at->second = offset;
+        else if (tensor->offset_elems == of->weight)
+            at->weight = offset;
+    }
+}
+
 /* Adds all vectors of a layer without a matrix. */
 static void add_vectors(model *self, modeli_lister *list, const modeli_whole *whole, uint32_t layer,
                         const modeli_params *of, modeli_params *at)
@@ -151,6 +171,10 @@ static int list_part(model *self, uint32_t unit_idx, uint32_t whole_unit, const 
         modeli_params *at = &part->at[i - begin];
         if (layer->matrix_rows == 0) {
             add_vectors(self, &list, whole, i, &layer->at, at);
+            continue;
+        }
+        if (layer->kind->has_experts) {
+            add_experts(self, &list, whole, i, &layer->at, layer->matrix_rows, part, at);
             continue;
         }
         at->weight = add_rows(self, &list, whole, i, part, false);
@@ -198,8 +222,8 @@ static int list_stage(model *self, uint32_t stage, modeli_whole *whole)
     else if (list == &self->products->last)
         snprintf(name, sizeof name, "last");
     else
-        snprintf(name, sizeof name, "block.%u", stage - 1);
-    modeli_list_whole(self, list, is_end ? 0 : stage - 1, whole);
+        snprintf(name, sizeof name, "block.%llu", (unsigned long long)model_block_of(self, stage));
+    modeli_list_whole(self, list, is_end ? 0 : model_block_of(self, stage), whole);
     if (list->part_count == 0) {
         TRY(list_unit(self, stage, whole, false, name));
         return list->is_split ? list_unit(self, stage, whole, true, name) : 0;
@@ -243,7 +267,7 @@ bool model_has_only_matrices(const model *self, uint32_t unit)
     for (uint32_t i = 0; i < of->tensor_count; i++)
         if (!model_is_matrix(&of->tensors[i]))
             return false;
-    return stage > 0 && stage <= self->spec.num_layers;
+    return stage > 0 && model_block_of(self, stage) < self->spec.num_layers;
 }
 
 bool model_is_transposed(enum model_family family, const char *name)

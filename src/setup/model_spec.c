@@ -75,6 +75,13 @@ model_spec setup_model_spec(const struct job_model *from)
         .rope_theta = from->rope_theta,
         .norm_epsilon = from->norm_epsilon,
         .init_std = from->init_std,
+        .expert_count = from->num_experts,
+        .experts_per_token = from->num_experts_per_tok,
+        .expert_ffn_size = from->expert_ffn_size,
+        .shared_ffn_size = from->shared_ffn_size,
+        .experts_per_unit = from->experts_per_unit,
+        .normalizes_experts = from->norm_topk_prob,
+        .routed_scaling = from->routed_scaling_factor,
         .max_part_bytes = from->max_part_bytes,
     };
     static_assert((int)JOB_PATTERN_BYTES <= (int)MODEL_PATTERN_BYTES, "it fits");
@@ -139,6 +146,13 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         {"attention_dropout", spec->attention_dropout},
         {"type_count", (double)spec->type_count},
         {"parallel_residual", spec->parallel_residual},
+        {"num_experts", (double)spec->expert_count},
+        {"num_experts_per_tok", (double)spec->experts_per_token},
+        {"expert_ffn_size", (double)spec->expert_ffn_size},
+        {"shared_ffn_size", (double)spec->shared_ffn_size},
+        {"experts_per_unit", (double)spec->experts_per_unit},
+        {"norm_topk_prob", spec->normalizes_experts},
+        {"routed_scaling_factor", spec->routed_scaling},
     };
     if (spec->head_dim * spec->num_heads != spec->hidden_size)
         append(text, capacity, &used, "model.head_dim=%" PRIu64 "\n", spec->head_dim);

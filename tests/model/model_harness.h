@@ -76,6 +76,8 @@ static inline uint32_t harness_targets(enum model_family family)
  *   "gemma3"      the same without soft caps; norms of heads; blocks with a window have rotary
  *                 positions of their own, and those of the others are divided
  *   "exaone4"     a window and rotary positions in every other block, the others with neither
+ *   "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"    five experts, two a token, two a unit, so that the
+ *                 last unit has one; weights normalized or not; "qwen2_moe" has a shared expert
  *   "gpt2-erf"    another activation
  *   "-dropout"    at the end: every dropout that the family has */
 static inline void harness_complete(const char *instance, model_spec *spec)
@@ -150,6 +152,16 @@ static inline void harness_complete(const char *instance, model_spec *spec)
         spec->qk_norm = true;
         spec->window_rope_theta = 500;
         spec->rope = (rope_form){.scaling = ROPE_LINEAR, .factor = 2};
+    }
+    if (modeli_family_of(spec->family)->experts != NULL) {
+        spec->expert_count = 5;
+        spec->experts_per_token = 2;
+        spec->experts_per_unit = 2;
+        spec->expert_ffn_size = 8;
+        spec->normalizes_experts = spec->family != MODEL_OLMOE;
+        spec->routed_scaling = spec->family == MODEL_OLMOE ? 1.5 : 0;
+        spec->qk_norm = spec->family == MODEL_QWEN3_MOE;
+        spec->shared_ffn_size = spec->family == MODEL_QWEN2_MOE ? 12 : 0;
     }
     if (strcmp(instance, "smollm3") == 0)
         spec->nope_interval = 2;
@@ -380,7 +392,7 @@ static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, ui
         .input_grad = input_grad.block,
         .losses = losses.block,
         .grad_scale = grad_scale,
-        .layer = stage > 0 ? stage - 1 : 0,
+        .layer = stage > 0 ? model_block_of(h->self, stage) : 0,
         .saved = saved.block,
         .temp = harness_fresh(h, &h->temp, of->temp_bytes),
         .constants = h->constants,

@@ -100,7 +100,7 @@ static void cached_call(cached_run *run, uint64_t position, uint64_t count)
                 .cache = run->cache,
                 .position = position,
                 .count = count,
-                .layer = s - 1,
+                .layer = s > 0 ? model_block_of(self, s) : 0,
             };
             for (uint32_t i = 0; i < pass->unit_count; i++)
                 call.params[i] = run->h->params[pass->units[i]];

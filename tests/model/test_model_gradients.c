@@ -43,6 +43,7 @@ static void check_finite_differences(bool tied)
 {
     harness h;
     model_spec spec = tiny(tied);
+    spec.experts_per_token = spec.expert_count; /* else a small change chooses other experts */
     start(&h, &kernels_reference, &spec, DTYPE_FP32, 5, true); /* 18 rows: 5, 5, 5, 3 */
     harness_step(&h, 1.0f, KEPT_NONE);
     double worst = 0;
@@ -119,10 +120,13 @@ static void expect_close(const char *what, const kernel_ops *ops, enum dtype typ
     assert_true(loss_error < tolerance);
 }
 
-/* The tolerance of bf16. Dropout leaves sums of fewer and larger terms. */
+/* The tolerance of bf16. Dropout leaves sums of fewer and larger terms; and some tokens choose other
+ * experts than in fp32. */
 static double rounding(void)
 {
-    return strstr(instance, "-dropout") != NULL ? 0.1 : 0.05;
+    return modeli_family_of(family)->experts != NULL ? 0.15
+           : strstr(instance, "-dropout") != NULL    ? 0.1
+                                                     : 0.05;
 }
 
 static void chunks_agree(void **state)

@@ -7,13 +7,15 @@ if(TARGET sluice_kernels_reference)
                        llama-yarn llama-ntk glm glm4 gpt_neox gpt_neox-serial opt cohere stablelm
                        stablelm-parallel mistral gemma2 gemma3)
     set(all_families ${model_families} bert)
+    set(model_mixtures mixtral qwen2_moe qwen3_moe olmoe)
     # Each form of a block once: what families differ in otherwise changes neither parts nor costs.
     set(model_forms gpt2 llama qwen3 phi3 olmo2 granite glm4 gpt_neox opt cohere stablelm gemma2 gemma3
                     bert gpt2-dropout llama-dropout bert-dropout)
     set(model_dropouts gpt2-dropout llama-dropout starcoder2-dropout phi3-dropout gpt_neox-dropout
                        bert-dropout)
     sluice_test(test_model_gradients LIBS sluice_model sluice_kernels_reference LABELS cpu
-                INSTANCES ${all_families} gpt2-erf ${model_dropouts})
+                INSTANCES ${all_families} ${model_mixtures} gpt2-erf ${model_dropouts})
+    sluice_test(test_model_experts LIBS sluice_model sluice_kernels_reference LABELS cpu debug)
     sluice_test(test_model_costs LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES ${model_forms})
     sluice_test(test_model_dropout LIBS sluice_model sluice_kernels_reference LABELS cpu debug
@@ -23,9 +25,9 @@ if(TARGET sluice_kernels_reference)
     sluice_test(test_model_lora LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere gemma3)
     sluice_test(test_model_cut LIBS sluice_model sluice_kernels_reference LABELS cpu
-                INSTANCES ${model_forms} gpt2-long)
+                INSTANCES ${model_forms} mixtral qwen2_moe gpt2-long)
     sluice_test(test_model_cache LIBS sluice_model sluice_kernels_reference LABELS cpu debug
-                INSTANCES ${model_families} gpt2-long)
+                INSTANCES ${model_families} mixtral qwen2_moe gpt2-long)
     sluice_test(test_model_documents LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES gpt2 llama gpt2-long qwen2 qwen3 gemma olmo2 llama-yarn glm4 bert gpt_neox
                           opt mistral gemma2 gemma3)
@@ -37,7 +39,7 @@ if(TARGET sluice_kernels_reference)
     target_compile_definitions(test_model_pytorch PRIVATE
                                FIXTURE_DIR="${CMAKE_CURRENT_SOURCE_DIR}/reference")
     if(TARGET sluice_kernels)
-        foreach(test test_model_gradients test_model_learn test_model_lora test_model_cut test_model_pytorch
+        foreach(test test_model_gradients test_model_experts test_model_learn test_model_lora test_model_cut test_model_pytorch
                 test_model_cache test_model_documents test_model_window)
             target_link_libraries(${test} PRIVATE sluice_kernels)
             target_compile_definitions(${test} PRIVATE HAVE_KERNELS_CPU)
@@ -45,6 +47,7 @@ if(TARGET sluice_kernels_reference)
         set(model_sets avx2 avx512 avx512_bf16)
         sluice_isa_test(test_model_gradients SETS ${model_sets} LABELS cpu
                         INSTANCES gpt2 llama)
+        sluice_isa_test(test_model_experts SETS ${model_sets} LABELS cpu)
         sluice_isa_test(test_model_learn SETS ${model_sets} LABELS cpu INSTANCES llama)
         sluice_isa_test(test_model_lora SETS ${model_sets} LABELS cpu INSTANCES llama)
         sluice_isa_test(test_model_cut SETS ${model_sets} LABELS cpu INSTANCES gpt2 llama)

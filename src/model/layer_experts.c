@@ -1,0 +1,425 @@
+/* EXPERTS: the feed-forward part of a mixture, y = sum over a token's experts of weight * expert(x).
+ * It reads x and what the router wrote.
+ *
+ * Each expert has a matrix for gate and up, and one for down, and nothing is kept but x: the
+ * backward computes the rest again. A part has some experts. It takes its experts one after the
+ * other, and of each the slots (kernels/ops_experts.h) in blocks of rows, whose sizes are prepared:
+ *
+ *   forward    x of the slots -> up -> gate -> down -> added to the tokens' sums, times the weight
+ *   backward   the same up to the gate, then back; gradients of x are added to the tokens' sums
+ *
+ * A block has at most ROWS_MAX rows, so temp does not grow with the number of tokens that choose one
+ * expert. The sums are fp32, in list.input_sum. The forward takes the experts in ascending order and
+ * the backward in descending order, as the parts run; so the cut into parts changes no bit.
+ *
+ * The sizes of blocks follow from what the router chose, so the host must know the offsets of the
+ * slots (read_back). An expert without slots is not computed. Allocates nothing after
+ * model_prepare. */
+#include <assert.h>
+
+#include "model/model_internal.h"
+
+enum { ROWS_MAX = 1024 };
+
+uint64_t modeli_expert_width(const modeli_layer *layer)
+{
+    const model_spec *spec = &layer->net->spec;
+    return layer->row->is_shared ? spec->shared_ffn_size : spec->expert_ffn_size;
+}
+
+uint64_t modeli_expert_elems(const modeli_layer *layer)
+{
+    return 3 * modeli_expert_width(layer) * layer->in;
+}
+
+uint64_t modeli_choices_of(const modeli_layer *layer)
+{
+    return layer->row->is_shared ? 1 : layer->net->spec.experts_per_token;
+}
+
+uint64_t modeli_experts_per_unit(const model_spec *spec)
+{
+    uint64_t elems = 3 * spec->expert_ffn_size * spec->hidden_size, all = spec->expert_count;
+    uint64_t count = size_min(size_max(MODEL_EXPERTS_UNIT_ELEMS / elems, 1), all);
+    while (all % count != 0)
+        count--;
+    return count;
+}
+
+static modeli_mixture *mixture_of(const modeli_layer *layer)
+{
+    return &layer->net->products->mixtures[layer->row->is_shared];
+}
+
+static const modeli_layer *router_of(const modeli_list *list, const modeli_layer *layer)
+{
+    const modeli_layer *router = list->layers;
+    while (router->writes != layer->reads[1])
+        router++;
+    return router;
+}
+
+/* ---- sizes of blocks ---- */
+
+static uint64_t size_at(const modeli_layer *layer, uint32_t idx)
+{
+    return modeli_routing_of(layer).multiple << idx;
+}
+
+/* From the multiple of the slots on, each twice the one before, as far as an expert may need. */
+static uint32_t size_count(const modeli_layer *layer)
+{
+    uint64_t most = size_round_up(modeli_rows(layer->net), size_at(layer, 0));
+    uint32_t count = 1;
+    while (size_at(layer, count) <= size_min(most, ROWS_MAX))
+        count++;
+    assert(count <= MODELI_SIZES_MAX);
+    return count;
+}
+
+/* ---- memory ---- */
+
+/* Offsets in temp, behind the scratch of the products. */
+struct room {
+    uint64_t inputs, up, gated; /* [R,C], [R,2F], [R,F] */
+    uint64_t outputs;           /* [R,C]: outputs, or in a backward the gradients of the inputs */
+    uint64_t gated_grad;        /* [R,F], only in a backward */
+    uint64_t end;
+};
+
+static uint64_t product_scratch(const modeli_layer *layer, bool backward)
+{
+    const modeli_mixture *by = mixture_of(layer);
+    uint64_t bytes[2] = {0, 0};
+    for (uint32_t i = 0; i < size_count(layer); i++) {
+        modeli_product_scratch(layer->net, &by->up[i], bytes);
+        modeli_product_scratch(layer->net, &by->down[i], bytes);
+    }
+    return backward ? size_max(bytes[0], bytes[1]) : bytes[0];
+}
+
+static struct room room_of(const modeli_layer *layer, bool backward)
+{
+    uint64_t elem_bytes = dtype_bytes(layer->net->type), width = modeli_expert_width(layer);
+    uint64_t rows = size_at(layer, size_count(layer) - 1);
+    struct room at = {.end = size_round_up(product_scratch(layer, backward), MODELI_ALIGN_BYTES)};
+    at.inputs = modeli_reserve(&at.end, rows * layer->in * elem_bytes);
+    at.up = modeli_reserve(&at.end, rows * 2 * width * elem_bytes);
+    at.gated = modeli_reserve(&at.end, rows * width * elem_bytes);
+    at.outputs = modeli_reserve(&at.end, rows * layer->in * elem_bytes);
+    at.gated_grad = modeli_reserve(&at.end, backward ? rows * width * elem_bytes : 0);
+    return at;
+}
+
+static void scratch(const modeli_layer *layer, const modeli_part *part, uint64_t bytes[2])
+{
+    (void)part;
+    bytes[0] = room_of(layer, false).end;
+    bytes[1] = room_of(layer, true).end;
+}
+
+/* ---- products ---- */
+
+static modeli_matrix up_matrix(const modeli_layer *layer, uint64_t rows)
+{
+    return modeli_matrix_of(layer->net, rows, layer->in, 2 * modeli_expert_width(layer));
+}
+
+static modeli_matrix down_matrix(const modeli_layer *layer, uint64_t rows)
+{
+    return modeli_matrix_of(layer->net, rows, modeli_expert_width(layer), layer->in);
+}
+
+static int prepare(model *self, modeli_layer *layer)
+{
+    modeli_mixture *by = mixture_of(layer);
+    for (uint32_t i = 0; i < size_count(layer); i++) {
+        TRY(modeli_make_matrix(self, &by->up[i], up_matrix(layer, size_at(layer, i))));
+        TRY(modeli_make_matrix(self, &by->down[i], down_matrix(layer, size_at(layer, i))));
+    }
+    return 0;
+}
+
+/* ---- running ---- */
+
+/* The work on one expert at a time. */
+struct experts_run {
+    const modeli_run *run;
+    const modeli_layer *layer;
+    const modeli_mixture *by;
+    struct room at;
+    experts_rows_args rows; /* what is common to all calls */
+    const void *up, *down;  /* the expert's matrices */
+    float *up_grad, *down_grad;
+    int32_t offsets[ROUTER_EXPERTS_MAX + 1];
+};
+
+static int begin_run(struct experts_run *of, const modeli_run *run, const modeli_layer *layer)
+{
+    const model *self = run->self;
+    const modeli_layer *router = router_of(run->list, layer);
+    modeli_routing at = modeli_routing_of(router);
+    char *routed = modeli_value_at(run, router->writes);
+    of->run = run;
+    of->layer = layer;
+    of->by = mixture_of(layer);
+    of->at = room_of(layer, run->turn == MODELI_TURN_BACKWARD);
+    of->rows = (experts_rows_args){
+        .type = self->type,
+        .rows = modeli_rows(self),
+        .choices = at.choices,
+        .channels = layer->in,
+        .order = modeli_at(routed, at.order),
+        .slots = modeli_at(routed, at.slots),
+        .weights = modeli_at(routed, at.weights),
+        .sums = modeli_at(run->call->saved, run->list->input_sum),
+        .weights_grad = modeli_at(routed, at.weights_grad),
+    };
+    return self->ops->read_back(self->context, run->stream, modeli_at(routed, at.offsets),
+                                of->offsets, (at.experts + 1) * sizeof(int32_t));
+}
+
+/* Finds the matrices of an expert, counted from the part's first. */
+static void take_expert(struct experts_run *of, uint64_t idx)
+{
+    const modeli_run *run = of->run;
+    const modeli_layer *layer = of->layer;
+    modeli_params params = modeli_params_of(run, layer);
+    uint64_t width = modeli_expert_width(layer);
+    uint64_t up = params.weight + idx * 2 * width * layer->in;
+    uint64_t down = params.second + idx * width * layer->in;
+    of->up = modeli_layer_param(run, layer, up);
+    of->down = modeli_layer_param(run, layer, down);
+    of->up_grad = modeli_layer_grad(run, layer, up);
+    of->down_grad = modeli_layer_grad(run, layer, down);
+}
+
+static void *room_at(const struct experts_run *of, uint64_t offset)
+{
+    return modeli_at(of->run->call->temp, offset);
+}
+
+static int multiply(const struct experts_run *of, const modeli_matrix *by,
+                    enum modeli_product which, const void *a, const void *b, void *c)
+{
+    const modeli_run *run = of->run;
+    return run->self->ops->matmul(by->matmul[which], run->stream, a, b, NULL, c, run->call->temp);
+}
+
+static activation_args gate_of(const struct experts_run *of, uint64_t rows)
+{
+    return (activation_args){
+        .kind = modeli_activation_of(of->run->self),
+        .type = of->run->self->type,
+        .rows = rows,
+        .features = modeli_expert_width(of->layer),
+        .input = room_at(of, of->at.up),
+    };
+}
+
+/* Rows of tokens to rows of slots. */
+static int gather(const struct experts_run *of, const experts_rows_args *rows, const void *tokens,
+                  uint64_t target)
+{
+    const model *self = of->run->self;
+    experts_rows_args args = *rows;
+    args.tokens = tokens;
+    args.slot_rows = room_at(of, target);
+    return self->ops->experts_gather(self->context, of->run->stream, &args);
+}
+
+/* Computes the block of slots of `rows` up to the gate. */
+static int run_up(const struct experts_run *of, const experts_rows_args *rows, uint32_t size)
+{
+    const model *self = of->run->self;
+    activation_args gate = gate_of(of, rows->slot_count);
+    gate.output = room_at(of, of->at.gated);
+    TRY(gather(of, rows, modeli_value_at(of->run, of->layer->reads[0]), of->at.inputs));
+    TRY(multiply(of, &of->by->up[size], MODELI_FORWARD, room_at(of, of->at.inputs), of->up,
+                 room_at(of, of->at.up)));
+    return self->ops->activation_forward(self->context, of->run->stream, &gate);
+}
+
+static int forward_block(const struct experts_run *of, const experts_rows_args *rows, uint32_t size)
+{
+    const model *self = of->run->self;
+    experts_rows_args args = *rows;
+    TRY(run_up(of, rows, size));
+    TRY(multiply(of, &of->by->down[size], MODELI_FORWARD, room_at(of, of->at.gated), of->down,
+                 room_at(of, of->at.outputs)));
+    args.slot_rows = room_at(of, of->at.outputs);
+    return self->ops->experts_combine(self->context, of->run->stream, &args);
+}
+
+/* The gradients of the choices' weights: what the weight multiplies is gated W^T, so its product
+ * with a gradient dy is that of gated with dy W. Then the gradients times the weights. */
+static int weigh(const struct experts_run *of, const experts_rows_args *rows)
+{
+    const model *self = of->run->self;
+    experts_rows_args args = *rows;
+    args.channels = modeli_expert_width(of->layer);
+    args.output = room_at(of, of->at.gated);
+    args.slot_rows = room_at(of, of->at.gated_grad);
+    TRY(self->ops->experts_weights_backward(self->context, of->run->stream, &args));
+    if (of->down_grad == NULL)
+        return 0;
+    args.channels = of->layer->in;
+    args.output = NULL;
+    args.slot_rows = room_at(of, of->at.outputs);
+    return self->ops->experts_weights_backward(self->context, of->run->stream, &args);
+}
+
+/* `product` is that of the gradients of matrices. */
+static int backward_block(const struct experts_run *of, const experts_rows_args *rows,
+                          uint32_t size, enum modeli_product product)
+{
+    const model *self = of->run->self;
+    const modeli_matrix *up = &of->by->up[size], *down = &of->by->down[size];
+    void *outputs = room_at(of, of->at.outputs), *gated_grad = room_at(of, of->at.gated_grad);
+    void *up_grad = room_at(of, of->at.up);
+    activation_args gate = gate_of(of, rows->slot_count);
+    experts_rows_args args = *rows;
+    TRY(run_up(of, rows, size));
+    TRY(gather(of, rows, modeli_at_spot(of->run, of->layer->output_grad), of->at.outputs));
+    TRY(multiply(of, down, MODELI_INPUT_GRAD, outputs, of->down, gated_grad));
+    TRY(weigh(of, rows));
+    if (of->down_grad != NULL)
+        TRY(multiply(of, down, product, outputs, room_at(of, of->at.gated), of->down_grad));
+    gate.output_grad = gated_grad;
+    gate.input_grad = up_grad;
+    TRY(self->ops->activation_backward(self->context, of->run->stream, &gate));
+    if (of->up_grad != NULL)
+        TRY(multiply(of, up, product, up_grad, room_at(of, of->at.inputs), of->up_grad));
+    TRY(multiply(of, up, MODELI_INPUT_GRAD, up_grad, of->up, outputs));
+    args.weights = NULL;
+    args.slot_rows = outputs;
+    return self->ops->experts_combine(self->context, of->run->stream, &args);
+}
+
+/* The gradients of an expert that no token chose. */
+static int clear_grads(const struct experts_run *of)
+{
+    const model *self = of->run->self;
+    uint64_t matrix_bytes = modeli_expert_width(of->layer) * of->layer->in * sizeof(float);
+    if (of->up_grad == NULL || !of->run->call->fresh[of->layer->unit])
+        return 0;
+    TRY(self->ops->zero(self->context, of->run->stream, of->up_grad, 2 * matrix_bytes));
+    return self->ops->zero(self->context, of->run->stream, of->down_grad, matrix_bytes);
+}
+
+/* Runs expert `idx` of the part over all its slots, the largest blocks first. */
+static int run_expert(struct experts_run *of, uint64_t idx)
+{
+    bool is_backward = of->run->turn == MODELI_TURN_BACKWARD;
+    uint64_t expert = of->run->part->row_begin + idx;
+    uint64_t at = (uint64_t)of->offsets[expert], end = (uint64_t)of->offsets[expert + 1];
+    enum modeli_product product =
+        of->run->call->fresh[of->layer->unit] ? MODELI_FIRST : MODELI_WEIGHT;
+    take_expert(of, idx);
+    if (is_backward && at == end)
+        return clear_grads(of);
+    for (uint32_t size = size_count(of->layer); size-- > 0;)
+        for (uint64_t count = size_at(of->layer, size); end - at >= count; at += count) {
+            experts_rows_args rows = of->rows;
+            rows.slot_begin = at;
+            rows.slot_count = count;
+            TRY(is_backward ? backward_block(of, &rows, size, product)
+                            : forward_block(of, &rows, size));
+            product = MODELI_WEIGHT;
+        }
+    assert(at == end);
+    return 0;
+}
+
+/* Fills the sums with zeros. */
+static int begin_sums(const struct experts_run *of)
+{
+    const model *self = of->run->self;
+    return self->ops->zero(self->context, of->run->stream, of->rows.sums,
+                           of->rows.rows * of->layer->in * sizeof(float));
+}
+
+static int forward(const modeli_run *run, const modeli_layer *layer)
+{
+    struct experts_run of;
+    const model *self = run->self;
+    assert(run->part != NULL);
+    if (run->turn == MODELI_TURN_RECOMPUTE)
+        return 0;
+    TRY(begin_run(&of, run, layer));
+    if (run->part->is_first)
+        TRY(begin_sums(&of));
+    for (uint64_t i = 0; i < run->part->rows; i++)
+        TRY(run_expert(&of, i));
+    if (!run->part->is_last)
+        return 0;
+    return self->ops->convert(self->context, run->stream, of.rows.sums, DTYPE_FP32,
+                              modeli_value_at(run, layer->writes), self->type,
+                              of.rows.rows * layer->out);
+}
+
+static int backward(const modeli_run *run, const modeli_layer *layer)
+{
+    struct experts_run of;
+    TRY(begin_run(&of, run, layer));
+    if (run->part->is_last)
+        TRY(begin_sums(&of));
+    for (uint64_t i = run->part->rows; i-- > 0;)
+        TRY(run_expert(&of, i));
+    return run->part->is_first ? modeli_round_input_grad(run, layer) : 0;
+}
+
+/* ---- costs ---- */
+
+static uint64_t columns(const modeli_layer *layer, bool backward)
+{
+    uint64_t choices = modeli_choices_of(layer), width = modeli_expert_width(layer);
+    uint64_t once = 5 * layer->in + 5 * width;
+    return choices * (backward ? 3 * once : once);
+}
+
+/* Every expert that is hit at all has the same number of rows. */
+static void costs(const modeli_layer *layer, const modeli_costing *of)
+{
+    modeli_routing at = modeli_routing_of(layer);
+    uint64_t pairs = modeli_rows(layer->net) * at.choices, hit = size_min(pairs, at.experts);
+    uint64_t rows = size_div_up(pairs, hit),
+             experts = size_div_up(of->part->rows * hit, at.experts);
+    uint64_t width = modeli_expert_width(layer), elem_bytes = dtype_bytes(layer->net->type);
+    bool backward = of->turn == MODELI_TURN_BACKWARD;
+    uint32_t size = size_count(layer) - 1;
+    while (size > 0 && size_at(layer, size) > rows)
+        size--;
+    uint64_t block = size_at(layer, size), blocks = experts * size_div_up(rows, block);
+    uint64_t slots = blocks * block;
+    modeli_matrix up = up_matrix(layer, block), down = down_matrix(layer, block);
+    modeli_cost_product(layer->net, &up, MODELI_FORWARD, blocks, of->costs);
+    modeli_cost_rows(MODEL_ROWS_SWIGLU, slots, 3 * width, elem_bytes, of->costs);
+    modeli_cost_rows(MODEL_ROWS_PLAIN, slots, (backward ? 7 : 5) * layer->in, elem_bytes,
+                     of->costs);
+    if (!backward) {
+        modeli_cost_product(layer->net, &down, MODELI_FORWARD, blocks, of->costs);
+        return;
+    }
+    modeli_cost_product(layer->net, &down, MODELI_INPUT_GRAD, blocks, of->costs);
+    modeli_cost_product(layer->net, &up, MODELI_INPUT_GRAD, blocks, of->costs);
+    modeli_cost_rows(MODEL_ROWS_SWIGLU_GRAD, slots, 5 * width, elem_bytes, of->costs);
+    if (!of->work.weights)
+        return;
+    modeli_cost_product(layer->net, &down, MODELI_WEIGHT, blocks, of->costs);
+    modeli_cost_product(layer->net, &up, MODELI_WEIGHT, blocks, of->costs);
+}
+
+const modeli_kind modeli_experts = {
+    .has_matrix = true,
+    .has_experts = true,
+    .has_product = true,
+    .keeps_input = true,
+    .gradient = MODELI_GRAD_REPLACES,
+    .forward = forward,
+    .backward = backward,
+    .prepare = prepare,
+    .scratch = scratch,
+    .columns = columns,
+    .costs = costs,
+};

@@ -1,0 +1,149 @@
+/* ROUTER: chooses the experts of each token, and gives every choice a place among those of its
+ * expert (kernels/ops_experts.h). What it writes is no activation but what the layers of the experts
+ * need to know (struct modeli_routing); among it the gradients of the choices' weights, which the
+ * backward of the experts leaves here. Allocates nothing. */
+#include <assert.h>
+
+#include "model/model_internal.h"
+
+enum { MULTIPLE_MAX = 64 };
+
+/* The slots of an expert begin at a multiple of this: so many rows at least has a block of a
+ * product. Fewer only where there are fewer tokens, as in generation. */
+static uint64_t multiple_of(const model *self)
+{
+    uint64_t multiple = MULTIPLE_MAX;
+    while (multiple > modeli_rows(self))
+        multiple /= 2;
+    return multiple;
+}
+
+modeli_routing modeli_routing_of(const modeli_layer *layer)
+{
+    const model *self = layer->net;
+    const model_spec *spec = &self->spec;
+    uint64_t rows = modeli_rows(self), end = 0;
+    bool is_shared = layer->row->is_shared;
+    modeli_routing made = {.experts = is_shared ? 1 : spec->expert_count,
+                           .choices = modeli_choices_of(layer),
+                           .multiple = multiple_of(self)};
+    uint64_t pairs = rows * made.choices * sizeof(float);
+    made.slot_count = experts_slots_max(rows, made.experts, made.choices, made.multiple);
+    made.logits = modeli_reserve(&end, rows * made.experts * sizeof(float));
+    made.chosen = modeli_reserve(&end, pairs);
+    made.weights = modeli_reserve(&end, pairs);
+    made.slots = modeli_reserve(&end, pairs);
+    made.weights_grad = modeli_reserve(&end, pairs);
+    made.offsets = modeli_reserve(&end, (made.experts + 1) * sizeof(int32_t));
+    made.order = modeli_reserve(&end, made.slot_count * sizeof(int32_t));
+    made.bytes = end;
+    return made;
+}
+
+/* Columns of activations that take as much memory. */
+static uint64_t out_columns(const modeli_layer *layer)
+{
+    return size_div_up(modeli_routing_of(layer).bytes,
+                       modeli_rows(layer->net) * dtype_bytes(layer->net->type));
+}
+
+static router_args args_of(const modeli_run *run, const modeli_layer *layer,
+                           const modeli_routing *at)
+{
+    const model_spec *spec = &run->self->spec;
+    char *routed = modeli_value_at(run, layer->writes);
+    bool is_shared = layer->row->is_shared;
+    return (router_args){
+        .score = is_shared ? ROUTER_SIGMOID : ROUTER_SOFTMAX,
+        .rows = modeli_rows(run->self),
+        .experts = at->experts,
+        .choices = at->choices,
+        .normalizes = !is_shared && spec->normalizes_experts,
+        .scale = is_shared || spec->routed_scaling == 0 ? 1.0f : (float)spec->routed_scaling,
+        .logits = modeli_at(routed, at->logits),
+        .chosen = modeli_at(routed, at->chosen),
+        .weights = modeli_at(routed, at->weights),
+        .type = run->self->type,
+        .weights_grad = modeli_at(routed, at->weights_grad),
+    };
+}
+
+static int forward(const modeli_run *run, const modeli_layer *layer)
+{
+    const model *self = run->self;
+    const kernel_ops *ops = self->ops;
+    modeli_params params = modeli_params_of(run, layer);
+    modeli_routing at = modeli_routing_of(layer);
+    char *routed = modeli_value_at(run, layer->writes);
+    router_args args = args_of(run, layer, &at);
+    experts_sort_args sort = {
+        .rows = args.rows,
+        .experts = at.experts,
+        .choices = at.choices,
+        .multiple = at.multiple,
+        .chosen = args.chosen,
+        .offsets = modeli_at(routed, at.offsets),
+        .order = modeli_at(routed, at.order),
+        .slots = modeli_at(routed, at.slots),
+    };
+    TRY(ops->matmul(run->part->products[0].matmul[MODELI_FORWARD], run->stream,
+                    modeli_value_at(run, layer->reads[0]),
+                    modeli_layer_param(run, layer, params.weight),
+                    modeli_layer_param(run, layer, params.bias), modeli_at(routed, at.logits),
+                    run->call->temp));
+    TRY(ops->router_forward(self->context, run->stream, &args));
+    return ops->experts_sort(self->context, run->stream, &sort);
+}
+
+/* The gradient of the logits [N,E] lies behind the library's scratch in temp. */
+static uint64_t logits_grad_at(const modeli_layer *layer, const modeli_part *part)
+{
+    uint64_t bytes[2] = {0, 0};
+    modeli_linear.scratch(layer, part, bytes);
+    return size_round_up(bytes[1], MODELI_ALIGN_BYTES);
+}
+
+static int backward(const modeli_run *run, const modeli_layer *layer)
+{
+    modeli_routing at = modeli_routing_of(layer);
+    router_args args = args_of(run, layer, &at);
+    args.logits_grad = modeli_at(run->call->temp, logits_grad_at(layer, run->part));
+    TRY(run->self->ops->router_backward(run->self->context, run->stream, &args));
+    return modeli_linear_backward(run, layer, args.logits_grad);
+}
+
+static void scratch(const modeli_layer *layer, const modeli_part *part, uint64_t bytes[2])
+{
+    modeli_routing at = modeli_routing_of(layer);
+    uint64_t grads = modeli_rows(layer->net) * at.experts * dtype_bytes(layer->net->type);
+    modeli_linear.scratch(layer, part, bytes);
+    bytes[1] = logits_grad_at(layer, part) + grads;
+}
+
+static uint64_t columns(const modeli_layer *layer, bool backward)
+{
+    return layer->in + layer->matrix_rows + (backward ? 3 * layer->in : 0);
+}
+
+static void costs(const modeli_layer *layer, const modeli_costing *of)
+{
+    bool backward = of->turn == MODELI_TURN_BACKWARD;
+    modeli_linear.costs(layer, of);
+    modeli_cost_rows(backward ? MODEL_ROWS_SWIGLU_GRAD : MODEL_ROWS_SWIGLU, modeli_rows(layer->net),
+                     3 * layer->matrix_rows, sizeof(float), of->costs);
+}
+
+const modeli_kind modeli_router = {
+    .has_matrix = true,
+    .is_one_part = true,
+    .has_product = true,
+    .keeps_input = true,
+    .keeps_output = true,
+    .gradient = MODELI_GRAD_REPLACES,
+    .out = out_columns,
+    .forward = forward,
+    .backward = backward,
+    .scratch = scratch,
+    .columns = columns,
+    .costs = costs,
+};

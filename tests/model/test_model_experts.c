@@ -1,0 +1,282 @@
+/* Mixtures of experts beyond what the tests of all families show: how experts are cut into units,
+ * and that the cut changes no bit; experts that no token or every token chose; what is refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/model/model_harness.h"
+
+enum { SEED = 11, EXPERTS = 5 };
+
+static model_spec mixture(const char *instance, uint64_t experts_per_unit)
+{
+    model_spec spec = {
+        .hidden_size = 24,
+        .ffn_size = 16,
+        .vocab_size = 37,
+        .seq_length = 70,
+        .init_std = 0.3,
+    };
+    harness_complete(instance, &spec);
+    spec.experts_per_unit = experts_per_unit;
+    return spec;
+}
+
+/* ---- units ---- */
+
+static void units_by_hand(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "embed",
+        "block.0",
+        "block.0.router.0",
+        "block.0.experts.0",
+        "block.0.experts.1",
+        "block.0.experts.2",
+        "block.1",
+        "block.1.router.0",
+        "block.1.experts.0",
+        "block.1.experts.1",
+        "block.1.experts.2",
+        "head",
+    };
+    model_spec spec = mixture("mixtral", 2);
+    model *self;
+    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    assert_int_equal(self->stage_count, 6);
+    assert_int_equal(self->unit_count, 12);
+    for (uint32_t u = 0; u < 12; u++)
+        assert_string_equal(self->units[u].name, names[u]);
+    for (uint32_t s = 1; s < 5; s++) {
+        assert_int_equal(model_block_of(self, s), (s - 1) / 2);
+        assert_int_equal(self->stages[s].is_cut, s % 2 == 0);
+        assert_int_equal(self->stages[s].pass_count[PHASE_FORWARD], s % 2 == 0 ? 4 : 1);
+        assert_int_equal(self->stages[s].pass_count[PHASE_RECOMPUTE], s % 2 == 0 ? 1 : 0);
+    }
+    /* The last part has one expert: rows 4 * 2 * 8 to 5 * 2 * 8 of gate and up. */
+    const model_tensor *up = &self->units[5].tensors[0], *down = &self->units[5].tensors[1];
+    assert_int_equal(self->units[5].tensor_count, 2);
+    assert_string_equal(up->name, "model.layers.0.mlp.experts.gate_up_proj");
+    assert_string_equal(down->name, "model.layers.0.mlp.experts.down_proj");
+    assert_int_equal(up->row_begin, 64);
+    assert_int_equal(up->rows, 16);
+    assert_int_equal(up->whole_rows, 80);
+    assert_int_equal(up->columns, 24);
+    assert_int_equal(down->row_begin, 4 * 24);
+    assert_int_equal(down->rows, 24);
+    assert_int_equal(down->columns, 8);
+    assert_int_equal(self->units[5].param_count, 3 * 24 * 8);
+    /* Without a number, all that make a useful transfer. */
+    model_destroy(self);
+    spec.experts_per_unit = 0;
+    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    assert_int_equal(self->unit_count, 8);
+    model_destroy(self);
+    /* Each of 8 of Mixtral's experts is a unit, and so are 2 of Qwen3's 128. */
+    spec = mixture("mixtral", 0);
+    spec.hidden_size = 4096;
+    spec.num_heads = 32;
+    spec.expert_ffn_size = 14336;
+    spec.expert_count = 8;
+    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    assert_int_equal(self->stages[2].pass_count[PHASE_FORWARD], 9);
+    model_destroy(self);
+    spec = mixture("qwen3_moe", 0);
+    spec.hidden_size = 2048;
+    spec.num_heads = 32;
+    spec.expert_ffn_size = 768;
+    spec.expert_count = 128;
+    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    assert_int_equal(self->stages[2].pass_count[PHASE_FORWARD], 1 + 64);
+    model_destroy(self);
+}
+
+/* 6 for each parameter that multiplies a token: of 5 experts those of 2. */
+static void flops_by_hand(void **state)
+{
+    (void)state;
+    model_spec spec = mixture("mixtral", 2);
+    model *self;
+    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    uint64_t attention = 24 * (24 + 2 * 12) + 24 * 24, router = EXPERTS * 24;
+    uint64_t experts = 2 * 3 * 24 * 8, output = 37 * 24;
+    double expected = 6.0 * (double)(2 * (attention + router + experts) + output) * 70;
+    expected += 2 * 12.0 * 24 * 70 * 70 / 2;
+    assert_true(fabs(model_step_flops(self, 70) / expected - 1) < 1e-12);
+    model_destroy(self);
+}
+
+/* ---- bits ---- */
+
+/* The tensor's element of a model in memory, wherever its rows lie. */
+static float *grad_of(const harness *h, const char *name, uint64_t row, uint64_t *columns)
+{
+    for (uint32_t u = 0; u < h->self->unit_count; u++)
+        for (uint32_t i = 0; i < h->self->units[u].tensor_count; i++) {
+            const model_tensor *tensor = &h->self->units[u].tensors[i];
+            *columns = tensor->columns;
+            if (strcmp(tensor->name, name) == 0 && row >= tensor->row_begin &&
+                row < tensor->row_begin + tensor->rows)
+                return h->grads[u] + tensor->offset_elems +
+                       (row - tensor->row_begin) * tensor->columns;
+        }
+    fail_msg("no row %llu of %s", (unsigned long long)row, name);
+    return NULL;
+}
+
+static void expect_same_grads(const harness *a, const harness *b)
+{
+    for (uint32_t u = 0; u < a->self->unit_count; u++)
+        for (uint32_t i = 0; i < a->self->units[u].tensor_count; i++) {
+            const model_tensor *tensor = &a->self->units[u].tensors[i];
+            for (uint64_t r = 0; r < tensor->rows; r++) {
+                uint64_t columns, others;
+                const float *own = grad_of(a, tensor->name, tensor->row_begin + r, &columns);
+                const float *other = grad_of(b, tensor->name, tensor->row_begin + r, &others);
+                assert_memory_equal(own, other, columns * sizeof *own);
+            }
+        }
+}
+
+/* How experts are cut into units changes neither losses nor gradients. */
+static void compare_cuts(const kernel_ops *ops, const char *instance, enum dtype type)
+{
+    harness first, other;
+    model_spec spec = mixture(instance, EXPERTS);
+    harness_start(&first, ops, &spec, type, 0, SEED, true);
+    harness_step(&first, 0.5f, KEPT_NONE);
+    for (uint64_t per_unit = 1; per_unit < EXPERTS; per_unit++) {
+        spec = mixture(instance, per_unit);
+        harness_start(&other, ops, &spec, type, 0, SEED, true);
+        harness_step(&other, 0.5f, KEPT_ALL);
+        assert_memory_equal(first.losses, other.losses,
+                            first.self->micro_batch * first.self->tokens * sizeof(float));
+        expect_same_grads(&first, &other);
+        harness_destroy(&other);
+    }
+    harness_destroy(&first);
+}
+
+static void cuts_change_no_bit(void **state)
+{
+    (void)state;
+    static const char *const instances[] = {"mixtral", "qwen2_moe", "olmoe"};
+    for (int i = 0; i < 3; i++) {
+        compare_cuts(&kernels_reference, instances[i], DTYPE_BF16);
+#ifdef HAVE_KERNELS_CPU
+        compare_cuts(&kernels_cpu, instances[i], DTYPE_FP32);
+        compare_cuts(&kernels_cpu, instances[i], DTYPE_BF16);
+#endif
+    }
+}
+
+/* ---- experts with all tokens, and with none ---- */
+
+/* Makes the router of block 0 prefer expert 3 for all tokens, and avoid expert 1: the norm before
+ * it gets a bias by a large common input, so that the logits follow these rows. */
+static void prefer(harness *h)
+{
+    model *self = h->self;
+    uint64_t columns = self->spec.hidden_size;
+    for (uint32_t u = 0; u < self->unit_count; u++) {
+        const model_tensor *tensors = self->units[u].tensors;
+        for (uint32_t i = 0; i < self->units[u].tensor_count; i++) {
+            float *data = h->masters[u] + tensors[i].offset_elems;
+            if (strcmp(tensors[i].name, "model.embed_tokens.weight") == 0)
+                for (uint64_t row = 0; row < self->spec.vocab_size; row++)
+                    data[row * columns] = 100;
+            if (strcmp(tensors[i].name, "model.layers.0.mlp.gate.weight") == 0)
+                for (uint64_t e = 0; e < EXPERTS; e++)
+                    data[e * columns] = e == 3 ? 4 : e == 1 ? -4 : 0;
+        }
+    }
+    harness_copy_params(h);
+}
+
+static double size_of_rows(const harness *h, const char *name, uint64_t begin, uint64_t end)
+{
+    double sum = 0;
+    for (uint64_t r = begin; r < end; r++) {
+        uint64_t columns;
+        const float *row = grad_of(h, name, r, &columns);
+        for (uint64_t c = 0; c < columns; c++)
+            sum += (double)row[c] * row[c];
+    }
+    return sum;
+}
+
+static void all_and_none(void **state)
+{
+    (void)state;
+    static const char up[] = "model.layers.0.mlp.experts.gate_up_proj";
+    static const char down[] = "model.layers.0.mlp.experts.down_proj";
+    harness h;
+    model_spec spec = mixture("mixtral", 2);
+    harness_start(&h, &kernels_reference, &spec, DTYPE_FP32, 0, SEED, false);
+    prefer(&h);
+    harness_step(&h, 1.0f, KEPT_NONE); /* gradients begin as NaN */
+    for (uint64_t e = 0; e < EXPERTS; e++) {
+        double all = size_of_rows(&h, up, e * 16, (e + 1) * 16) +
+                     size_of_rows(&h, down, e * 24, (e + 1) * 24);
+        printf("expert %llu: %g\n", (unsigned long long)e, all);
+        assert_true(e == 1 ? all == 0 : all >= 0);
+        assert_true(e != 3 || all > 0);
+    }
+    /* A second micro-batch adds to them. */
+    harness_forward(&h, false);
+    harness_backward(&h, 1.0f, KEPT_NONE);
+    assert_true(size_of_rows(&h, up, 16, 32) == 0);
+    harness_destroy(&h);
+}
+
+/* ---- refusals ---- */
+
+static void expect_refused(const model_spec *spec, const char *word)
+{
+    model *self;
+    assert_int_equal(model_create(spec, DTYPE_BF16, 1, &self), ERR_CONFIG);
+    if (strstr(err_text(), word) == NULL)
+        fail_msg("'%s' does not mention '%s'", err_text(), word);
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    model_spec spec = mixture("mixtral", 2);
+    spec.expert_count = 0;
+    expect_refused(&spec, "model.num_experts is 0");
+    spec.expert_count = 1025;
+    expect_refused(&spec, "1 to 1024");
+    spec.expert_count = 2;
+    spec.experts_per_token = 3;
+    expect_refused(&spec, "model.num_experts_per_tok is 3");
+    spec = mixture("mixtral", 2);
+    spec.shared_ffn_size = 8;
+    expect_refused(&spec, "no shared expert");
+    spec = mixture("llama", 0);
+    spec.expert_count = 2;
+    expect_refused(&spec, "the llama family has none");
+    spec = mixture("mixtral", 2);
+    spec.max_part_bytes = 8192;
+    spec.expert_ffn_size = 4096;
+    expect_refused(&spec, "one expert of the layer experts");
+    spec = mixture("mixtral", 2);
+    spec.learn.is_given = spec.learn.norms = true;
+    expect_refused(&spec, "leave norms out");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(units_by_hand),      cmocka_unit_test(flops_by_hand),
+        cmocka_unit_test(cuts_change_no_bit), cmocka_unit_test(all_and_none),
+        cmocka_unit_test(refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
