@@ -111,7 +111,10 @@ struct job_drive {
 /* One placement by hand. Later rules win over earlier ones, and all rules over the kind's own
  * tier. */
 struct job_rule {
-    uint32_t unit_first, unit_last; /* inclusive, in the model's unit numbering */
+    /* Words of unit names in a row, such as "3.experts" in block.3.experts.0; "": the rule has
+     * numbers. */
+    char name[JOB_NAME_BYTES];
+    uint32_t unit_first, unit_last; /* inclusive, in the model's unit numbering; a name: all */
     enum state_kind kind;
     enum tier tier;
 };

@@ -158,6 +158,12 @@ static const char *parse_unit(const char *text, uint32_t *unit)
     return end;
 }
 
+/* True for words of a unit's name: not numbers alone. */
+static bool is_unit_name(const char *text)
+{
+    return configi_is_name(text) && strpbrk(text, "abcdefghijklmnopqrstuvwxyz") != NULL;
+}
+
 static int parse_units(const configi_reader *reader, const char *path, struct job_rule *rule)
 {
     char shown[CONFIGI_VALUE_BYTES], number[CONFIGI_VALUE_BYTES];
@@ -172,12 +178,19 @@ static int parse_units(const configi_reader *reader, const char *path, struct jo
         rule->unit_last = UINT32_MAX;
         return 0;
     }
+    if (text && is_unit_name(text)) {
+        snprintf(rule->name, sizeof rule->name, "%.*s", JOB_NAME_BYTES - 1, text);
+        rule->unit_last = UINT32_MAX;
+        return 0;
+    }
     const char *at = text ? parse_unit(text, &rule->unit_first) : NULL;
     rule->unit_last = rule->unit_first;
     if (at && *at == '-')
         at = parse_unit(at + 1, &rule->unit_last);
     if (!at || *at != '\0')
-        return configi_error(reader, path, "%s names no units: write \"all\", \"3\" or \"0-11\"",
+        return configi_error(reader, path,
+                             "%s names no units: write \"all\", \"3\", \"0-11\", or words of "
+                             "their names, as in \"3.experts\"",
                              configi_show(value, shown));
     if (rule->unit_first > rule->unit_last)
         return configi_error(reader, path, "%s begins after its end", configi_show(value, shown));

@@ -25,7 +25,7 @@ enum configi_type {
     CONFIGI_SIZE,    /* bytes: whole number or "16GiB" */
     CONFIGI_STRING,  /* text, not empty */
     CONFIGI_ENUM,    /* one of `allowed`, any case */
-    CONFIGI_UNITS,   /* "all", "3", "0-11" or a whole number */
+    CONFIGI_UNITS,   /* "all", "3", "0-11", a whole number, or words of names */
     CONFIGI_CORES,   /* core set: "0-7,16" */
     CONFIGI_FLOATS,  /* array of numbers */
     CONFIGI_STRINGS, /* text or array of texts */

@@ -430,7 +430,9 @@ const configi_key configi_own_keys[] = {
     KEY("tiers.place.rules", OBJECTS, NOWHERE, NONE, "[0,64]", "rules", FREE,
         "Placement of single units; a later rule wins over an earlier one and over the kind."),
     KEY("tiers.place.rules.*.units", UNITS, NOWHERE, NONE, NONE, NONE, FREE,
-        "\"all\", \"3\" or \"0-11\", both ends included; 0 is the embedding. Required."),
+        "\"all\", \"3\" or \"0-11\", both ends included; 0 is the embedding. Or words of the "
+        "units' names in a row: \"3.experts\" are all experts of block 3, \"experts\" those of all "
+        "blocks. Required."),
     KEY("tiers.place.rules.*.kind", ENUM, NOWHERE, NONE,
         "params|grads|optimizer|activations|inner_activations", NONE, FREE,
         "What the rule places. Required."),

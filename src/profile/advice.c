@@ -52,7 +52,7 @@ static bool place_kind(job *placed, enum state_kind kind, const uint8_t *homes, 
         if (placed->tiers.rule_count == JOB_RULES_MAX)
             return false;
         placed->tiers.rules[placed->tiers.rule_count++] =
-            (struct job_rule){first, last, kind, (enum tier)homes[first]};
+            (struct job_rule){"", first, last, kind, (enum tier)homes[first]};
     }
     return true;
 }

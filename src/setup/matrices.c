@@ -96,11 +96,6 @@ int setupi_find_matrices(struct setup *self)
     const struct job *asked = self->job;
     if (asked->optimizer.type != JOB_MUON)
         return 0;
-    if (self->net->spec.expert_count > 0)
-        return err_set(ERR_CONFIG,
-                       "optimizer.type is Muon, which is not built for mixtures of experts "
-                       "(model.family %s): take AdamW, Lion or Adagrad",
-                       model_family_name(self->net->spec.family));
     self->matrix_flops =
         mem_alloc(self->net->unit_count, sizeof *self->matrix_flops, "plan matrices");
     if (!self->matrix_flops)

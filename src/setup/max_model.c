@@ -241,12 +241,12 @@ static void drop_rules_of_units(struct job *work)
     uint32_t kept = 0;
     for (uint32_t r = 0; r < work->tiers.rule_count; r++) {
         const struct job_rule *rule = &work->tiers.rules[r];
-        if (rule->unit_last == UINT32_MAX)
+        if (rule->unit_last == UINT32_MAX && rule->name[0] == '\0')
             work->tiers.rules[kept++] = *rule;
         else
-            log_warn("tiers.place.rules: the rule for %s of units %u to %u is dropped: it names "
-                     "units of the job's own model, and --max-model looks at others",
-                     state_kind_name(rule->kind), rule->unit_first, rule->unit_last);
+            log_warn("tiers.place.rules: rule %u, for %s, is dropped: it names units of the job's "
+                     "own model, and --max-model looks at others",
+                     r, state_kind_name(rule->kind));
     }
     work->tiers.rule_count = kept;
 }

@@ -15,6 +15,22 @@ static enum update asked_update(const struct setup *self)
     return given == UPDATE_AUTO ? UPDATE_AFTER_BACKWARD : given;
 }
 
+/* True if the rule's words stand in a row in the unit's name: "3.experts" in "block.3.experts.0". */
+static bool has_words(const char *name, const char *words)
+{
+    size_t bytes = strlen(words);
+    for (const char *at = name; at != NULL; at = strchr(at, '.'), at = at ? at + 1 : NULL)
+        if (strncmp(at, words, bytes) == 0 && (at[bytes] == '.' || at[bytes] == '\0'))
+            return true;
+    return false;
+}
+
+/* True if a rule names a unit of its range. */
+static bool names_unit(const struct setup *self, const struct job_rule *rule, uint32_t unit)
+{
+    return rule->name[0] == '\0' || has_words(self->net->units[unit].name, rule->name);
+}
+
 /* Reads the homes that the job asks for, [unit_count] per kind. */
 static int read_wishes(const struct setup *self, uint8_t *wanted[STATE_KIND_COUNT])
 {
@@ -31,8 +47,17 @@ static int read_wishes(const struct setup *self, uint8_t *wanted[STATE_KIND_COUN
                                "tiers.place.rules: a rule names units %u to %u, but the model has "
                                "units 0 to %u",
                                rule->unit_first, rule->unit_last, units - 1);
+            bool found = false;
             for (uint32_t u = rule->unit_first; u <= rule->unit_last && u < units; u++)
-                wanted[kind][u] = (uint8_t)rule->tier;
+                if (names_unit(self, rule, u)) {
+                    wanted[kind][u] = (uint8_t)rule->tier;
+                    found = true;
+                }
+            if (!found)
+                return err_set(ERR_CONFIG,
+                               "tiers.place.rules: a rule names units \"%s\", but no unit of the "
+                               "model has these words in its name; another one is %s",
+                               rule->name, self->net->units[units / 2].name);
         }
     }
     return 0;
@@ -93,11 +118,11 @@ static void warn_of_idle_rules(const struct setup *self)
         const struct job_rule *rule = &self->job->tiers.rules[r];
         bool works = rule->kind != STATE_ACTIVATIONS && rule->kind != STATE_INNER_ACTIVATIONS;
         for (uint32_t u = rule->unit_first; u <= rule->unit_last && u < self->net->unit_count; u++)
-            works = works || has_activations(self, u, rule->kind);
+            works = works || (names_unit(self, rule, u) && has_activations(self, u, rule->kind));
         if (!works)
-            log_warn("tiers.place.rules: a rule places %s of units %u to %u, which have none of "
-                     "their own (those of a block go by its first unit); it has no effect",
-                     state_kind_name(rule->kind), rule->unit_first, rule->unit_last);
+            log_warn("tiers.place.rules: rule %u places %s of units that have none of their own "
+                     "(those of a block go by its first unit); it has no effect",
+                     r, state_kind_name(rule->kind));
     }
 }
 

@@ -359,7 +359,7 @@ static const struct wrong cases[] = {
      {"tiers.place.rules.0.units", "\"5-2\""}},
     {NULL,
      "tiers.place.rules=[{\"units\": \"1,2\", \"kind\": \"grads\", \"tier\": \"host\"}]",
-     {"tiers.place.rules.0.units", "\"1,2\"", "0-11"}},
+     {"tiers.place.rules.0.units", "\"1,2\"", "0-11", "3.experts"}},
     {NULL,
      "tiers.place.rules=[{\"units\": 1, \"kind\": \"params\", \"tier\": \"recompute\"}]",
      {"tiers.place.rules.0.tier", "recompute", "inner_activations", "params"}},

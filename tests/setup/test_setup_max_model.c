@@ -70,7 +70,7 @@ static void largest(const struct machine *on, struct setup_max_model *out)
     struct setup_plan_options options = {.machine = on, .is_described = true};
     job *asked = read_job(NULL, 0);
     /* A rule about units of the job's own model, which the search drops. */
-    asked->tiers.rules[0] = (struct job_rule){0, 100000, STATE_PARAMS, TIER_NVME};
+    asked->tiers.rules[0] = (struct job_rule){"", 0, 100000, STATE_PARAMS, TIER_NVME};
     asked->tiers.rule_count = 1;
     if (setup_max_model(asked, "gpt", &options, out) < 0)
         fail_msg("%s", err_text());

@@ -153,6 +153,23 @@ static bool is_accepted(const drawn_job *self)
     return rc == 0;
 }
 
+/* What a mixture of experts needs; other families have none of it. */
+static void add_experts(drawn_job *self)
+{
+    fixture_sets *sets = &self->sets;
+    uint64_t experts = 2 + drawn_job_draw(self, 6);
+    if (is_accepted(self))
+        return;
+    fixture_set(sets, "model.num_experts=%u", (unsigned)experts);
+    fixture_set(sets, "model.num_experts_per_tok=%u", 1 + (unsigned)drawn_job_draw(self, experts));
+    fixture_set(sets, "model.expert_ffn_size=%u", 8 * (1 + (unsigned)drawn_job_draw(self, 8)));
+    fixture_set(sets, "model.experts_per_unit=%u", 1 + (unsigned)drawn_job_draw(self, experts));
+    fixture_set(sets, "model.norm_topk_prob=%s", drawn_job_draw(self, 2) ? "true" : "false");
+    if (!is_accepted(self))
+        fixture_set(sets, "model.shared_ffn_size=%u", 8 * (1 + (unsigned)drawn_job_draw(self, 8)));
+    assert_true(is_accepted(self));
+}
+
 static void take(drawn_job *self, struct list *from, size_t idx)
 {
     uint32_t before = self->sets.count;
@@ -183,12 +200,15 @@ static void begin(drawn_job *self)
     fixture_set(sets, "train_micro_batch_size_per_gpu=%u", 1 + (unsigned)drawn_job_draw(self, 3));
     fixture_set(sets, "gradient_accumulation_steps=%u", 1 + (unsigned)drawn_job_draw(self, 4));
     fixture_set(sets, "scheduler={\"type\":\"WarmupLR\",\"params\":{\"warmup_num_steps\":2}}");
+    add_experts(self);
     if (dtype == 2)
         fixture_set(sets, "fp16={\"enabled\":true,\"initial_scale_power\":%u,\"hysteresis\":1}",
                     8 + (unsigned)drawn_job_draw(self, 14));
     if (drawn_job_draw(self, 2))
         fixture_set(sets, "model.max_part_bytes=%u",
                     (unsigned)((dtype == 0 ? 4 : 2) * 1024 * (8 + drawn_job_draw(self, 40))));
+    if (!is_accepted(self)) /* an expert does not fit */
+        self->sets.count--;
     self->is_exact = dtype != 2 && drawn_job_draw(self, 2);
     if (self->is_exact)
         fixture_set(sets, "gradient_clipping=0");
