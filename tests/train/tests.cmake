@@ -21,9 +21,9 @@ if(TARGET sluice_profile)
                     INSTANCES gpt2-bf16)
     sluice_isa_test(test_train_modes SETS ${train_sets} LABELS cpu nvme TIMEOUT 120
                     INSTANCES gpt2-fp32 llama-bf16)
-    # Each family once a line; 400 more of them slowly.
-    sluice_test(test_train_random LIBS train_fixture LABELS cpu nvme TIMEOUT 120
-                INSTANCES 1-15 16-30 31-45 46-60)
+    # Each family at least once a line; 400 more jobs slowly.
+    sluice_test(test_train_random LIBS train_fixture LABELS cpu nvme TIMEOUT 180
+                INSTANCES 1-20 21-40 41-60)
     add_test(NAME slow.test_train_random COMMAND test_train_random 1001-1400)
     set_tests_properties(slow.test_train_random PROPERTIES LABELS slow TIMEOUT 3600
                          ENVIRONMENT OMP_WAIT_POLICY=passive)
