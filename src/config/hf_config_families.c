@@ -37,10 +37,8 @@ static const hfi_family families[] = {
      .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 2}},
     {"mixtral", "mixtral", .positions = 131072, .kv_heads = 8, .rope.theta = 1000000,
      .windows = {HFI_WINDOWS_EVERYWHERE, 0, 0}},
-    {"qwen2_moe", "qwen2_moe", .positions = 32768, .kv_heads = 16,
-     .windows = {HFI_WINDOWS_FROM_ONE_ON, 4096, 28}},
-    {"qwen3_moe", "qwen3_moe", .positions = 32768, .kv_heads = 4,
-     .windows = {HFI_WINDOWS_FROM_ONE_ON, 4096, 28}},
+    {"qwen2_moe", "qwen2_moe", .positions = 32768, .kv_heads = 16},
+    {"qwen3_moe", "qwen3_moe", .positions = 32768, .kv_heads = 4},
     {"olmoe", "olmoe", .positions = 4096},
     {"gemma3_text", "gemma2", .positions = 131072, .kv_heads = 4, .head_dim = 256,
      .rope.theta = 1000000, .has_scaled_rows = true, .has_window_rope = true,
@@ -148,7 +146,7 @@ static const hfi_key keys[] = {
     {"bert", HFI_ONLY, "the output matrix is the embedding", "tie_word_embeddings", true},
 
     /* Mixtures of experts. */
-    {"mixtral", HFI_COUNT, "num_experts", "num_local_experts", 8},
+    {"mixtral", HFI_COUNT, "num_experts", "num_experts", 8},
     {"qwen2_moe", HFI_COUNT, "num_experts", "num_experts", 60},
     {"qwen3_moe", HFI_COUNT, "num_experts", "num_experts", 128},
     {"olmoe", HFI_COUNT, "num_experts", "num_experts", 64},
@@ -161,6 +159,8 @@ static const hfi_key keys[] = {
      "output_router_logits", false},
     {"qwen2_moe qwen3_moe", HFI_FIXED, "every block is a mixture", "mlp_only_layers", 0},
     {"qwen2_moe qwen3_moe", HFI_FIXED, "every block is a mixture", "decoder_sparse_step", 1},
+    {"qwen2_moe qwen3_moe", HFI_ONLY, "windows are not built for mixtures of this family",
+     "use_sliding_window", false},
     {"mixtral", HFI_FIXED, "routers have no noise in training", "router_jitter_noise", 0},
     {"olmoe", HFI_ABSENT, "q, k and v are not clipped", "clip_qkv", 0},
 

@@ -24,6 +24,8 @@ const json_t *hfi_get(const hfi_config *self, const char *key)
         {"n_embd", "hidden_size"},
         {"n_head", "num_attention_heads"},
         {"n_positions", "max_position_embeddings"},
+        /* mixtral, and what transformers 5 writes of qwen3_moe */
+        {"num_experts", "num_local_experts"},
     };
     const json_t *value = json_object_get(self->doc, key);
     for (size_t i = 0;

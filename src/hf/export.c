@@ -144,7 +144,7 @@ static int reserve(exporter *self)
 {
     uint64_t width = dtype_bytes(self->list.type);
     for (uint32_t i = 0; i < self->list.count; i++)
-        if (self->list.tensors[i].is_transposed)
+        if (self->list.tensors[i].layout.order == HF_ORDER_TRANSPOSED)
             self->strip.data_bytes =
                 size_max(self->strip.data_bytes, self->list.tensors[i].size_bytes);
     self->strip.data_bytes = size_min(self->strip.data_bytes, WEIGHTS_STRIP_BYTES);
@@ -271,23 +271,24 @@ static const float *add_adapter(exporter *self, uint32_t unit, const model_tenso
 static int put_tensor(exporter *self, uint32_t unit, uint32_t part_idx, uint64_t begin,
                       uint64_t count, const float *master)
 {
-    uint32_t idx = self->list.of_unit[unit][part_idx];
     const model_tensor *part = &self->view.net->units[unit].tensors[part_idx];
-    const export_tensor *tensor = &self->list.tensors[idx];
+    uint32_t first_idx = self->list.of_unit[unit][part_idx];
+    const hf_layout *layout = &self->list.tensors[first_idx].layout;
+    uint64_t first = hf_layout_range(layout, part).first;
     uint64_t at = part->row_begin * part->columns + begin; /* position in the whole tensor */
     while (count > 0) {
-        uint64_t held = size_min(count, PIECE_ELEMS);
+        uint32_t idx = first_idx + (uint32_t)(at / layout->elems - first);
+        const export_tensor *tensor = &self->list.tensors[idx];
+        uint64_t held = size_min(count, size_min(PIECE_ELEMS, layout->elems - at % layout->elems));
         const void *rounded;
         const float *values =
             add_adapter(self, unit, part, at - part->row_begin * part->columns, held, master);
         TRY(round_weights(self, tensor, values, held, &rounded));
-        if (tensor->is_transposed)
+        if (layout->order == HF_ORDER_TRANSPOSED)
             TRY(put_turned(self, idx, at, rounded, held));
         else
-            TRY(hfi_write(self->view.net, self->list.files[tensor->file_idx].writer,
-                          tensor->row_idx, tensor->is_by_heads,
-                          tensor->rows == 1 ? 1 : tensor->columns, at, held, rounded,
-                          dtype_bytes(self->list.type)));
+            TRY(hfi_write(layout, self->list.files[tensor->file_idx].writer, tensor->row_idx, at,
+                          held, rounded, dtype_bytes(self->list.type)));
         at += held;
         master += held;
         count -= held;

@@ -27,39 +27,47 @@ static uint32_t find_name(const export_list *self, const char *name)
     return self->count;
 }
 
-static int add_tensor(export_list *self, const model *net, const model_tensor *from, uint32_t *idx)
+/* Adds the stored tensors of a unit's tensor, without those that earlier parts have added. */
+static void add_tensors(export_list *self, const model *net, const model_tensor *from,
+                        uint32_t *idx)
 {
-    char name[2 * MODEL_NAME_BYTES];
     bool is_head = strncmp(from->name, "lm_head.", 8) == 0; /* of gpt2 */
     *idx = UINT32_MAX;
     if (from->is_adapter)
-        return 0; /* export_peft.c writes it */
-    snprintf(name, sizeof name, "%s%s",
-             net->spec.family == MODEL_GPT2 && !is_head ? "transformer." : "", from->name);
-    *idx = from->row_begin > 0 ? find_name(self, name) : self->count;
-    if (*idx < self->count)
-        return 0;
-    export_tensor *tensor = &self->tensors[self->count++];
-    uint64_t shape[2];
-    snprintf(tensor->name, sizeof tensor->name, "%s", name);
-    uint32_t dims = hf_weights_shape(net, from, shape);
-    tensor->is_transposed = model_is_transposed(net->spec.family, from->name);
-    tensor->is_by_heads = hf_weights_is_by_heads(net->spec.family, from->name);
-    bool turned = tensor->is_transposed;
-    tensor->rows = dims == 1 ? 1 : shape[turned ? 1 : 0];
-    tensor->columns = dims == 1 ? shape[0] : shape[turned ? 0 : 1];
-    tensor->size_bytes = tensor->rows * tensor->columns * dtype_bytes(self->type);
-    self->total_bytes += tensor->size_bytes;
-    self->elem_count += tensor->rows * tensor->columns;
-    return 0;
+        return; /* export_peft.c writes it */
+    hf_layout layout = hf_layout_of(net, from, false);
+    struct hf_stored_range range = hf_layout_range(&layout, from);
+    for (uint64_t i = 0; i < range.count; i++) {
+        char name[HF_NAME_BYTES], stored[2 * HF_NAME_BYTES];
+        hf_layout_name(net, from, &layout, range.first + i, name);
+        snprintf(stored, sizeof stored, "%s%s",
+                 net->spec.family == MODEL_GPT2 && !is_head ? "transformer." : "", name);
+        bool is_new = hf_layout_begins(&layout, from, range.first + i);
+        uint32_t found = is_new ? self->count : find_name(self, stored);
+        if (i == 0)
+            *idx = found;
+        if (found < self->count)
+            continue;
+        export_tensor *tensor = &self->tensors[self->count++];
+        snprintf(tensor->name, sizeof tensor->name, "%s", stored);
+        tensor->layout = layout;
+        tensor->rows = layout.shape[1];
+        tensor->columns = layout.shape[0];
+        tensor->size_bytes = layout.elems * dtype_bytes(self->type);
+        self->total_bytes += tensor->size_bytes;
+        self->elem_count += layout.elems;
+    }
 }
 
 static int list_tensors(export_list *self, const model *net)
 {
-    uint64_t count = 0;
+    uint64_t count = 0, stored_count = 0;
     for (uint32_t u = 0; u < net->unit_count; u++)
-        count += net->units[u].tensor_count;
-    self->tensors = mem_alloc(count, sizeof *self->tensors, "tensors to export");
+        for (uint32_t i = 0; i < net->units[u].tensor_count; i++, count++) {
+            const hf_layout layout = hf_layout_of(net, &net->units[u].tensors[i], false);
+            stored_count += hf_layout_range(&layout, &net->units[u].tensors[i]).count;
+        }
+    self->tensors = mem_alloc(stored_count, sizeof *self->tensors, "tensors to export");
     self->of_unit = mem_alloc(net->unit_count, sizeof *self->of_unit, "tensors to export");
     uint32_t *idx = mem_alloc(count, sizeof *idx, "tensors to export");
     if (self->of_unit)
@@ -72,7 +80,7 @@ static int list_tensors(export_list *self, const model *net)
     for (uint32_t u = 0; u < net->unit_count; u++) {
         self->of_unit[u] = idx;
         for (uint32_t i = 0; i < net->units[u].tensor_count; i++)
-            TRY(add_tensor(self, net, &net->units[u].tensors[i], idx++));
+            add_tensors(self, net, &net->units[u].tensors[i], idx++);
     }
     return 0;
 }
@@ -128,13 +136,8 @@ void hfi_list_fini(export_list *self)
 
 static void fill_row(const export_tensor *from, enum dtype type, safetensors_row *row)
 {
-    *row = (safetensors_row){.name = from->name, .type = type, .dim_count = 2};
-    row->shape[from->is_transposed ? 1 : 0] = from->rows;
-    row->shape[from->is_transposed ? 0 : 1] = from->columns;
-    if (from->rows == 1 && !from->is_transposed) { /* a vector */
-        row->dim_count = 1;
-        row->shape[0] = from->columns;
-    }
+    *row = (safetensors_row){.name = from->name, .type = type, .dim_count = from->layout.dim_count};
+    memcpy(row->shape, from->layout.shape, sizeof from->layout.shape);
 }
 
 int hfi_create(export_list *self, const char *dir)
@@ -156,16 +159,14 @@ int hfi_create(export_list *self, const char *dir)
     return 0;
 }
 
-int hfi_write(const model *net, safetensors_writer *writer, uint32_t row, bool by_heads,
-              uint64_t columns, uint64_t at, uint64_t count, const void *data, uint64_t width)
+int hfi_write(const hf_layout *layout, safetensors_writer *writer, uint32_t row, uint64_t at,
+              uint64_t count, const void *data, uint64_t width)
 {
     uint64_t held;
-    if (!by_heads)
-        return safetensors_write(writer, row, at, count, data);
     for (uint64_t done = 0; done < count; done += held) {
-        uint64_t place = hf_weights_place(net, columns, at + done, &held);
-        held = size_min(held, count - done);
-        TRY(safetensors_write(writer, row, place, held, (const char *)data + done * width));
+        struct hf_place place = hf_layout_place(layout, at + done);
+        held = size_min(place.together, count - done);
+        TRY(safetensors_write(writer, row, place.elem, held, (const char *)data + done * width));
     }
     return 0;
 }

@@ -211,16 +211,14 @@ static int write_tensor(const export_adapters *self, kernel_context *context,
 {
     const float *values = self->values[unit] + tensor->offset_elems;
     uint64_t count = tensor->rows * tensor->columns;
-    bool by_heads = hf_weights_is_by_heads(self->net->spec.family, tensor->name);
+    const hf_layout layout = hf_layout_of(self->net, tensor, false);
     if (type == DTYPE_FP32)
-        return hfi_write(self->net, writer, row, by_heads, tensor->columns, 0, count, values,
-                         sizeof *values);
+        return hfi_write(&layout, writer, row, 0, count, values, sizeof *values);
     void *rounded = mem_alloc(count, dtype_bytes(type), "rounded adapters");
     int rc =
         rounded ? kernels_cpu.working_copy(context, NULL, values, rounded, type, count) : -ENOMEM;
     if (rc == 0)
-        rc = hfi_write(self->net, writer, row, by_heads, tensor->columns, 0, count, rounded,
-                       dtype_bytes(type));
+        rc = hfi_write(&layout, writer, row, 0, count, rounded, dtype_bytes(type));
     mem_free(rounded);
     return rc;
 }

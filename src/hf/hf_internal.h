@@ -9,15 +9,16 @@
 
 #include "format/hf_checkpoint.h"
 #include "hf/hf.h"
+#include "hf/layout.h"
 #include "kernels/ops.h"
 #include "state/run_view.h"
 
 /* A tensor of the exported checkpoint. Its rows may come from several units. */
 struct export_tensor {
-    char name[2 * MODEL_NAME_BYTES]; /* name in the checkpoint */
-    uint64_t rows, columns;          /* of the whole tensor, as the model has it */
-    bool is_transposed, is_by_heads; /* as hf_weights_is_... */
-    uint32_t file_idx, row_idx;      /* the file of the export that has it, and its row there */
+    char name[2 * HF_NAME_BYTES]; /* name in the checkpoint */
+    hf_layout layout;
+    uint64_t rows, columns;     /* of a transposed matrix, as the model has it */
+    uint32_t file_idx, row_idx; /* the file of the export that has it, and its row there */
     uint64_t size_bytes;
 };
 typedef struct export_tensor export_tensor;
@@ -33,7 +34,7 @@ typedef struct export_file export_file;
 struct export_list {
     export_tensor *tensors; /* [count] in the order of the units */
     uint32_t count;
-    /* [unit_count][tensors of the unit]: index into tensors. */
+    /* [unit_count][tensors of the unit]: index into tensors of the first of hf_layout_range. */
     uint32_t **of_unit;
     export_file *files; /* [file_count] */
     uint32_t file_count;
@@ -51,11 +52,10 @@ int hfi_list(const model *net, enum dtype type, uint64_t shard_bytes, export_lis
 void hfi_list_fini(export_list *self); /* abandons files that are not finished */
 /* Begins all files and reserves their space. */
 int hfi_create(export_list *self, const char *dir) MUST_CHECK;
-/* Writes elements [at, at + count) of a tensor of the model to row `row` of a file, in its dtype of
- * `width` bytes. by_heads: as hf_weights_is_by_heads; `columns` as for hf_weights_place. */
-int hfi_write(const model *net, safetensors_writer *writer, uint32_t row, bool by_heads,
-              uint64_t columns, uint64_t at, uint64_t count, const void *data,
-              uint64_t width) MUST_CHECK;
+/* Writes elements [at, at + count) of a tensor of the model, which are all of one stored tensor and
+ * not transposed, to row `row` of a file, in its dtype of `width` bytes. */
+int hfi_write(const hf_layout *layout, safetensors_writer *writer, uint32_t row, uint64_t at,
+              uint64_t count, const void *data, uint64_t width) MUST_CHECK;
 /* Gives all files their final names, then writes the index. Files with other names that an earlier
  * export left are removed. */
 int hfi_finish(export_list *self, const char *dir) MUST_CHECK;
@@ -125,9 +125,11 @@ int hfi_check_config(const state_view *run) MUST_CHECK;
 
 /* The place in the checkpoint of a tensor of a unit. */
 struct weights_source {
-    hf_tensor at;       /* tensor NULL: an adapter, which is not in the checkpoint */
-    bool is_transposed; /* stored [columns, whole_rows] */
-    bool is_by_heads;   /* as hf_weights_is_by_heads */
+    hf_layout layout;
+    /* Stored tensors [first, first + stored_count) of the layout. An adapter has none: it is not in
+     * the checkpoint. */
+    hf_tensor *stored;
+    uint64_t first, stored_count;
 };
 
 /* Rows [row_begin, row_begin + rows) of a transposed matrix, in its own dtype, stored as [rows,
@@ -145,6 +147,8 @@ struct hf_weights {
     char dir[PATH_MAX];
     struct weights_source *sources; /* one for each tensor of all units, in order */
     struct weights_source **units;  /* [unit_count] first entry of a unit in sources */
+    hf_tensor *stored;              /* [stored_count] of all sources */
+    uint64_t stored_count;
     /* Prefix that the checkpoint's names have and the model's lack. The reverse is that of the
      * model's first tensor, of dropped_bytes. */
     const char *added;

@@ -14,7 +14,7 @@
 
 enum { THREADS_MAX = 16 };
 
-/* ---- names and shapes ---- */
+/* ---- names ---- */
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -33,60 +33,18 @@ static bool is_output(const char *name)
     return begins_with(name, "lm_head.") || begins_with(name, "embed_out.");
 }
 
-bool hf_weights_is_by_heads(enum model_family family, const char *name)
-{
-    return family == MODEL_GPT_NEOX && strstr(name, ".query_key_value.") &&
-           !ends_with(name, ".lora_A.weight");
-}
-
-uint64_t hf_weights_place(const model *net, uint64_t columns, uint64_t at, uint64_t *together)
-{
-    uint64_t heads = net->spec.num_heads, head_elems = net->spec.head_dim * columns;
-    uint64_t matrix = at / (heads * head_elems), head = at / head_elems % heads;
-    uint64_t inside = at % head_elems;
-    *together = head_elems - inside;
-    return (3 * head + matrix) * head_elems + inside;
-}
-
-/* True for a vector: one row, or one column if it is cut. Tables may have one row too. */
-static bool is_vector(const model_tensor *tensor)
-{
-    return !ends_with(tensor->name, "wte.weight") && !ends_with(tensor->name, "wpe.weight") &&
-           !ends_with(tensor->name, "_embeddings.weight") &&
-           (tensor->columns == 1 || (tensor->rows == 1 && tensor->whole_rows == 1));
-}
-
-uint32_t hf_weights_shape(const model *net, const model_tensor *tensor, uint64_t shape[2])
-{
-    enum model_family family = net->spec.family;
-    if (family == MODEL_COHERE && strstr(tensor->name, "_norm.weight")) { /* q_norm, k_norm */
-        shape[1] = net->spec.head_dim;
-        shape[0] = tensor->columns / shape[1];
-        return 2;
-    }
-    if (is_vector(tensor)) {
-        shape[0] = tensor->columns == 1 ? tensor->whole_rows : tensor->columns;
-        shape[1] = 1;
-        return 1;
-    }
-    bool is_transposed = model_is_transposed(family, tensor->name);
-    shape[is_transposed ? 1 : 0] = tensor->whole_rows;
-    shape[is_transposed ? 0 : 1] = tensor->columns;
-    return 2;
-}
-
 static bool is_adapter(const char *name)
 {
     return strstr(name, ".lora_") != NULL;
 }
 
-/* Builds the checkpoint's name of a tensor of the model. */
-static void stored_name(const hf_weights *self, const char *name, char out[2 * MODEL_NAME_BYTES])
+/* Adds to a name, or takes from it, the prefix in which the checkpoint differs. */
+static void stored_name(const hf_weights *self, const char *name, char out[HF_NAME_BYTES])
 {
     if (self->dropped_bytes > 0 &&
         strncmp(name, self->net->units[0].tensors[0].name, self->dropped_bytes) == 0)
         name += self->dropped_bytes;
-    snprintf(out, 2 * MODEL_NAME_BYTES, "%s%s", is_output(name) ? "" : self->added, name);
+    snprintf(out, HF_NAME_BYTES, "%s%s", is_output(name) ? "" : self->added, name);
 }
 
 /* Finds how names differ from the model's. Checkpoints of the whole model and of the model without
@@ -95,7 +53,7 @@ static int find_prefix(hf_weights *self)
 {
     bool is_gpt2 = self->net->spec.family == MODEL_GPT2;
     const char *table = self->net->units[0].tensors[0].name;
-    char name[2 * MODEL_NAME_BYTES], other[2 * MODEL_NAME_BYTES] = "";
+    char name[HF_NAME_BYTES], other[HF_NAME_BYTES] = "";
     hf_tensor found;
     for (int i = 0; i < 2; i++) {
         self->added = is_gpt2 && i == 0 ? "transformer." : "";
@@ -122,13 +80,13 @@ static bool has_shape(const safetensors_tensor *tensor, const uint64_t *shape, u
     return same;
 }
 
-static int check_tensor(const hf_weights *self, const hf_tensor *at, const model_tensor *wanted)
+static int check_tensor(const hf_weights *self, const hf_tensor *at, const hf_layout *layout)
 {
     const safetensors_tensor *tensor = at->tensor;
     const char *path = hf_path(self->files, at->file_idx);
     char is[SAFETENSORS_SHAPE_BYTES], text[SAFETENSORS_SHAPE_BYTES];
-    safetensors_tensor should = {0};
-    should.dim_count = hf_weights_shape(self->net, wanted, should.shape);
+    safetensors_tensor should = {.dim_count = layout->dim_count};
+    memcpy(should.shape, layout->shape, sizeof layout->shape);
     if (tensor->type == SAFETENSORS_OTHER)
         return err_set(ERR_INPUT,
                        "%s: tensor %s has dtype %s, and weights are read from F32, BF16 and F16",
@@ -147,7 +105,7 @@ static bool find_old_norm(const hf_weights *self, const char *name, hf_tensor *o
 {
     static const char *const names[2][2] = {{"LayerNorm.weight", "LayerNorm.gamma"},
                                             {"LayerNorm.bias", "LayerNorm.beta"}};
-    char old[2 * MODEL_NAME_BYTES];
+    char old[HF_NAME_BYTES];
     for (int i = 0; i < 2; i++)
         if (ends_with(name, names[i][0])) {
             int stem = (int)(strlen(name) - strlen(names[i][0]));
@@ -157,37 +115,68 @@ static bool find_old_norm(const hf_weights *self, const char *name, hf_tensor *o
     return false;
 }
 
-static int find_tensor(hf_weights *self, const model_tensor *wanted, struct weights_source *out)
+static int refuse_missing(const hf_weights *self, const char *name, const char *fused)
 {
-    char name[2 * MODEL_NAME_BYTES];
-    if (is_adapter(wanted->name))
+    if (fused)
+        return err_set(ERR_INPUT, "%s has neither a tensor %s nor %s", self->dir, name, fused);
+    return err_set(ERR_INPUT, "%s has no tensor %s%s", self->dir, name,
+                   is_output(name)
+                       ? ", and model.tie_embeddings is false, so the embedding cannot take its "
+                         "place"
+                   : begins_with(name, "cls.")
+                       ? ", a part of the head that fills in masked tokens: take a checkpoint of "
+                         "BertForMaskedLM or BertForPreTraining"
+                       : "");
+}
+
+/* Finds the stored tensors that a unit's tensor lies in. */
+static int find_in_layout(hf_weights *self, const model_tensor *wanted, struct weights_source *out)
+{
+    char model_name[HF_NAME_BYTES], name[HF_NAME_BYTES];
+    const hf_layout *layout = &out->layout;
+    struct hf_stored_range range = hf_layout_range(layout, wanted);
+    out->first = range.first;
+    for (uint64_t i = 0; i < range.count; i++) {
+        hf_tensor *at = &out->stored[i];
+        hf_layout_name(self->net, wanted, layout, range.first + i, model_name);
+        stored_name(self, model_name, name);
+        if (!hf_find(self->files, name, at) && !find_old_norm(self, name, at))
+            return refuse_missing(self, name, NULL);
+        TRY(check_tensor(self, at, layout));
+        self->has_type[at->tensor->type] = true;
+        if (hf_layout_begins(layout, wanted, range.first + i)) /* a tensor in parts counts once */
+            self->total_bytes += at->tensor->size_bytes;
+        if (layout->order == HF_ORDER_TRANSPOSED)
+            self->strip.capacity_bytes =
+                size_max(self->strip.capacity_bytes, at->tensor->size_bytes);
+    }
+    out->stored_count = range.count;
+    return 0;
+}
+
+/* Takes the fused layout for a tensor, if the checkpoint has it and not the published one. */
+static int choose_layout(hf_weights *self, const model_tensor *wanted, struct weights_source *out)
+{
+    char model_name[HF_NAME_BYTES], name[HF_NAME_BYTES], fused[HF_NAME_BYTES];
+    hf_layout other = hf_layout_of(self->net, wanted, true);
+    hf_tensor at;
+    hf_layout_name(self->net, wanted, &out->layout, hf_layout_range(&out->layout, wanted).first,
+                   model_name);
+    stored_name(self, model_name, name);
+    hf_layout_name(self->net, wanted, &other, 0, model_name);
+    stored_name(self, model_name, fused);
+    if (strcmp(name, fused) == 0 || hf_find(self->files, name, &at))
         return 0;
-    stored_name(self, wanted->name, name);
-    if (!hf_find(self->files, name, &out->at) && !find_old_norm(self, name, &out->at))
-        return err_set(ERR_INPUT, "%s has no tensor %s%s", self->dir, name,
-                       is_output(name)
-                           ? ", and model.tie_embeddings is false, so the embedding cannot take "
-                             "its place"
-                       : begins_with(name, "cls.")
-                           ? ", a part of the head that fills in masked tokens: take a checkpoint "
-                             "of BertForMaskedLM or BertForPreTraining"
-                           : "");
-    TRY(check_tensor(self, &out->at, wanted));
-    out->is_transposed = model_is_transposed(self->net->spec.family, wanted->name);
-    out->is_by_heads = hf_weights_is_by_heads(self->net->spec.family, wanted->name);
-    self->has_type[out->at.tensor->type] = true;
-    if (wanted->row_begin == 0) /* a tensor in parts counts once */
-        self->total_bytes += out->at.tensor->size_bytes;
-    if (out->is_transposed)
-        self->strip.capacity_bytes =
-            size_max(self->strip.capacity_bytes, out->at.tensor->size_bytes);
+    if (!hf_find(self->files, fused, &at))
+        return refuse_missing(self, name, fused);
+    out->layout = other;
     return 0;
 }
 
 static int find_tensors(hf_weights *self)
 {
     const model *net = self->net;
-    uint64_t count = 0;
+    uint64_t count = 0, stored_count = 0;
     for (uint32_t u = 0; u < net->unit_count; u++)
         count += net->units[u].tensor_count;
     self->sources = mem_alloc(count, sizeof *self->sources, "weights");
@@ -197,9 +186,29 @@ static int find_tensors(hf_weights *self)
     struct weights_source *next = self->sources;
     for (uint32_t u = 0; u < net->unit_count; u++) {
         self->units[u] = next;
-        for (uint32_t i = 0; i < net->units[u].tensor_count; i++)
-            TRY(find_tensor(self, &net->units[u].tensors[i], next++));
+        for (uint32_t i = 0; i < net->units[u].tensor_count; i++, next++) {
+            const model_tensor *tensor = &net->units[u].tensors[i];
+            if (is_adapter(tensor->name))
+                continue;
+            next->layout = hf_layout_of(net, tensor, false);
+            TRY(choose_layout(self, tensor, next));
+            stored_count += hf_layout_range(&next->layout, tensor).count;
+        }
     }
+    self->stored = mem_alloc(stored_count, sizeof *self->stored, "weights");
+    if (!self->stored)
+        return -ENOMEM;
+    hf_tensor *at = self->stored;
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        for (uint32_t i = 0; i < net->units[u].tensor_count; i++) {
+            struct weights_source *source = &self->units[u][i];
+            if (is_adapter(net->units[u].tensors[i].name))
+                continue;
+            source->stored = at;
+            TRY(find_in_layout(self, &net->units[u].tensors[i], source));
+            at += source->stored_count;
+        }
+    self->stored_count = stored_count;
     return 0;
 }
 
@@ -225,7 +234,7 @@ static bool is_no_parameter(const char *name)
 /* True for a tied output matrix that is stored once more, or BERT's biases of it. */
 static bool is_repeated(const hf_weights *self, const safetensors_tensor *tensor)
 {
-    const safetensors_tensor *table = self->units[0][0].at.tensor;
+    const safetensors_tensor *table = self->units[0][0].stored[0].tensor;
     bool is_matrix =
         is_output(tensor->name) || strcmp(tensor->name, "cls.predictions.decoder.weight") == 0;
     bool is_bias = strcmp(tensor->name, "cls.predictions.decoder.bias") == 0;
@@ -245,22 +254,19 @@ static bool is_left_out(const hf_weights *self, const char *name)
 /* Checks that no tensor of the checkpoint is left out silently. */
 static int check_rest(const hf_weights *self)
 {
-    uint64_t used = 0, count = 0;
-    for (uint32_t u = 0; u < self->net->unit_count; u++)
-        count += self->net->units[u].tensor_count;
+    uint64_t count = self->stored_count;
     const safetensors_tensor **known = mem_alloc(count, sizeof *known, "weights");
     if (!known)
         return -ENOMEM;
     for (uint64_t i = 0; i < count; i++)
-        if (self->sources[i].at.tensor)
-            known[used++] = self->sources[i].at.tensor;
-    qsort(known, used, sizeof *known, compare_addresses);
+        known[i] = self->stored[i].tensor;
+    qsort(known, count, sizeof *known, compare_addresses);
     uint64_t extra_count = 0;
     char left_out[512] = "";
     hf_tensor extra = {0};
     for (uint64_t i = 0; i < hf_count(self->files); i++) {
         hf_tensor at = hf_at(self->files, i);
-        if (bsearch(&at.tensor, known, used, sizeof *known, compare_addresses) ||
+        if (bsearch(&at.tensor, known, count, sizeof *known, compare_addresses) ||
             is_no_parameter(at.tensor->name) || is_repeated(self, at.tensor))
             continue;
         if (is_left_out(self, at.tensor->name)) {
@@ -338,6 +344,7 @@ void hf_weights_close(hf_weights *self)
     if (!self)
         return;
     hf_close(self->files);
+    mem_free(self->stored);
     mem_free(self->sources);
     mem_free(self->units);
     mem_free(self->strip.data);
@@ -365,7 +372,7 @@ enum dtype hf_weights_type(const hf_weights *self)
 bool hf_weights_has_all(const hf_weights *self, uint32_t unit)
 {
     for (uint32_t i = 0; i < self->net->units[unit].tensor_count; i++)
-        if (!self->units[unit][i].at.tensor)
+        if (self->units[unit][i].stored_count == 0)
             return false;
     return true;
 }

@@ -24,8 +24,8 @@ typedef struct hf_weights hf_weights;
 #define WEIGHTS_STRIP_BYTES ((uint64_t)256 << 20)
 #define WEIGHTS_PIECE_BYTES ((uint64_t)4 << 20) /* of a request; drives need no more than 1 MiB */
 
-/* Opens a checkpoint. Every tensor of the model must be in it with its shape (GPT-2's transposed),
- * in fp32, bf16 or fp16. Adapters (names with ".lora_") are not looked for: they begin as the model
+/* Opens a checkpoint. Every tensor of the model must be in it as layout.h says, in fp32, bf16 or
+ * fp16; experts of a mixture in either of the two layouts. Adapters (names with ".lora_") are not looked for: they begin as the model
  * says.
  *
  * ERR_INPUT names the file, the tensor, and what it is and should be. A tensor that the model has
@@ -66,15 +66,5 @@ uint64_t hf_weights_bytes(const hf_weights *self);
 /* The dtype of the tensors if all have the same one. Else the widest; fp32 if fp16 and bf16 are
  * mixed. */
 enum dtype hf_weights_type(const hf_weights *self);
-
-/* True if Hugging Face stores the rows of this tensor by heads, q, k and v of each together, where
- * the model has those of all heads of q first (GPT-NeoX). It is a matrix of `columns` columns, or a
- * bias, whose `columns` is 1: hf_weights_place gives the stored place of its element `at`, and the
- * number of elements from there on that lie together in both. */
-bool hf_weights_is_by_heads(enum model_family family, const char *name);
-uint64_t hf_weights_place(const model *net, uint64_t columns, uint64_t at, uint64_t *together);
-/* The shape that Hugging Face stores for a tensor; `tensor` is all of it or a part. Returns the
- * number of dimensions. Weights of Cohere's head norms have a row for each head. */
-uint32_t hf_weights_shape(const model *net, const model_tensor *tensor, uint64_t shape[2]);
 
 #endif

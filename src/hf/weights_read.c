@@ -238,19 +238,18 @@ static int read_tensor(hf_weights *self, const struct weights_source *from,
 {
     /* Position in the whole tensor. The rows of a part follow each other there. */
     uint64_t first = tensor->row_begin * tensor->columns + begin;
-    if (from->is_by_heads) {
-        uint64_t held, columns = tensor->whole_rows == 1 ? 1 : tensor->columns;
-        for (uint64_t done = 0; done < count; done += held) {
-            uint64_t place = hf_weights_place(self->net, columns, first + done, &held);
-            held = size_min(held, count - done);
-            TRY(read_straight(self, &from->at, place, held, room, master + done));
-        }
-        return 0;
+    if (from->layout.order == HF_ORDER_TRANSPOSED) {
+        TRY(read_turned(self, &from->stored[0], tensor, first, count, master));
+        return check_finite(self, &from->stored[0], first, count, master);
     }
-    if (!from->is_transposed)
-        return read_straight(self, &from->at, first, count, room, master);
-    TRY(read_turned(self, &from->at, tensor, first, count, master));
-    return check_finite(self, &from->at, first, count, master);
+    uint64_t held;
+    for (uint64_t done = 0; done < count; done += held) {
+        struct hf_place place = hf_layout_place(&from->layout, first + done);
+        held = size_min(place.together, count - done);
+        TRY(read_straight(self, &from->stored[place.tensor - from->first], place.elem, held, room,
+                          master + done));
+    }
+    return 0;
 }
 
 /* Writes zeros from `*end` up to `begin`; both are within the range that the caller wants. */
@@ -275,7 +274,7 @@ static int read_unit(hf_weights *self, uint32_t unit, uint64_t begin, uint64_t c
         if (low >= high)
             continue;
         clear_to(low, &done, begin, master);
-        if (self->units[unit][i].at.tensor)
+        if (self->units[unit][i].stored_count > 0)
             TRY(read_tensor(self, &self->units[unit][i], tensor, low - first, high - low, room,
                             master + (low - begin)));
         done = high;

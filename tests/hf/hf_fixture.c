@@ -15,7 +15,7 @@
 #include <xxhash.h>
 
 #include "format/hf_checkpoint.h"
-#include "hf/weights.h"
+#include "hf/layout.h"
 
 char hf_dir[256];
 
@@ -72,6 +72,10 @@ model *hf_fixture_model(const hf_fixture_shape *shape)
         .norm_epsilon = 1e-5,
         .init_std = 0.02,
         .max_part_bytes = shape->max_part_bytes,
+        .expert_count = shape->experts,
+        .experts_per_token = shape->experts ? 2 : 0,
+        .shared_ffn_size = shape->family == MODEL_QWEN2_MOE ? shape->ffn + 6 : 0,
+        .experts_per_unit = shape->experts_per_unit,
     };
     model *net = NULL;
     assert_int_equal(model_create(&spec, shape->type, 1, &net), 0);
@@ -90,6 +94,32 @@ void hf_fixture_name(const hf_fixture_shape *shape, const hf_fixture_form *form,
     char *norm = strstr(out, "LayerNorm.");
     if (shape->family == MODEL_BERT && form->is_bare && norm)
         strcpy(norm, strstr(norm, "bias") ? "LayerNorm.beta" : "LayerNorm.gamma");
+    char *router = strstr(out, "mlp.gate.");
+    if (shape->family == MODEL_MIXTRAL && !form->is_fused && router)
+        strcpy(router, "block_sparse_moe.gate.weight");
+}
+
+static bool has_experts(const char *name)
+{
+    return strstr(name, ".mlp.experts.") != NULL;
+}
+
+/* The stored matrix that row `row` of a tensor of experts lies in. Returns the row there. */
+static uint64_t expert_row(const hf_fixture_shape *shape, const hf_fixture_form *form,
+                           const char *name, uint64_t row, char out[256])
+{
+    hf_fixture_name(shape, form, name, out);
+    if (form->is_fused)
+        return row;
+    bool is_mixtral = shape->family == MODEL_MIXTRAL, is_down = strstr(name, "down_proj") != NULL;
+    uint64_t each = is_down ? shape->hidden : 2 * shape->ffn, expert = row / each;
+    bool is_up = !is_down && row % each >= shape->ffn;
+    const char *qwen = is_down ? "down_proj" : is_up ? "up_proj" : "gate_proj";
+    const char *mixtral = is_down ? "w2" : is_up ? "w3" : "w1";
+    sprintf(strstr(out, "mlp."), "%s.experts.%llu.%s.weight",
+            is_mixtral ? "block_sparse_moe" : "mlp", (unsigned long long)expert,
+            is_mixtral ? mixtral : qwen);
+    return row % each - (is_up ? shape->ffn : 0);
 }
 
 static void fill(void *target, enum dtype type, const char *name, uint64_t count)
@@ -121,6 +151,26 @@ static void add(struct listed *list, enum dtype type, const char *name, uint32_t
     list->count++;
 }
 
+/* Adds the matrices of all experts of a block. */
+static void add_experts(struct listed *list, const hf_fixture_shape *shape,
+                        const hf_fixture_form *form, const model_tensor *tensor)
+{
+    bool is_down = strstr(tensor->name, "down_proj") != NULL;
+    uint64_t rows = is_down ? shape->hidden : shape->ffn;
+    char name[256];
+    if (form->is_fused) {
+        expert_row(shape, form, tensor->name, 0, name);
+        add(list, form->type, name, 3, shape->experts, is_down ? rows : 2 * rows);
+        list->rows[list->count - 1].shape[2] = tensor->columns;
+        return;
+    }
+    for (uint64_t row = 0; row < tensor->whole_rows; row += rows) {
+        expert_row(shape, form, tensor->name, row, name);
+        if (!form->left || strcmp(form->left, name) != 0)
+            add(list, form->type, name, 2, rows, tensor->columns);
+    }
+}
+
 static void write_file(const char *path, const struct listed *list, uint32_t begin, uint32_t end)
 {
     safetensors_writer *writer;
@@ -143,16 +193,20 @@ static void list_rows(const hf_fixture_shape *shape, const hf_fixture_form *form
 {
     hf_fixture_shape uncut = *shape;
     uncut.max_part_bytes = 0;
+    uncut.experts_per_unit = shape->experts;
     model *net = hf_fixture_model(&uncut);
     char name[256];
     for (uint32_t u = 0; u < net->unit_count; u++)
         for (uint32_t i = 0; i < net->units[u].tensor_count; i++) {
             const model_tensor *tensor = &net->units[u].tensors[i];
-            uint64_t dims[2];
+            if (has_experts(tensor->name)) {
+                add_experts(list, shape, form, tensor);
+                continue;
+            }
+            const hf_layout layout = hf_layout_of(net, tensor, form->is_fused);
             hf_fixture_name(shape, form, tensor->name, name);
-            uint32_t count = hf_weights_shape(net, tensor, dims);
             if (!form->left || strcmp(form->left, name) != 0)
-                add(list, form->type, name, count, dims[0], dims[1]);
+                add(list, form->type, name, layout.dim_count, layout.shape[0], layout.shape[1]);
         }
     model_destroy(net);
     if (form->added)
@@ -228,6 +282,11 @@ float hf_fixture_expected(const model *net, const hf_fixture_shape *shape,
         static bool turned, was_bare;
         uint64_t at = tensor->row_begin * tensor->columns + (idx - tensor->offset_elems);
         uint64_t row = at / tensor->columns, column = at % tensor->columns;
+        if (has_experts(tensor->name)) {
+            char matrix[256];
+            row = expert_row(shape, form, tensor->name, row, matrix);
+            return hf_fixture_value(matrix, row * tensor->columns + column);
+        }
         if (strcmp(known, tensor->name) != 0 || was_bare != form->is_bare) {
             snprintf(known, sizeof known, "%s", tensor->name);
             was_bare = form->is_bare;
@@ -283,6 +342,17 @@ void hf_fixture_config(const char *dir, const hf_fixture_shape *shape)
                  "\"max_position_embeddings\": %llu, \"vocab_size\": %llu, "
                  "\"tie_word_embeddings\": %s}\n",
                  layers, hidden, heads, ffn, positions, vocab, tied);
+    else if (shape->experts > 0)
+        snprintf(text, sizeof text,
+                 "{\"model_type\": \"%s\", \"num_hidden_layers\": %llu, \"hidden_size\": %llu, "
+                 "\"num_attention_heads\": %llu, \"num_key_value_heads\": %llu, "
+                 "\"intermediate_size\": %llu, \"moe_intermediate_size\": %llu, "
+                 "\"shared_expert_intermediate_size\": %llu, \"num_experts\": %llu, "
+                 "\"num_experts_per_tok\": 2, \"qkv_bias\": false, "
+                 "\"max_position_embeddings\": %llu, \"vocab_size\": %llu, "
+                 "\"tie_word_embeddings\": %s}\n",
+                 model_family_name(shape->family), layers, hidden, heads, kv_heads, ffn, ffn,
+                 ffn + 6, (unsigned long long)shape->experts, positions, vocab, tied);
     else
         snprintf(text, sizeof text,
                  "{\"model_type\": \"llama\", \"num_hidden_layers\": %llu, \"hidden_size\": %llu, "

@@ -24,7 +24,8 @@ struct hf_fixture_shape {
     uint64_t layers, hidden, heads, kv_heads, ffn, vocab, positions;
     bool tied;
     uint64_t max_part_bytes;
-    enum dtype type; /* of the working params, which decides about parts */
+    enum dtype type;                    /* of the working params, which decides about parts */
+    uint64_t experts, experts_per_unit; /* of a mixture */
 };
 typedef struct hf_fixture_shape hf_fixture_shape;
 
@@ -56,6 +57,12 @@ typedef struct hf_fixture_shape hf_fixture_shape;
         .vocab = (VOCAB), .positions = 24, .tied = true,                                           \
     }
 
+#define HF_FIXTURE_MIXTURE(FAMILY, VOCAB)                                                          \
+    {                                                                                              \
+        .family = (FAMILY), .layers = 2, .hidden = 96, .heads = 6, .kv_heads = 2, .ffn = 50,       \
+        .vocab = (VOCAB), .positions = 24, .tied = false, .experts = 6,                            \
+    }
+
 model *hf_fixture_model(const hf_fixture_shape *shape); /* the caller destroys it */
 
 struct hf_fixture_form {
@@ -63,6 +70,7 @@ struct hf_fixture_form {
     bool is_bare;      /* names without the prefix of a whole model; BERT: old names of norms */
     uint32_t shards;   /* 0: one model.safetensors */
     bool has_extras;   /* tensors that hold no parameters, and a tied output matrix */
+    bool is_fused;     /* a mixture: one tensor for all experts of a block */
     const char *left;  /* a tensor that is left out; or NULL */
     const char *added; /* a tensor [2, 3] that belongs to no model; or NULL */
 };
@@ -75,7 +83,7 @@ void hf_fixture_config(const char *dir, const hf_fixture_shape *shape);
 /* Fails the test unless the directory's tensors are those of such a checkpoint, in this dtype. */
 void hf_fixture_compare(const char *dir, const hf_fixture_shape *shape,
                         const hf_fixture_form *form);
-/* The stored name of a tensor of the model. */
+/* The stored name of a tensor of the model, which holds no experts. */
 void hf_fixture_name(const hf_fixture_shape *shape, const hf_fixture_form *form, const char *name,
                      char out[256]);
 /* Element `idx` of a unit's flat vector, as it should be read; 0 for padding. */

@@ -1,5 +1,5 @@
-/* A checkpoint is imported and exported again, bit for bit: for both families, every dtype, units
- * in parts, several files; also after training, and from several ranks' shards. A refused export
+/* A checkpoint is imported and exported again, bit for bit: several families, every dtype, units in
+ * parts, several files; also after training, and from several ranks' shards. A refused export
  * leaves nothing under a final name. */
 #include <dirent.h>
 #include <errno.h>
@@ -23,7 +23,9 @@
 #include "text/tokenizer.h"
 
 static const hf_fixture_shape gpt2 = HF_FIXTURE_GPT2(300), llama = HF_FIXTURE_LLAMA(300),
-                              opt = HF_FIXTURE_OPT(300), neox = HF_FIXTURE_GPT_NEOX(300);
+                              opt = HF_FIXTURE_OPT(300), neox = HF_FIXTURE_GPT_NEOX(300),
+                              mixtral = HF_FIXTURE_MIXTURE(MODEL_MIXTRAL, 300),
+                              qwen2_moe = HF_FIXTURE_MIXTURE(MODEL_QWEN2_MOE, 300);
 
 static int quiet_setup(void **state)
 {
@@ -57,7 +59,9 @@ static int import(const char *from, const char *to, const char *set, struct hf_i
     const struct hf_import_options asked = {.hf_dir = hf_fixture_path(from),
                                             .run_dir = hf_fixture_path(to),
                                             .set = sets,
-                                            .set_count = !set ? 0 : beside ? 2 : 1};
+                                            .set_count = !set     ? 0
+                                                         : beside ? 2
+                                                                  : 1};
     return hf_import(&asked, sum);
 }
 
@@ -127,6 +131,17 @@ static void checkpoints_come_back_bit_for_bit(void **state)
         bool cuts = i >= 3, is_sharded = i % 2;
         round_trip(&shape, &form, cuts ? "model.max_part_bytes=30000" : NULL,
                    is_sharded ? 60000 : 0, is_sharded ? 3 : 1);
+    }
+}
+
+/* Each expert has tensors of its own, also where a unit has several. */
+static void experts_come_back_bit_for_bit(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        const hf_fixture_form form = {.type = (enum dtype)(i % 3), .shards = i == 4 ? 3 : 0};
+        round_trip(i % 2 ? &mixtral : &qwen2_moe, &form, i < 4 ? "model.experts_per_unit=2" : NULL,
+                   i == 3 ? 60000 : 0, i == 3 ? 3 : 1);
     }
 }
 
@@ -350,6 +365,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(checkpoints_come_back_bit_for_bit),
+        cmocka_unit_test(experts_come_back_bit_for_bit),
         cmocka_unit_test(a_run_on_bytes_is_exported_with_its_tokenizer),
         cmocka_unit_test(other_dtypes_are_rounded),
         cmocka_unit_test(weights_beyond_fp16_are_refused),

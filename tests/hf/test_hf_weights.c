@@ -1,6 +1,6 @@
 /* A checkpoint's weights as a model's units see them: names with and without prefix, GPT-2's
- * transposed matrices, GPT-NeoX's rows by heads, units in parts, any range, every dtype, shards;
- * and every way in which a checkpoint is not the model's. */
+ * transposed matrices, GPT-NeoX's rows by heads, experts in both layouts, units in parts, any
+ * range, every dtype, shards; and every way in which a checkpoint is not the model's. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +22,9 @@ enum { SEED = 8, RANGES = 20 };
 
 static const hf_fixture_shape gpt2 = HF_FIXTURE_GPT2(61), llama = HF_FIXTURE_LLAMA(61),
                               bert = HF_FIXTURE_BERT(61), neox = HF_FIXTURE_GPT_NEOX(61),
-                              opt = HF_FIXTURE_OPT(61);
+                              opt = HF_FIXTURE_OPT(61),
+                              mixtral = HF_FIXTURE_MIXTURE(MODEL_MIXTRAL, 61),
+                              qwen2_moe = HF_FIXTURE_MIXTURE(MODEL_QWEN2_MOE, 61);
 
 static void expect_equal(const model *net, const hf_fixture_shape *shape,
                          const hf_fixture_form *form, uint32_t unit, uint64_t begin, uint64_t count,
@@ -125,6 +127,63 @@ static void every_form_is_read(void **state)
             }
 }
 
+/* Experts with tensors of their own and in two for all of a block, in units of one, two and all. */
+static void experts_are_read_from_both_layouts(void **state)
+{
+    (void)state;
+    static const uint64_t per_unit[] = {1, 2, 6};
+    for (int family = 0; family < 2; family++)
+        for (uint32_t form_idx = 0; form_idx < 6; form_idx++) {
+            hf_fixture_shape shape = family ? qwen2_moe : mixtral;
+            shape.experts_per_unit = per_unit[form_idx % 3];
+            const hf_fixture_form form = {.type = (enum dtype)(form_idx % 3),
+                                          .is_bare = form_idx == 1,
+                                          .shards = form_idx == 2 ? 3 : 0,
+                                          .has_extras = form_idx == 3,
+                                          .is_fused = form_idx % 2 == 1};
+            read_all(&shape, &form, WEIGHTS_STRIP_BYTES, form_idx < 3 ? WEIGHTS_PIECE_BYTES : 1000);
+        }
+}
+
+static void expect_refusal(const hf_fixture_shape *shape, const char *dir, const char *reason)
+{
+    hf_weights *opened;
+    model *net = hf_fixture_model(shape);
+    assert_int_equal(hf_weights_open(dir, net, &opened), ERR_INPUT);
+    assert_null(opened);
+    if (!strstr(err_text(), reason))
+        fail_msg("expected \"%s\" in \"%s\"", reason, err_text());
+    model_destroy(net);
+}
+
+static void other_experts_are_refused(void **state)
+{
+    (void)state;
+    const char *dir = hf_fixture_path("experts");
+    hf_fixture_form form = {.left = "model.layers.1.block_sparse_moe.experts.4.w3.weight"};
+    hf_fixture_write(dir, &mixtral, &form);
+    expect_refusal(&mixtral, dir,
+                   "has no tensor model.layers.1.block_sparse_moe.experts.4.w3.weig");
+    form = (hf_fixture_form){.is_fused = true};
+    for (int i = 0; i < 2; i++, form.is_fused = false) {
+        hf_fixture_shape shape = mixtral;
+        hf_fixture_write(dir, &mixtral, &form);
+        shape.ffn = 48;
+        expect_refusal(&shape, dir,
+                       form.is_fused ? "mlp.experts.gate_up_proj has shape [6, 100, 96], and the "
+                                       "model that config.json and the job describe has [6, 96, 96]"
+                                     : "experts.0.w1.weight has shape [50, 96], and the model");
+    }
+    hf_fixture_shape fewer = mixtral;
+    fewer.experts = 5; /* published files have a tensor for each */
+    form.left = NULL;
+    hf_fixture_write(dir, &mixtral, &form);
+    expect_refusal(&fewer, dir, "block_sparse_moe.gate.weight has shape [6, 96]");
+    expect_refusal(&qwen2_moe, dir,
+                   "has neither a tensor model.layers.0.mlp.experts.0.gate_proj.weight nor "
+                   "model.layers.0.mlp.experts.gate_up_proj");
+}
+
 /* Strips of a few rows, requests of a few stored rows or of less than one. */
 static void small_strips_and_pieces_give_the_same(void **state)
 {
@@ -139,17 +198,6 @@ static void small_strips_and_pieces_give_the_same(void **state)
         shape.max_part_bytes = i == 2 ? 17000 : 0;
         read_all(&shape, &form, sizes[i][0], sizes[i][1]);
     }
-}
-
-static void expect_refusal(const hf_fixture_shape *shape, const char *dir, const char *reason)
-{
-    hf_weights *opened;
-    model *net = hf_fixture_model(shape);
-    assert_int_equal(hf_weights_open(dir, net, &opened), ERR_INPUT);
-    assert_null(opened);
-    if (!strstr(err_text(), reason))
-        fail_msg("expected \"%s\" in \"%s\"", reason, err_text());
-    model_destroy(net);
 }
 
 static void other_models_are_refused(void **state)
@@ -254,6 +302,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_form_is_read),
+        cmocka_unit_test(experts_are_read_from_both_layouts),
+        cmocka_unit_test(other_experts_are_refused),
         cmocka_unit_test(small_strips_and_pieces_give_the_same),
         cmocka_unit_test(other_models_are_refused),
         cmocka_unit_test(a_file_that_is_cut_short_is_an_error),

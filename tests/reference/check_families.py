@@ -64,6 +64,8 @@ STABLELM = WIDE | NO_PAD
 WINDOW = dict(sliding_window=20)  # shorter than a sequence
 SLIDING, FULL = "sliding_attention", "full_attention"
 GEMMA = dict(**SMALL, **WINDOW, **NO_PAD, head_dim=16, query_pre_attn_scalar=24)
+QWEN2_MOE = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=40)
+QWEN3_MOE = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32)
 FAMILIES = {
     "gpt2": hf.GPT2Config(**GPT2),
     "gpt2-untied": hf.GPT2Config(**GPT2, n_inner=72, tie_word_embeddings=False),
@@ -130,6 +132,16 @@ FAMILIES = {
         SLIDING: dict(rope_type="default", rope_theta=100.0),
         FULL: dict(rope_type="linear", rope_theta=10000.0, factor=4.0)}),
     "qwen3-tied": hf.Qwen3Config(**SMALL, head_dim=20, tie_word_embeddings=True),
+    "mixtral": hf.MixtralConfig(**SMALL, **NO_PAD, num_local_experts=4, num_experts_per_tok=2),
+    "mixtral-window": hf.MixtralConfig(**SMALL, **NO_PAD, **WINDOW, head_dim=16, num_local_experts=6),
+    "mixtral-fused": hf.MixtralConfig(**SMALL, **NO_PAD, num_local_experts=4, num_experts_per_tok=2),
+    "qwen2_moe": hf.Qwen2MoeConfig(**SMALL, **NO_PAD, **QWEN2_MOE),
+    "qwen2_moe-fused": hf.Qwen2MoeConfig(**SMALL, **NO_PAD, **QWEN2_MOE, norm_topk_prob=True, qkv_bias=False),
+    "qwen3_moe": hf.Qwen3MoeConfig(**SMALL, **NO_PAD, **QWEN3_MOE, head_dim=20, norm_topk_prob=True),
+    "qwen3_moe-plain": hf.Qwen3MoeConfig(**SMALL, **NO_PAD, **QWEN3_MOE, head_dim=16, attention_bias=True,
+                                         tie_word_embeddings=True),
+    "qwen3_moe-uneven": hf.Qwen3MoeConfig(**SMALL, **NO_PAD, **QWEN3_MOE, head_dim=16, norm_topk_prob=True),
+    "olmoe": hf.OlmoeConfig(**SMALL, **NO_PAD, num_experts=6, num_experts_per_tok=2),
 }
 
 
@@ -137,7 +149,21 @@ def class_of(config):
     return hf.AutoModelForMaskedLM if config.model_type == "bert" else hf.AutoModelForCausalLM
 
 
-def make_checkpoint(config, where):
+def is_mixture(config):
+    return hasattr(config, "num_experts_per_tok")
+
+
+def make_uneven(model):
+    """The first expert of each block gets all tokens, the last one none: by a channel that is large in all rows."""
+    model.get_input_embeddings().weight[:, 0] = 1
+    for name, router in model.named_parameters():
+        if name.endswith("mlp.gate.weight"):
+            router.mul_(0.2)
+            router[:, 0] = 0
+            router[0, 0], router[-1, 0] = 1, -1
+
+
+def make_checkpoint(config, where, is_fused=False, is_uneven=False):
     torch.manual_seed(7)
     model = class_of(config).from_config(config)
     with torch.no_grad():
@@ -145,7 +171,13 @@ def make_checkpoint(config, where):
             noise = torch.randn_like(parameter)
             # Norms and biases that are neither 0 nor 1, or they could hide mistakes.
             parameter.add_(0.2 * noise) if parameter.dim() == 1 else parameter.copy_(0.06 * noise)
-    model.save_pretrained(where)
+        for name, parameter in model.named_parameters():
+            if name.endswith("mlp.gate.weight"):  # routers whose choices are far from each other
+                parameter.mul_(5)
+        if is_uneven:
+            make_uneven(model)
+    # Published files have tensors of each expert, and transformers in memory those of all experts together.
+    model.save_pretrained(where, **(dict(save_original_format=False) if is_fused else {}))
 
 
 def rows_of(ids, document, is_masked=False, step=0, seed=1):
@@ -167,7 +199,8 @@ def rows_of(ids, document, is_masked=False, step=0, seed=1):
 
 def torch_model(where, dtype=torch.float32):
     config = hf.AutoConfig.from_pretrained(where)
-    return class_of(config).from_pretrained(where, dtype=dtype, attn_implementation="eager")
+    experts = {"experts_implementation": "eager"} if is_mixture(config) else {}
+    return class_of(config).from_pretrained(where, dtype=dtype, attn_implementation="eager", **experts)
 
 
 def torch_loss(model, rows):
@@ -239,7 +272,9 @@ def check_adapters(program, where, tokens, rows, scratch):
     base = torch_model(where)
     linear = (torch.nn.Linear, hf.pytorch_utils.Conv1D)
     lora = {"rank": 4, "alpha": 16}
-    if base.config.model_type != "bert":  # its head has a layer of the same name as its blocks
+    if is_mixture(base.config):  # attention alone
+        lora["targets"] = ["k_proj", "o_proj", "q_proj", "v_proj"]
+    elif base.config.model_type != "bert":  # its head has a layer of the same name as its blocks
         lora["targets"] = sorted({name.split(".")[-1] for name, module in base.named_modules()
                                   if isinstance(module, linear) and module is not base.get_output_embeddings()})
     run, adapters, merged = (scratch / name for name in ("lora", "adapters", "merged"))
@@ -255,6 +290,15 @@ def check_adapters(program, where, tokens, rows, scratch):
         return max(logits_apart(logits_of(model, rows), wanted), abs(torch_loss(model, rows).item() / said - 1))
 
 
+def check_choices(model, rows):
+    """Each row's first expert has all tokens, and its last one none."""
+    for inputs, _ in rows:
+        for logits in model(torch.tensor([inputs]), output_router_logits=True).router_logits:
+            counts = torch.bincount(logits.topk(model.config.num_experts_per_tok).indices.flatten(),
+                                    minlength=logits.shape[-1])
+            assert counts[0] == len(inputs) and counts[-1] == 0, counts
+
+
 def depends_on_length(config):
     """transformers chooses the angles of each row by its length, ours are those of the sequence length."""
     return (getattr(config, "rope_parameters", None) or {}).get("rope_type") in ("dynamic", "longrope")
@@ -263,7 +307,7 @@ def depends_on_length(config):
 def check(program, name, scratch):
     """A row of the table."""
     where, config = scratch / "hf", FAMILIES[name]
-    make_checkpoint(config, where)
+    make_checkpoint(config, where, is_fused=name.endswith("-fused"), is_uneven=name.endswith("-uneven"))
     ids = np.random.default_rng(5).integers(0, VOCAB, TOKENS).astype("<u2")
     np.save(scratch / "joined.npy", ids)
     np.save(scratch / "documents.npy", ids.reshape(-1, DOCUMENT))
@@ -277,7 +321,9 @@ def check(program, name, scratch):
         losses, norms = zip(*torch_steps(model, steps))
         with torch.no_grad():
             half = torch_loss(torch_model(where, torch.bfloat16), rows).item()
-        for part_bytes in (0, 20000):
+        if name.endswith("-uneven"):
+            check_choices(torch_model(where), rows)
+        for part_bytes in (0, 50000 if is_mixture(config) else 20000):  # an expert is not cut
             run = scratch / f"{data}-{part_bytes}"
             seen, sizes = zip(*our_steps(program, where, tokens, run, part_bytes=part_bytes))
             rounded = our_steps(program, where, tokens, scratch / f"{data}-{part_bytes}-bf16", "bf16", part_bytes, 1)
