@@ -93,7 +93,7 @@ struct row_grid {
     dim3 grid, block;
 };
 
-static row_grid row_grid_of(uint64_t rows, uint64_t width)
+static inline row_grid row_grid_of(uint64_t rows, uint64_t width)
 {
     unsigned x = 1;
     while (x < point_threads && x < width)

@@ -56,7 +56,7 @@ static __device__ __forceinline__ void expand_pack(const stored_expand_args &arg
                                                    const stored_layout &layout, uint64_t at)
 {
     const uint8_t *codes = static_cast<const uint8_t *>(args.codes);
-    const bool is_half = stored_code_is_half_byte(layout.code);
+    const bool is_half = layout.code >= STORED_CODE_NF4; // stored_code_is_half_byte is of hosts
     uint64_t line = at / layout.line_elems, run = at % layout.line_elems / layout.run_elems;
     float scale =
         scale_value(layout, args.scales, line / layout.lines_per_scale * layout.line_runs + run);

@@ -333,7 +333,8 @@ bool engine_may_replay(const struct setup *setup, const program *prog, const op 
     if (prog->kind != PROGRAM_STEADY)
         return false;
     if (is_computing(item))
-        return setup->net->stages[item->stage].kind != STAGE_HEAD;
+        return setup->net->stages[item->stage].kind != STAGE_HEAD &&
+               !model_waits_for_device(setup->net, item->stage);
     return item->kind == OP_GRAD_ADD || item->kind == OP_GRAD_CLOSE;
 }
 

@@ -545,6 +545,11 @@ uint64_t model_block_of(const model *self, uint32_t stage)
     return size_min((stage - 1) / modeli_block_stages(self), self->spec.num_layers);
 }
 
+bool model_waits_for_device(const model *self, uint32_t stage)
+{
+    return modeli_list_of(self, stage) == &self->products->experts;
+}
+
 /* ---- running ---- */
 
 int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void *stream,

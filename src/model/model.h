@@ -378,6 +378,10 @@ static inline bool model_is_matrix(const model_tensor *tensor)
  * the first and the last stage. */
 uint64_t model_block_of(const model *self, uint32_t stage);
 
+/* True if calls of the stage wait until the device has computed what they ask for: a stage of
+ * experts, whose work depends on what the router chose. */
+bool model_waits_for_device(const model *self, uint32_t stage);
+
 /* True if the unit has matrices of a block and nothing else. */
 bool model_has_only_matrices(const model *self, uint32_t unit);
 

@@ -28,6 +28,8 @@ static bool is_group(const char *word)
 
 static void set_group(fixture_sets *sets, const char *backend)
 {
+    static const char *const experts[] = {"num_experts=6", "num_experts_per_tok=2",
+                                          "experts_per_unit=4", "expert_ffn_size=64"};
     memset(sets, 0, sizeof *sets);
     fixture_set(sets, "device.backend=%s", backend);
     fixture_set(sets, "model.tie_embeddings=%s", is_group("untied") ? "false" : "true");
@@ -39,6 +41,9 @@ static void set_group(fixture_sets *sets, const char *backend)
     }
     if (is_group("cut"))
         fixture_set(sets, "model.max_part_bytes=%d", is_group("fp32") ? 49152 : 24576);
+    if (is_group("moe"))
+        for (size_t i = 0; i < sizeof experts / sizeof experts[0]; i++)
+            fixture_set(sets, "model.%s", experts[i]);
     if (is_group("lion") || is_group("adagrad"))
         fixture_set(sets, "optimizer={\"type\":\"%s\",\"params\":{\"lr\":%s,\"weight_decay\":0.1}}",
                     is_group("lion") ? "Lion" : "Adagrad", is_group("lion") ? "3e-4" : "1e-2");
@@ -348,6 +353,8 @@ int main(int argc, char **argv)
     shape.bf16 = is_group("bf16");
     if (is_group("llama"))
         shape.family = "llama";
+    if (is_group("moe"))
+        shape.family = "olmoe";
     const struct CMUnitTest curves[] = {cmocka_unit_test(losses_follow_the_cpu)};
     const struct CMUnitTest placed[] = {cmocka_unit_test(placements_give_equal_bits)};
     const struct CMUnitTest rest[] = {

@@ -179,7 +179,7 @@ endif()
 if(TARGET train_fixture AND NOT SLUICE_SANITIZE)
     set(gpu_runs curve-gpt2-fp32 curve-gpt2-bf16 curve-llama-bf16-untied curve-llama-fp32
         curve-gpt2-fp16 curve-llama-bf16-cut-lion placed-gpt2-bf16 placed-llama-fp16-untied
-        placed-gpt2-fp32-cut-adagrad rest-bf16)
+        placed-gpt2-fp32-cut-adagrad curve-moe-bf16 placed-moe-fp32 rest-bf16)
     sluice_gpu_test(test_gpu_train WHOLE LIBS train_fixture TIMEOUT 300 INSTANCES ${gpu_runs})
     sluice_gpu_test(test_gpu_engine WHOLE SIMULATED_ONLY LIBS train_fixture)
     sluice_gpu_test(test_gpu_commit WHOLE LIBS train_fixture)
