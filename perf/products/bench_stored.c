@@ -120,7 +120,7 @@ int main(int argc, char **argv)
     for (uint64_t i = 0; i < count; i++)
         values[i] = i < 65536 ? 0.02f * rng_normal(1, 2, i) : values[i - 65536];
     dtype_convert(values, DTYPE_FP32, half, DTYPE_BF16, count);
-    for (int format = 0; format < STORED_FORMAT_COUNT; format++)
+    for (int format = STORED_INT8; format < STORED_FORMAT_COUNT; format++)
         if (strncmp(stored_format_name((enum stored_format)format), wanted, strlen(wanted)) == 0)
             bench_format(&b, (enum stored_format)format, values, half);
     mem_free(values);

@@ -11,6 +11,7 @@ static const struct {
     enum stored_scale scale;
     uint64_t group, run, lines_per_scale;
 } formats[STORED_FORMAT_COUNT] = {
+    [STORED_WORKING] = {"working", STORED_CODE_DYNAMIC, STORED_SCALE_FP32, 0, 0, 1},
     [STORED_INT8] = {"int8", STORED_CODE_DYNAMIC, STORED_SCALE_FP32, 256, 0, 1},
     [STORED_INT8_ROWS] = {"int8_rows", STORED_CODE_INT8, STORED_SCALE_FP32, 0, 0, 1},
     [STORED_NF4] = {"nf4", STORED_CODE_NF4, STORED_SCALE_FP32, 64, 0, 1},
@@ -40,6 +41,7 @@ static uint64_t groups_of(uint64_t count, uint64_t group)
 stored_layout stored_layout_of(enum stored_format format, uint64_t rows, uint64_t columns)
 {
     uint64_t group = formats[format].group, run = formats[format].run;
+    assert(format != STORED_WORKING);
     assert(rows > 0 && columns > 0 && columns <= UINT64_MAX / 4 / rows);
     assert(stored_fits(format, columns));
     stored_layout layout = {.code = formats[format].code,

@@ -28,6 +28,7 @@
 #include <stdint.h>
 
 enum stored_format {
+    STORED_WORKING, /* not packed: elements of the working dtype */
     STORED_INT8,
     STORED_INT8_ROWS,
     STORED_NF4,
@@ -70,12 +71,13 @@ struct stored_layout {
 };
 typedef struct stored_layout stored_layout;
 
-const char *stored_format_name(enum stored_format format); /* "nf4_double", ... */
+/* "working", "int8", "nf4_double", ... */
+const char *stored_format_name(enum stored_format format);
 
 /* False if the format cannot hold a matrix with so many columns: mxfp4 wants a multiple of 32. */
 bool stored_fits(enum stored_format format, uint64_t columns);
 
-/* rows and columns are above 0, and stored_fits. */
+/* rows and columns are above 0, and stored_fits. Not for STORED_WORKING. */
 stored_layout stored_layout_of(enum stored_format format, uint64_t rows, uint64_t columns);
 
 static inline bool stored_code_is_half_byte(enum stored_code code)

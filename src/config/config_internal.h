@@ -209,6 +209,7 @@ int configi_fill_ranks(const configi_reader *reader, job *target) MUST_CHECK;
 int configi_fill_update(const configi_reader *reader, job *target) MUST_CHECK;
 int configi_fill_optimizer(const configi_reader *reader, job *target) MUST_CHECK;
 int configi_fill_state(const configi_reader *reader, job *target) MUST_CHECK;
+int configi_fill_stored(const configi_reader *reader, job *target) MUST_CHECK;
 int configi_fill_scheduler(const configi_reader *reader, job *target) MUST_CHECK;
 
 /* Checks that the value is finite as fp32, because it is used as fp32. */

@@ -13,6 +13,7 @@
 
 #include "base/dtype.h"
 #include "base/file.h"
+#include "base/stored.h"
 #include "base/tile.h"
 #include "base/words.h"
 
@@ -233,7 +234,9 @@ struct job {
         uint64_t ns_steps;
         enum job_adjust_lr adjust_lr;
     } optimizer;
-    struct {                      /* how Adam's state is stored; other optimizers': fp32 */
+    struct {
+        enum stored_format params; /* of matrices of blocks that do not learn */
+        /* how Adam's state is stored; other optimizers': fp32 */
         enum tile_format master;  /* TILE_FP32; TILE_LOW16: "split" */
         enum tile_format moments; /* TILE_FP32, TILE_BF16; TILE_INT8: "8bit" */
     } state;

@@ -220,6 +220,7 @@ static int fill_job(const configi_reader *reader, job *target)
     TRY(configi_fill_update(reader, target));
     TRY(configi_fill_optimizer(reader, target));
     TRY(configi_fill_state(reader, target));
+    TRY(configi_fill_stored(reader, target));
     TRY(configi_fill_scheduler(reader, target));
     /* run.fresh is a request for this start only. The run's own copy of the job must resume, not
      * begin again. */

@@ -472,6 +472,25 @@ const configi_key configi_own_keys[] = {
         "stochastically, with the same bits in every placement. Fixed for a run.",
         .values = moments),
 
+    KEY("state.params", ENUM, AT(state.params), "working",
+        "working|int8|int8_rows|nf4|nf4_double|fp4|fp4_double|fp8_rows|fp8_blocks|mxfp4", NONE,
+        FIXED,
+        "How matrices of blocks are kept and moved that do not learn. working: in the working "
+        "dtype. Others are packed when the run begins, and each pass expands them on the device. "
+        "int8 (8.1 bits a parameter), nf4 and fp4 (4.5; with _double 4.13) are bitsandbytes' "
+        "formats, int8_rows that of its LLM.int8(), fp8_blocks DeepSeek-V3's, mxfp4 (4.25) "
+        "gpt-oss's. Embedding, norms, biases and head stay in the working dtype."),
+    KEY("load_in_4bit", BOOL, NOWHERE, "false", NONE, NONE, FIXED,
+        "bitsandbytes' name for state.params nf4, nf4_double, fp4 or fp4_double, as the two keys "
+        "below say."),
+    KEY("load_in_8bit", BOOL, NOWHERE, "false", NONE, NONE, FIXED,
+        "bitsandbytes' name for state.params int8_rows. Its outliers, which are a matter of "
+        "activations, have no counterpart: products are those of the working dtype."),
+    KEY("bnb_4bit_quant_type", ENUM, NOWHERE, "fp4", "fp4|nf4", NONE, FIXED,
+        "The format of load_in_4bit."),
+    KEY("bnb_4bit_use_double_quant", BOOL, NOWHERE, "false", NONE, NONE, FIXED,
+        "Whether the scales of load_in_4bit are quantized too."),
+
     KEY("io.backend", ENUM, AT(io.backend), "auto", "auto|uring|pool", NONE, FREE,
         "How drives are accessed: io_uring, or threads with pread and pwrite. auto: io_uring if "
         "the kernel allows it."),

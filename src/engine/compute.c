@@ -6,9 +6,11 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/shard.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "engine/engine_internal.h"
+#include "model/pack.h"
 
 /* The address of an operand; NULL for a NULL operand. */
 static void *address(const struct engine *self, const program *prog, const operand *item)
@@ -220,6 +222,30 @@ static int init_split(struct engine *self, const program *prog, const op *item)
     return 0;
 }
 
+static int first_source(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *values)
+{
+    return first_elems(user, unit, begin, count, values);
+}
+
+/* A tile of a packed unit: a part of its packed vector. */
+static int init_packed(struct engine *self, const program *prog, const op *item)
+{
+    const struct setup *setup = self->setup;
+    uint64_t begin = setup_state_begin(setup, item->unit) + item->elem_begin;
+    uint64_t count = shard_real_elems(setup->unit_elems[item->unit], begin, item->elem_count);
+    uint64_t width = setup->plan.param_bytes;
+    char *target = enginei_role_address(self, prog, item, ROLE_TARGET);
+    kernel_context *context;
+    const kernel_ops *ops = enginei_worker(self, item, &context);
+    const void *packed;
+    if (!self->packer)
+        TRY(model_packer_create(setup->net, &self->packer));
+    TRY(model_pack(self->packer, ops, context, item->unit, first_source, self, &packed));
+    memcpy(target, (const char *)packed + begin * width, count * width);
+    memset(target + count * width, 0, (item->elem_count - count) * width);
+    return 0;
+}
+
 /* Works in host memory; a plan for a GPU copies the result to the device. */
 static int run_init(struct engine *self, const program *prog, const op *item)
 {
@@ -227,6 +253,8 @@ static int run_init(struct engine *self, const program *prog, const op *item)
     unsigned char *state = enginei_role_address(self, prog, item, ROLE_STATE);
     if (tile_master_is_split(setup->plan.state_streams) && plan_learns(&setup->plan, item->unit))
         return init_split(self, prog, item);
+    if (setup->net->units[item->unit].is_packed)
+        return init_packed(self, prog, item);
     clear(state, op_operand(item, ROLE_STATE)->size_bytes); /* padding goes to disk too */
     TRY(first_elems(self, item->unit, setup_state_begin(setup, item->unit) + item->elem_begin,
                     item->elem_count, (float *)(void *)state));

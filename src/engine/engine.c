@@ -24,6 +24,7 @@
 #include "base/thread.h"
 #include "base/tile.h"
 #include "engine/engine_internal.h"
+#include "model/pack.h"
 #include "report/chrome_trace.h"
 #include "tiers/drive_speed.h"
 #include "tiers/io_faults.h"
@@ -361,6 +362,7 @@ void engine_destroy(struct engine *self)
     comm_close(self->setup->ranks.comm);
     if (self->update_context)
         kernels_cpu.context_destroy(self->update_context);
+    model_packer_destroy(self->packer);
     paranoid_destroy(self->checked_cores);
     paranoid_destroy(self->checked_updates);
     paranoid_destroy(self->checked_copies);
@@ -398,6 +400,10 @@ int engine_run(struct engine *self, enum program_kind kind, uint64_t step, run_t
     }
     if (run)
         *run = totals;
+    if (kind == PROGRAM_INIT) {
+        model_packer_destroy(self->packer);
+        self->packer = NULL;
+    }
     return rc;
 }
 

@@ -94,6 +94,7 @@ struct engine {
     /* For the engine's own files. */
     engine_first_elems *first_elems;
     void *first_user;
+    struct model_packer *packer; /* while a run begins; NULL: nothing was packed yet */
     engine_commit *run_commit;
     void *commit_user;
     const struct setup_watch *watch; /* or NULL */

@@ -8,9 +8,9 @@
  * If the run has adapters, they are read first, by a sweep of their own, and added to the weights
  * as these pass.
  *
- * Memory: the sweep's ring, the adapters, and for GPT-2 a strip of the current matrix, which is
- * stored transposed. The master weights come on a thread of the sweep, and only this thread writes
- * weights. All else runs on the caller's thread. */
+ * Memory: the sweep's ring, the adapters, one unit and one matrix of a packed base, and for GPT-2 a
+ * strip of the current matrix, which is stored transposed. The master weights come on a thread of
+ * the sweep, and only this thread writes weights. All else runs on the caller's thread. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -23,6 +23,7 @@
 #include "base/thread.h"
 #include "config/config.h"
 #include "hf/hf_internal.h"
+#include "model/pack.h"
 #include "state/rank_slabs.h"
 #include "state/run_dir.h"
 #include "state/sweep.h"
@@ -51,6 +52,8 @@ struct exporter {
     kernel_context *context; /* of the CPU's kernels, which round the weights */
     unsigned char *rounded;  /* [PIECE_ELEMS] in the export's dtype */
     float *widened;          /* [PIECE_ELEMS] params that do not learn, as fp32 */
+    unsigned char *packed;   /* a packed unit, as it comes; NULL where the model has none */
+    float *unpacked;         /* one of its tensors */
     struct export_strip strip;
     export_adapters adapters; /* empty where the model has none */
     float *merged;            /* [PIECE_ELEMS] weights with adapters added */
@@ -115,7 +118,7 @@ static int check_record(exporter *self)
         if (i + 1 < record->extent_count && extent[1].unit == extent->unit)
             continue;
         unit_count++;
-        if (extent->unit >= net->unit_count || end < net->units[extent->unit].elems)
+        if (extent->unit >= net->unit_count || end < net->units[extent->unit].rest_elems)
             return err_set(ERR_CORRUPT,
                            "unit %u of the commit in %s has %" PRIu64
                            " elements, which does not fit the model of its job.json",
@@ -140,6 +143,26 @@ static int make_context(exporter *self)
     return kernels_cpu.context_create(&config, &self->context);
 }
 
+/* Room for the largest packed unit, and for its largest tensor as fp32. */
+static int reserve_packed(exporter *self)
+{
+    const model *net = self->view.net;
+    uint64_t bytes = 0, elems = 0;
+    for (uint32_t u = 0; u < net->unit_count; u++) {
+        const model_unit *unit = &net->units[u];
+        if (!unit->is_packed)
+            continue;
+        bytes = size_max(bytes, unit->rest_elems * dtype_bytes(net->type));
+        for (uint32_t i = 0; i < unit->tensor_count; i++)
+            elems = size_max(elems, unit->tensors[i].rows * unit->tensors[i].columns);
+    }
+    if (bytes == 0)
+        return 0;
+    self->packed = mem_alloc(bytes, 1, "a packed unit");
+    self->unpacked = mem_alloc(elems, sizeof *self->unpacked, "a matrix of a packed unit");
+    return self->packed && self->unpacked ? 0 : -ENOMEM;
+}
+
 static int reserve(exporter *self)
 {
     uint64_t width = dtype_bytes(self->list.type);
@@ -155,6 +178,7 @@ static int reserve(exporter *self)
     self->merged = mem_alloc(PIECE_ELEMS, sizeof *self->merged, "merged weights");
     if (!self->strip.data || !self->rounded || !self->widened || !self->merged)
         return -ENOMEM;
+    TRY(reserve_packed(self));
     return make_context(self);
 }
 
@@ -312,6 +336,27 @@ static int put_elems_of(exporter *self, uint32_t unit_idx, uint64_t begin, uint6
     return 0;
 }
 
+/* Takes bytes of a packed unit. With its last ones, writes its tensors. */
+static int put_packed(exporter *self, uint32_t unit_idx, uint64_t begin, const void *data,
+                      uint64_t size_bytes)
+{
+    const model *net = self->view.net;
+    const model_unit *unit = &net->units[unit_idx];
+    uint64_t all = unit->rest_elems * dtype_bytes(net->type);
+    uint64_t held = begin < all ? size_min(size_bytes, all - begin) : 0; /* padding of a shard */
+    if (held == 0)
+        return 0;
+    memcpy(self->packed + begin, data, held);
+    for (uint32_t i = 0; begin + held == all && i < unit->tensor_count; i++) {
+        const model_tensor *tensor = &unit->tensors[i];
+        TRY(model_unpack(net, &kernels_cpu, self->context, unit_idx, i, self->packed,
+                         self->unpacked));
+        TRY(put_elems_of(self, unit_idx, tensor->offset_elems, tensor->rows * tensor->columns,
+                         self->unpacked));
+    }
+    return 0;
+}
+
 /* Writes weights of an extent, which come in the order of the commit: fp32 masters, or params that
  * do not learn in the run's working dtype. */
 static int put_weights(void *user, uint64_t extent_idx, uint64_t begin_bytes, const void *data,
@@ -321,6 +366,8 @@ static int put_weights(void *user, uint64_t extent_idx, uint64_t begin_bytes, co
     const manifest_extent *extent = &self->view.record.extents[extent_idx];
     uint64_t width = manifest_weight_bytes(extent);
     uint64_t begin = extent->elem_begin + begin_bytes / width, count = size_bytes / width;
+    if (self->view.net->units[extent->unit].is_packed)
+        return put_packed(self, extent->unit, begin * width, data, size_bytes);
     if (width == sizeof(float))
         return put_elems_of(self, extent->unit, begin, count, data);
     while (count > 0) {
@@ -504,6 +551,8 @@ int hf_export(const struct hf_export_options *options, struct hf_export_summary 
     mem_free(self->strip.data);
     mem_free(self->rounded);
     mem_free(self->widened);
+    mem_free(self->packed);
+    mem_free(self->unpacked);
     mem_free(self->merged);
     mem_free(self);
     return rc < 0 ? err_restore(&first) : 0;

@@ -9,6 +9,7 @@
  * reads from the drives with the sums of the parts. Runs on the engine's thread, between programs.
  * Allocates only in init. */
 #include <errno.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "base/size.h"
@@ -96,8 +97,27 @@ static int write_part(inferi_filler *self)
     return checksum_put(engine->sums, &part);
 }
 
+/* Where the params come from: fp32 masters, or params as they rest. */
+struct filling {
+    const float *master; /* NULL: params */
+    const unsigned char *params;
+};
+
+/* target[count] = the params from element `skipped` of the source on. */
+static int make_params(inferi_filler *self, struct filling from, uint64_t skipped, uint64_t count,
+                       unsigned char *target)
+{
+    const struct setup *setup = self->engine->setup;
+    uint64_t width = setup->plan.param_bytes;
+    if (from.master)
+        return kernels_cpu.working_copy(self->context, NULL, from.master + skipped, target,
+                                        setup->net->type, count);
+    memcpy(target, from.params + skipped * width, count * width);
+    return 0;
+}
+
 static int fill_drives(inferi_filler *self, uint32_t unit, uint64_t begin, uint64_t count,
-                       const float *master)
+                       struct filling from)
 {
     const struct setup *setup = self->engine->setup;
     uint64_t width = setup->plan.param_bytes, end = begin + count;
@@ -111,9 +131,7 @@ static int fill_drives(inferi_filler *self, uint32_t unit, uint64_t begin, uint6
             return err_set(ERR_INTERNAL, "element %llu of unit %u is not the next one to be filled",
                            (unsigned long long)at, unit);
         uint64_t next = size_min(end - at, PART_ELEMS - self->part_elems);
-        TRY(kernels_cpu.working_copy(self->context, NULL, master + (at - begin),
-                                     self->copy + self->part_elems * width, setup->net->type,
-                                     next));
+        TRY(make_params(self, from, at - begin, next, self->copy + self->part_elems * width));
         self->part_elems += next;
         at += next;
         if (self->part_elems == PART_ELEMS || at == setup->unit_elems[unit])
@@ -122,8 +140,8 @@ static int fill_drives(inferi_filler *self, uint32_t unit, uint64_t begin, uint6
     return 0;
 }
 
-int inferi_fill(inferi_filler *self, uint32_t unit, uint64_t begin, uint64_t count,
-                const float *master)
+static int fill(inferi_filler *self, uint32_t unit, uint64_t begin, uint64_t count,
+                struct filling from)
 {
     struct engine *engine = self->engine;
     const struct setup *setup = engine->setup;
@@ -136,13 +154,24 @@ int inferi_fill(inferi_filler *self, uint32_t unit, uint64_t begin, uint64_t cou
                        "taken at once",
                        (unsigned long long)count, (unsigned long long)begin, unit);
     if (home->arena == TIER_NVME)
-        return fill_drives(self, unit, begin, count, master);
+        return fill_drives(self, unit, begin, count, from);
     unsigned char *target = engine_home(engine, setup->set.homes.params[unit]) + begin * width;
     bool is_on_gpu = setup->gpu && home->arena == TIER_DEVICE;
-    TRY(kernels_cpu.working_copy(self->context, NULL, master, is_on_gpu ? self->copy : target,
-                                 setup->net->type, count));
+    TRY(make_params(self, from, 0, count, is_on_gpu ? self->copy : target));
     if (!is_on_gpu)
         return 0;
     TRY(device_copy(setup->gpu, NULL, target, self->copy, count * width, DEVICE_FROM_HOST));
     return device_synchronize(setup->gpu, NULL); /* the next call uses the memory of the copy */
+}
+
+int inferi_fill(inferi_filler *self, uint32_t unit, uint64_t begin, uint64_t count,
+                const float *master)
+{
+    return fill(self, unit, begin, count, (struct filling){.master = master, .params = NULL});
+}
+
+int inferi_fill_params(inferi_filler *self, uint32_t unit, uint64_t begin, uint64_t count,
+                       const void *params)
+{
+    return fill(self, unit, begin, count, (struct filling){.master = NULL, .params = params});
 }

@@ -39,6 +39,9 @@ void inferi_filler_fini(inferi_filler *self);
  * end. */
 int inferi_fill(inferi_filler *self, uint32_t unit, uint64_t begin, uint64_t count,
                 const float *master) MUST_CHECK;
+/* The same for a packed unit, or any other whose params are there as they rest. */
+int inferi_fill_params(inferi_filler *self, uint32_t unit, uint64_t begin, uint64_t count,
+                       const void *params) MUST_CHECK;
 
 /* Brings the params of a commit to their homes in the engine. Any number of ranks may have made the
  * commit. `copy_rank`: whose slab is read if record->is_replicated. `stop`: ERR_STOPPED when it is

@@ -116,6 +116,11 @@ static int load_all(loader *self)
             continue;
         TRY(read_tile(self, extent));
         const float *masters;
+        if (setup->net->units[extent->unit].is_packed) {
+            TRY(inferi_fill_params(&self->to, extent->unit, extent->elem_begin, count, self->tile));
+            filled += count;
+            continue;
+        }
         TRY(masters_of(self, extent, &masters));
         TRY(inferi_fill(&self->to, extent->unit, extent->elem_begin, count, masters));
         filled += count;

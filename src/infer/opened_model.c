@@ -13,6 +13,7 @@
 #include "base/size.h"
 #include "config/config.h"
 #include "infer/infer_internal.h"
+#include "model/pack.h"
 #include "state/rank_slabs.h"
 #include "state/run_view.h"
 
@@ -211,24 +212,44 @@ int infer_model_tokenizer(infer_model *self, const tokenizer **out)
 
 /* ---- start ---- */
 
+/* A model_source. Adapters that the job adds are zeros, which add nothing. */
+static int read_weights(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *values)
+{
+    hf_weights *from = user;
+    if (!hf_weights_has_all(from, unit))
+        memset(values, 0, count * sizeof *values);
+    return hf_weights_read(from, unit, begin, count, values);
+}
+
 static int fill_from_checkpoint(infer_model *self, hf_weights *from,
                                 const volatile sig_atomic_t *stop)
 {
     const struct setup *setup = self->setup;
+    const model *net = setup->net;
     inferi_filler to = {.engine = NULL};
+    model_packer *packer = NULL;
     float *masters = mem_alloc(FILL_ELEMS, sizeof *masters, "weights of a checkpoint");
     int rc = masters ? inferi_filler_init(&to, self->engine, FILL_ELEMS) : -ENOMEM;
-    for (uint32_t u = 0; rc == 0 && u < setup->net->unit_count; u++)
+    if (rc == 0 && net->spec.stored != STORED_WORKING)
+        rc = model_packer_create(net, &packer);
+    for (uint32_t u = 0; rc == 0 && u < net->unit_count; u++)
         for (uint64_t at = 0; rc == 0 && at < setup->unit_elems[u]; at += FILL_ELEMS) {
             uint64_t count = size_min(setup->unit_elems[u] - at, FILL_ELEMS);
-            if (!hf_weights_has_all(from, u)) /* adapters that the job adds; zeros add nothing */
-                memset(masters, 0, count * sizeof *masters);
-            rc = hf_weights_read(from, u, at, count, masters);
-            if (rc == 0)
-                rc = inferi_fill(&to, u, at, count, masters);
+            const void *packed;
+            if (net->units[u].is_packed) {
+                rc = model_pack(packer, &kernels_cpu, to.context, u, read_weights, from, &packed);
+                if (rc == 0)
+                    rc = inferi_fill_params(&to, u, at, count,
+                                            (const char *)packed + at * setup->plan.param_bytes);
+            } else {
+                rc = read_weights(from, u, at, count, masters);
+                if (rc == 0)
+                    rc = inferi_fill(&to, u, at, count, masters);
+            }
             if (rc == 0 && stop && *stop)
                 rc = err_set(ERR_STOPPED, "stopped on request");
         }
+    model_packer_destroy(packer);
     inferi_filler_fini(&to);
     mem_free(masters);
     return rc;
@@ -250,9 +271,8 @@ static void tell(const struct setup *setup)
     const uint64_t *params = setup->set.home_bytes[STATE_PARAMS];
     log_info("%s backend: %s", setup->ops->name, setup->ops->describe(setup->context));
     log_info("%s: parameters in %s, %s on the device and %s in host memory",
-             model_family_name(setup->net->spec.family),
-             dtype_name(setup->net->type), size_format(params[TIER_DEVICE], on_device),
-             size_format(params[TIER_HOST], on_host));
+             model_family_name(setup->net->spec.family), dtype_name(setup->net->type),
+             size_format(params[TIER_DEVICE], on_device), size_format(params[TIER_HOST], on_host));
     if (params[TIER_NVME] > 0)
         log_info("%s of parameters do not fit in memory and are read from %s%s in each pass",
                  size_format(params[TIER_NVME], on_drives), setup->drives[0].path,

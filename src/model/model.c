@@ -562,6 +562,9 @@ int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void
     if (phase == PHASE_BACKWARD)
         TRY(modeli_begin_grads(self, stage, pass, stream, call));
     const modeli_part *part = modeli_pass_part(self, phase, stage, pass, &backward);
+    model_call expanded = *call;
+    TRY(modeli_expand(self, &self->stages[stage].passes[phase][pass], stream, &expanded));
+    call = &expanded;
     switch (self->stages[stage].kind) {
     case STAGE_EMBED:
         return modeli_embed(self, stream, call, part, backward);

@@ -72,6 +72,13 @@
  * stage gets no input_grad and makes none; if it is a cut block, its passes still leave that
  * gradient for each other.
  *
+ * PACKED UNITS. A frozen unit with a matrix whose format (model_tensor.stored) is not the working
+ * one is packed. The vector that is kept and moved has rest_elems elements of the working dtype,
+ * but its bits mean other things. It holds the unit's tensors, each at a multiple of
+ * MODEL_REST_ALIGN_BYTES: values of the working dtype, or codes and then scales (base/stored.h),
+ * which begin at such a multiple too. A pass expands its packed units into its temp before it
+ * computes. model/pack.h packs. The parts of a cut matrix are packed apart.
+ *
  * CALLS. model_create needs no device: shapes, bytes and flops are known before anything is
  * allocated. model_prepare makes the products for one backend. A model belongs to one thread. */
 #ifndef SLUICE_MODEL_MODEL_H
@@ -88,6 +95,7 @@
 enum {
     MODEL_NAME_BYTES = 96,
     MODEL_TENSOR_ALIGN_ELEMS = 128,
+    MODEL_REST_ALIGN_BYTES = 256,
     MODEL_EXPERTS_UNIT_ELEMS = 16 << 20, /* a useful size of a transfer: 32 MiB in bf16 */
 };
 
@@ -199,6 +207,8 @@ struct model_spec {
     /* The vectors of a block that is not cut (norms, biases) are a unit beside its matrices. Muon
      * updates these, and keeps less state for them. Not with adapters or with norms apart. */
     bool splits_vectors;
+    /* How matrices of blocks are kept that do not learn, adapters excepted (PACKED UNITS). */
+    enum stored_format stored;
     model_learn learn; /* the job's `train` block */
     model_lora lora;
 };
@@ -224,7 +234,9 @@ struct model_tensor {
      * A slice of a vector (bias) counts its elements as rows of one column. */
     uint64_t row_begin, whole_rows;
     enum tensor_init init;
-    bool is_adapter; /* A or B of an adapter, "h.0.attn.c_attn.lora_A.weight" */
+    bool is_adapter;           /* A or B of an adapter, "h.0.attn.c_attn.lora_A.weight" */
+    enum stored_format stored; /* how it is kept at rest */
+    uint64_t rest_bytes;       /* its place in a packed unit */
 };
 typedef struct model_tensor model_tensor;
 
@@ -234,7 +246,10 @@ struct model_unit {
     uint32_t tensor_count;
     uint64_t param_count; /* true parameters, without padding */
     uint64_t elems;       /* length of the padded flat vector, a multiple of 4096 */
-    bool is_frozen;       /* its params never change: no gradient, no optimizer state */
+    /* The same of the vector that is kept and moved; a packed unit's is shorter than `elems`. */
+    uint64_t rest_elems;
+    bool is_packed;
+    bool is_frozen; /* its params never change: no gradient, no optimizer state */
 };
 typedef struct model_unit model_unit;
 
@@ -305,8 +320,9 @@ void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t 
  * (struct pass) may be NULL. All buffers are device memory and no two overlap. output and
  * input_grad serve as scratch before their value is written. */
 struct model_call {
-    const void *params[2]; /* whole flat vectors of the pass's units, in `type` */
-    float *grads[2];       /* backward: their fp32 accumulators; NULL: frozen, or not wanted */
+    /* whole flat vectors of the pass's units, in `type`; those of packed units as they are kept */
+    const void *params[2];
+    float *grads[2]; /* backward: their fp32 accumulators; NULL: frozen, or not wanted */
     /* True if grads[i] holds nothing yet. The pass then writes all of the unit, also what it would
      * not touch, and reads nothing: products write the matrices, the rest is filled with zeros. */
     bool fresh[2];

@@ -141,6 +141,16 @@ void modeli_note_split(model *self, modeli_list *list, uint32_t stage);
 void modeli_note_learning(model *self);
 modeli_work modeli_work_of(const model *self, uint32_t stage);
 
+/* ---- packed units: pack.c ---- */
+/* Finds the packed units and the places of their tensors, when it is known what learns. ERR_CONFIG
+ * if the format cannot hold a matrix, or no matrix is packed. */
+int modeli_find_packed(model *self) MUST_CHECK;
+/* Adds what the expansion of the pass's units needs to its temp and costs. */
+void modeli_size_expansion(const model *self, struct pass *pass);
+/* Expands the pass's packed units at the end of call->temp, and points call->params there. */
+int modeli_expand(const model *self, const struct pass *pass, void *stream,
+                  model_call *call) MUST_CHECK;
+
 /* ---- parts: parts.c ----
  *
  * Decides which kinds of unit are cut, and fills the lists' parts except for offsets. ERR_CONFIG if

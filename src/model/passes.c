@@ -182,6 +182,7 @@ static void fill_pass(const model *self, enum phase phase, uint32_t stage_idx, u
     model_costs costs;
     model_pass_costs(self, phase, stage_idx, pass_idx, &costs);
     pass->flops = model_costs_flops(&costs);
+    modeli_size_expansion(self, pass);
     for (uint32_t i = 0; i < pass->unit_count; i++)
         if (pass->adds_grads[i])
             pass->zeroed_bytes[i] = modeli_zeroed_bytes(self, stage_idx, pass->units[i]);

@@ -251,7 +251,7 @@ int modeli_list_units(model *self)
         modeli_note_split(self, &products->last, self->stage_count - 2);
     modeli_note_split(self, &products->head, self->stage_count - 1);
     modeli_note_learning(self);
-    return 0;
+    return modeli_find_packed(self);
 }
 
 static bool ends_with(const char *text, const char *end)

@@ -167,6 +167,8 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         append(text, capacity, &used, "model.activation=%s\n", activation_name(spec->activation));
     if (spec->qk_norm)
         append(text, capacity, &used, "model.qk_norm=true\n");
+    if (spec->stored != STORED_WORKING)
+        append(text, capacity, &used, "state.params=%s\n", stored_format_name(spec->stored));
     if (spec->position_count != 0)
         append(text, capacity, &used, "model.position_count=%" PRIu64 "\n", spec->position_count);
     if (spec->partial_rotary_factor != 0 && spec->partial_rotary_factor != 1)
@@ -229,6 +231,7 @@ int setup_fill_learning(const struct job *asked, model_spec *spec)
     struct job_train train = asked->train;
     model_learn *learn = &spec->learn;
     spec->splits_vectors = asked->optimizer.type == JOB_MUON;
+    spec->stored = asked->state.params;
     *learn = (model_learn){.is_given = train.is_given,
                            .embed = train.embed || train.all,
                            .head = train.head || train.all,

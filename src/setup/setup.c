@@ -61,6 +61,10 @@ static int make_model(struct setup *self, const struct setup_options *options)
 {
     model_spec spec = setup_model_spec(&self->job->model);
     TRY(setup_fill_learning(self->job, &spec));
+    /* Nothing learns in an evaluation, so that all blocks may be packed. */
+    if (options->only_eval && spec.stored != STORED_WORKING && spec.lora.rank == 0 &&
+        !spec.learn.is_given)
+        spec.learn = (model_learn){.is_given = true, .head = true};
     model_window window = options->window;
     TRY(model_create_window(&spec, self->job->type, self->job->micro_batch, &window, &self->net));
     if (window.cache_positions > 0) {
@@ -309,7 +313,7 @@ static int make_plan_inputs(struct setup *self, const struct setup_options *opti
     if (self->single)
         size_workspace(self->single, options->only_eval, &saved, &temp);
     for (uint32_t u = 0; u < net->unit_count; u++) {
-        self->unit_elems[u] = net->units[u].elems;
+        self->unit_elems[u] = net->units[u].rest_elems;
         self->is_frozen[u] = net->units[u].is_frozen && !options->params_alone;
     }
     self->workspace_temp_offset = size_round_up(saved, 256);

@@ -56,7 +56,7 @@ struct setup {
     plan_job plan;
     struct stage
         *stages; /* [stage_count] of net, as the plan takes them; the passes are net's own */
-    uint64_t *unit_elems;    /* [unit_count] */
+    uint64_t *unit_elems;    /* [unit_count] model_unit.rest_elems */
     uint8_t *stays_gathered; /* [unit_count] plan_job.stays_gathered */
     /* [unit_count] 1: the unit does not learn, so its params are part of the state. All 0 with
      * params_alone. */

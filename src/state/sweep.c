@@ -177,7 +177,7 @@ static void *sum_extents(void *user)
 static uint64_t weights_in(const sweep *self, const manifest_extent *extent)
 {
     const model *net = self->asked->net;
-    return net ? shard_real_elems(net->units[extent->unit].elems, extent->elem_begin,
+    return net ? shard_real_elems(net->units[extent->unit].rest_elems, extent->elem_begin,
                                   extent->elem_count)
                : extent->elem_count;
 }

@@ -24,6 +24,8 @@ if(TARGET sluice_kernels_reference)
                 INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere gemma3)
     sluice_test(test_model_lora LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere gemma3)
+    sluice_test(test_model_packed LIBS sluice_model sluice_kernels_reference LABELS cpu debug
+                INSTANCES llama bert qwen2_moe)
     sluice_test(test_model_cut LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES ${model_forms} mixtral qwen2_moe gpt2-long)
     sluice_test(test_model_cache LIBS sluice_model sluice_kernels_reference LABELS cpu debug
@@ -39,7 +41,7 @@ if(TARGET sluice_kernels_reference)
     target_compile_definitions(test_model_pytorch PRIVATE
                                FIXTURE_DIR="${CMAKE_CURRENT_SOURCE_DIR}/reference")
     if(TARGET sluice_kernels)
-        foreach(test test_model_gradients test_model_experts test_model_learn test_model_lora test_model_cut test_model_pytorch
+        foreach(test test_model_gradients test_model_experts test_model_learn test_model_lora test_model_packed test_model_cut test_model_pytorch
                 test_model_cache test_model_documents test_model_window)
             target_link_libraries(${test} PRIVATE sluice_kernels)
             target_compile_definitions(${test} PRIVATE HAVE_KERNELS_CPU)

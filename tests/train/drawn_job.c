@@ -70,6 +70,8 @@ static row learning[] = {
     {"train.only=[\"blocks.0\",\"embed\"]"},
     {"train.only=[\"head\",\"norms\"]", WHOLE},
     {"train.lora={\"rank\":4,\"alpha\":8}", WHOLE},
+    {"train.lora={\"rank\":4,\"alpha\":8}", "state.params=nf4_double", WHOLE},
+    {"train.only=[\"blocks.0\"]", "state.params=int8_rows"},
     {"train.lora={\"rank\":3,\"alpha\":8,\"dropout\":0.1}", "train.only=[\"norms\"]", WHOLE},
 };
 static row optimizers[] = {
