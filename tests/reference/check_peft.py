@@ -8,6 +8,9 @@ trains adapters of it in fp32, and
   - the merged model that it exports loads with transformers alone and gives that loss, too;
   - PEFT, with Sluice's initial adapters, gives the same losses step by step on windows of a text.
 
+The families named after a format (llama-nf4) have a base that is packed, by state.params here and by bitsandbytes there,
+which they need too. The merged model is Sluice's expanded base with the adapters added.
+
 Prints the differences; exit status 1 if one is above its bound."""
 
 import json
@@ -57,6 +60,30 @@ FAMILIES = {
 }
 
 
+# A packed base: state.params, and the configuration of bitsandbytes.
+PACKED = {f"llama-{name}": (name, {"bnb_4bit_quant_type": name.split("_")[0],
+                                   "bnb_4bit_use_double_quant": name.endswith("_double")})
+          for name in ("nf4", "nf4_double", "fp4", "fp4_double")}
+# Rows of whole blocks of 64: bitsandbytes 0.50 expands others wrongly on a CPU with AVX-512.
+FAMILIES.update({family: (
+    lambda: transformers.LlamaConfig(
+        vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False, initializer_range=0.15),
+    FAMILIES["llama"][1]) for family in PACKED})
+
+
+def load(checkpoint, family):
+    packing = {}
+    if family in PACKED:
+        packing = {"device_map": "cpu", "quantization_config": transformers.BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32, **PACKED[family][1])}
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, **packing)
+    for module in model.modules():  # its fused product without gradients computes in bf16
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return model
+
+
 def sluice(*arguments):
     done = subprocess.run([SLUICE, *map(str, arguments)], capture_output=True, text=True)
     if done.returncode != 0:
@@ -64,12 +91,13 @@ def sluice(*arguments):
     return done.stdout
 
 
-def train(folder, name, checkpoint, text, lora, steps, rate):
+def train(folder, name, checkpoint, text, lora, steps, rate, family):
     job = {
         "model": {"hf": str(checkpoint), "seq_length": SEQ},
         "data": {"train": [str(text)], "tokenizer": "bytes"},
         "run": {"dir": str(folder / name), "steps": steps},
         "train": {"lora": lora},
+        "state": {"params": PACKED[family][0] if family in PACKED else "working"},
         "train_micro_batch_size_per_gpu": 1,
         "gradient_clipping": CLIPPING,
         "optimizer": {"type": "AdamW", "params": {"lr": rate, "betas": [0.9, 0.99], "eps": 1e-8,
@@ -110,26 +138,23 @@ def check_family(family, folder):
     text.write_bytes(words[:2000])
     one.write_bytes(words[:SEQ + 2])
 
-    train(folder, "run", base, text, lora, STEPS, LR)
+    train(folder, "run", base, text, lora, STEPS, LR, family)
     sluice("export", folder / "run", folder / "adapters", "--adapters")
     sluice("export", folder / "run", folder / "merged")
     ours = json.loads(sluice("eval", folder / "run", text, "--json"))["loss"]
     tokens = torch.tensor(list(text.read_bytes()))
 
-    def load_base():
-        return transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-
-    before = loss_on(load_base(), tokens)
-    peft = PeftModel.from_pretrained(load_base(), folder / "adapters")
+    before = loss_on(load(base, family), tokens)
+    peft = PeftModel.from_pretrained(load(base, family), folder / "adapters")
     check(family, "PEFT's loss with our adapters", loss_on(peft, tokens), ours, BOUND_LOSS)
     merged = transformers.AutoModelForCausalLM.from_pretrained(folder / "merged")
     check(family, "transformers' of the merged model", loss_on(merged, tokens), ours, BOUND_LOSS)
     print(f"{family:10} {'loss before and after training':34} {before:.4f} {ours:.4f}")
 
-    curve = train(folder, "curve", base, one, lora, STEPS, LR)
-    train(folder, "begin", base, one, lora, 1, 0)
+    curve = train(folder, "curve", base, one, lora, STEPS, LR, family)
+    train(folder, "begin", base, one, lora, 1, 0, family)
     sluice("export", folder / "begin", folder / "first", "--adapters")
-    peft = PeftModel.from_pretrained(load_base(), folder / "first", is_trainable=True)
+    peft = PeftModel.from_pretrained(load(base, family), folder / "first", is_trainable=True)
     optimizer = torch.optim.AdamW([p for p in peft.parameters() if p.requires_grad], lr=LR,
                                   betas=(0.9, 0.99), eps=1e-8, weight_decay=0.01)
     words = torch.tensor(list(one.read_bytes()))
