@@ -1,16 +1,17 @@
-/* EXPERTS: the feed-forward part of a mixture, y = sum over a token's experts of weight * expert(x).
+/* EXPERTS: the feed-forward part of a mixture. y = sum over a token's experts of weight * expert(x).
  * It reads x and what the router wrote.
  *
- * Each expert has a matrix for gate and up, and one for down, and nothing is kept but x: the
- * backward computes the rest again. A part has some experts. It takes its experts one after the
- * other, and of each the slots (kernels/ops_experts.h) in blocks of rows, whose sizes are prepared:
+ * Each expert has a matrix for gate and up, and one for down. Only x is kept: the backward computes
+ * the rest again. A part has some experts. It takes its experts one after the other, and the slots
+ * of each (kernels/ops_experts.h) in blocks of rows, whose sizes are prepared:
  *
  *   forward    x of the slots -> up -> gate -> down -> added to the tokens' sums, times the weight
  *   backward   the same up to the gate, then back; gradients of x are added to the tokens' sums
  *
- * A block has at most ROWS_MAX rows, so temp does not grow with the number of tokens that choose one
- * expert. The sums are fp32, in list.input_sum. The forward takes the experts in ascending order and
- * the backward in descending order, as the parts run; so the cut into parts changes no bit.
+ * A block has at most ROWS_MAX rows, so temp does not grow with the number of tokens that choose
+ * one expert. The sums are fp32, in list.input_sum. The forward takes the experts in ascending
+ * order and the backward in descending order, as the parts run; so the cut into parts changes no
+ * bit.
  *
  * The sizes of blocks follow from what the router chose, so the host must know the offsets of the
  * slots (read_back). An expert without slots is not computed. Allocates nothing after

@@ -1,6 +1,6 @@
 /* ROUTER: chooses the experts of each token, and gives every choice a place among those of its
- * expert (kernels/ops_experts.h). What it writes is no activation but what the layers of the experts
- * need to know (struct modeli_routing); among it the gradients of the choices' weights, which the
+ * expert (kernels/ops_experts.h). Its value holds no activation. It holds all that the layers of
+ * the experts need (struct modeli_routing), and the gradients of the choices' weights, which the
  * backward of the experts leaves here. Allocates nothing. */
 #include <assert.h>
 

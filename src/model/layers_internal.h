@@ -28,6 +28,14 @@
  *   parts.c       cuts units that are too large
  *   units.c, learn.c, fresh.c, lora.c, passes.c, costs.c    lists and sums over the layers
  *
+ * The block of a mixture of experts ends after add1, and its second stage has these rows (E
+ * experts of F features; modeli_family.experts):
+ *
+ *   norm2      NORM         x        b         C         x, statistics
+ *   router     ROUTER       b        w         (bytes)   b, w
+ *   experts    EXPERTS      b w      d         C         b, w
+ *   add2       ADD          x d      y         C         -
+ *
  * A family may have one block of another kind after all others (modeli_family.last).
  *
  * Embedding and head are lists of layers too, with the same tensors, parts and costs; but embed.c

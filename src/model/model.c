@@ -502,7 +502,7 @@ static double products_of(bool goes_back, bool learns)
     return 2 + (goes_back ? 2 : 0) + (learns ? 2 : 0);
 }
 
-/* Elements of the matrices that are multiplied for each token: of experts, those that it has. */
+/* Elements of the matrices that a token is multiplied by. Of the experts, only its own count. */
 static double matrix_elems(const modeli_list *list)
 {
     double elems = 0;

@@ -23,8 +23,8 @@
  *   stage 2i+2    block i, experts      units block.i.router.0, block.i.experts.0, ..
  *
  * The second is always cut (see PARTS). The parts of the experts have whole experts,
- * spec.experts_per_unit each, so that experts are fetched, placed and updated apart. Which experts a
- * token has is found in the part of the router. How experts are cut into units changes no bit.
+ * spec.experts_per_unit each, so that experts are fetched, placed and updated apart. The part of
+ * the router finds the experts of each token. How experts are cut into units changes no bit.
  *
  * The head's unit holds the final norm and, if the embedding is not tied, the output matrix. If it
  * is tied, unit 0 is the head's second unit. The boundary activation between two stages is [B,T,C]

@@ -329,7 +329,7 @@ int modeli_linear_backward(const modeli_run *run, const modeli_layer *layer,
 int modeli_round_input_grad(const modeli_run *run, const modeli_layer *layer) MUST_CHECK;
 
 /* ---- mixtures: layer_router.c, layer_experts.c ---- */
-/* What a router leaves for its experts, in `saved`: offsets in bytes within its value. */
+/* The value of a router, in `saved`: offsets in bytes of what its experts read there. */
 struct modeli_routing {
     uint64_t logits;                               /* [N,E] fp32 */
     uint64_t chosen, weights, slots, weights_grad; /* [N,K], as in kernels/ops_experts.h */

@@ -15,7 +15,8 @@ static enum update asked_update(const struct setup *self)
     return given == UPDATE_AUTO ? UPDATE_AFTER_BACKWARD : given;
 }
 
-/* True if the rule's words stand in a row in the unit's name: "3.experts" in "block.3.experts.0". */
+/* True if the rule's words stand in a row in the unit's name, as "3.experts" does in
+ * "block.3.experts.0". */
 static bool has_words(const char *name, const char *words)
 {
     size_t bytes = strlen(words);

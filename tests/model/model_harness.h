@@ -76,8 +76,8 @@ static inline uint32_t harness_targets(enum model_family family)
  *   "gemma3"      the same without soft caps; norms of heads; blocks with a window have rotary
  *                 positions of their own, and those of the others are divided
  *   "exaone4"     a window and rotary positions in every other block, the others with neither
- *   "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"    five experts, two a token, two a unit, so that the
- *                 last unit has one; weights normalized or not; "qwen2_moe" has a shared expert
+ *   "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"    five experts, two a token and two a unit, so
+ *                 that the last unit has one. "olmoe" has other weights, "qwen2_moe" a shared expert
  *   "gpt2-erf"    another activation
  *   "-dropout"    at the end: every dropout that the family has */
 static inline void harness_complete(const char *instance, model_spec *spec)

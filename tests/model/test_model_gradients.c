@@ -120,8 +120,8 @@ static void expect_close(const char *what, const kernel_ops *ops, enum dtype typ
     assert_true(loss_error < tolerance);
 }
 
-/* The tolerance of bf16. Dropout leaves sums of fewer and larger terms; and some tokens choose other
- * experts than in fp32. */
+/* The tolerance of bf16. Dropout leaves sums of fewer and larger terms. In a mixture some tokens
+ * have other experts than in fp32. */
 static double rounding(void)
 {
     return modeli_family_of(family)->experts != NULL ? 0.15

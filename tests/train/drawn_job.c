@@ -155,7 +155,7 @@ static bool is_accepted(const drawn_job *self)
     return rc == 0;
 }
 
-/* What a mixture of experts needs; other families have none of it. */
+/* Adds what a mixture of experts needs. Other families have none of it. */
 static void add_experts(drawn_job *self)
 {
     fixture_sets *sets = &self->sets;
