@@ -83,21 +83,58 @@ static int fill_learned(hfi_config *self, const hfi_family *of)
     return 0;
 }
 
-/* The family has rotary positions. */
-static int fill_rotary(hfi_config *self, const hfi_family *of)
+/* Latent attention, in a model without experts. */
+static int put_latents(hfi_config *self, const hfi_family *of)
+{
+    uint64_t layers = number_of(self, "num_layers"), heads = number_of(self, "num_heads");
+    const json_t *given = hfi_get(self, "first_k_dense_replace");
+    uint64_t dense =
+        json_is_integer(given) ? (uint64_t)json_integer_value(given) : of->dense_blocks;
+    uint64_t other;
+    bool is_interleaved = true;
+    hfi_key q_latent = {NULL, HFI_COUNT, "q_latent_size", "q_lora_rank", 1536};
+    hfi_key kv_heads = {NULL, HFI_COUNT, "num_kv_heads", "num_key_value_heads", (double)heads};
+    if (dense < layers)
+        return hfi_error(self, "first_k_dense_replace",
+                         "%" PRIu64 " of %" PRIu64 " blocks have no experts; this family is built "
+                         "only without experts in all blocks",
+                         dense, layers);
+    if (!json_is_null(json_object_get(self->doc, "q_lora_rank")))
+        TRY(hfi_read_key(self, &q_latent));
+    TRY(hfi_uint(self, "qk_nope_head_dim", 128, &other));
+    TRY(hfi_put(self, "head_dim",
+                json_integer((json_int_t)(other + number_of(self, "rope_head_dim")))));
+    if (strcmp(of->name, "deepseek_v3") == 0)
+        TRY(hfi_bool(self, "rope_interleave", true, &is_interleaved));
+    if (!is_interleaved)
+        TRY(hfi_put(self, "rope_halves", json_true()));
+    return hfi_read_key(self, &kv_heads);
+}
+
+/* The number of heads of keys and values, and the width of a head. */
+static int put_heads(hfi_config *self, const hfi_family *of)
 {
     uint64_t channels = number_of(self, "hidden_size"), heads = number_of(self, "num_heads");
-    uint64_t layers = number_of(self, "num_layers");
     bool is_null = json_is_null(json_object_get(self->doc, "num_key_value_heads"));
     uint64_t usual_kv = of->kv_heads && !is_null ? of->kv_heads : heads;
     uint64_t usual_dim = of->head_dim ? of->head_dim : size_max(channels / heads, 1);
     hfi_key kv_heads = {NULL, HFI_COUNT, "num_kv_heads", "num_key_value_heads", (double)usual_kv};
     hfi_key head_dim = {NULL, HFI_COUNT, "head_dim", "head_dim", (double)usual_dim};
+    if (of->has_latents)
+        return put_latents(self, of);
     TRY(hfi_read_key(self, &kv_heads));
     TRY(hfi_read_key(self, &head_dim));
     if (number_of(self, "head_dim") == usual_dim && of->head_dim == 0 && channels % heads != 0)
         return hfi_error(self, "num_attention_heads",
                          "%" PRIu64 " does not divide hidden_size %" PRIu64, heads, channels);
+    return 0;
+}
+
+/* The family has rotary positions. */
+static int fill_rotary(hfi_config *self, const hfi_family *of)
+{
+    uint64_t channels = number_of(self, "hidden_size"), layers = number_of(self, "num_layers");
+    TRY(put_heads(self, of));
     TRY(hfi_uint(self, "max_position_embeddings", of->positions, &self->positions));
     if (strcmp(of->name, "gemma") == 0)
         TRY(put_gemma_activation(self));
@@ -213,6 +250,12 @@ static int refuse_other_arithmetic(const configi_reader *reader, const hfi_confi
                                        "out_bias",
                                        "mlp_bias",
                                        "parallel_residual",
+                                       "attention_sinks",
+                                       "kv_latent_size",
+                                       "q_latent_size",
+                                       "rope_head_dim",
+                                       "value_head_dim",
+                                       "rope_halves",
                                        "nope_interval",
                                        "embedding_multiplier",
                                        "attention_multiplier",

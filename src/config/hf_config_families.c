@@ -43,6 +43,8 @@ static const hfi_family families[] = {
     {"gemma3_text", "gemma2", .positions = 131072, .kv_heads = 4, .head_dim = 256,
      .rope.theta = 1000000, .has_scaled_rows = true, .has_window_rope = true,
      .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 6}},
+    {"deepseek_v2", "deepseek", .positions = 2048, .has_latents = true},
+    {"deepseek_v3", "deepseek", .positions = 4096, .has_latents = true, .dense_blocks = 3},
 };
 
 /* A family has all rows that name it. Two of them may read one key. */
@@ -72,7 +74,7 @@ static const hfi_key keys[] = {
 
     /* Activations. That of gemma has two keys: hf_config.c. */
     {"llama mistral qwen2 qwen3 granite smollm3 olmo2 exaone4 phi3 cohere stablelm glm glm4 "
-     "mixtral qwen2_moe qwen3_moe olmoe",
+     "mixtral qwen2_moe qwen3_moe olmoe deepseek_v2 deepseek_v3",
      HFI_GATED, "silu", "hidden_act", 0},
     {"gemma2 gemma3_text", HFI_GATED, "gelu_tanh", "hidden_activation", 0},
     {"starcoder2", HFI_PLAIN, "gelu_tanh", "hidden_act", 0},
@@ -81,12 +83,12 @@ static const hfi_key keys[] = {
     {"opt", HFI_PLAIN, "relu", "activation_function", 0},
 
     /* Biases. */
-    {"llama qwen3 granite smollm3 cohere qwen3_moe olmoe", HFI_SWITCH, "qkv_bias", "attention_bias",
-     false},
-    {"llama qwen3 granite smollm3 cohere qwen3_moe olmoe", HFI_OPTION, "out_bias", "attention_bias",
-     false},
+    {"llama qwen3 granite smollm3 cohere qwen3_moe olmoe deepseek_v2 deepseek_v3", HFI_SWITCH,
+     "qkv_bias", "attention_bias", false},
+    {"llama qwen3 granite smollm3 cohere qwen3_moe olmoe deepseek_v2 deepseek_v3", HFI_OPTION,
+     "out_bias", "attention_bias", false},
     {"qwen2_moe", HFI_SWITCH, "qkv_bias", "qkv_bias", true},
-    {"llama granite smollm3", HFI_OPTION, "mlp_bias", "mlp_bias", false},
+    {"llama granite smollm3 deepseek_v2", HFI_OPTION, "mlp_bias", "mlp_bias", false},
     {"mistral", HFI_SWITCH, "qkv_bias", NULL, false},
     {"qwen2", HFI_SWITCH, "qkv_bias", NULL, true},
     {"glm glm4", HFI_SWITCH, "qkv_bias", "attention_bias", true},
@@ -102,7 +104,8 @@ static const hfi_key keys[] = {
     {"qwen3 gemma3_text qwen3_moe", HFI_SWITCH, "qk_norm", NULL, true},
     {"cohere", HFI_SWITCH, "qk_norm", "use_qk_norm", false},
     {"stablelm", HFI_ONLY, "this family has no norms of heads here", "qk_layernorm", false},
-    {"llama mistral qwen2 qwen3 granite smollm3 gemma gemma2 gemma3_text qwen2_moe qwen3_moe",
+    {"llama mistral qwen2 qwen3 granite smollm3 gemma gemma2 gemma3_text qwen2_moe qwen3_moe "
+     "deepseek_v2 deepseek_v3",
      HFI_NUMBER, "norm_epsilon", "rms_norm_eps", 1e-6},
     {"olmo2 exaone4 phi3 mixtral olmoe", HFI_NUMBER, "norm_epsilon", "rms_norm_eps", 1e-5},
     {"glm glm4", HFI_NUMBER, "norm_epsilon", "rms_norm_eps", 1.5625e-7},
@@ -114,6 +117,11 @@ static const hfi_key keys[] = {
     {"opt", HFI_ONLY, "norms stand before the layers", "do_layer_norm_before", true},
     {"opt", HFI_ONLY, "the last norm is always there", "_remove_final_layer_norm", false},
     {"opt", HFI_ONLY, "norms always have weights", "layer_norm_elementwise_affine", true},
+
+    /* Latents. hf_config.c reads q_lora_rank, which may be null, and the two parts of head_dim. */
+    {"deepseek_v2 deepseek_v3", HFI_COUNT, "kv_latent_size", "kv_lora_rank", 512},
+    {"deepseek_v2 deepseek_v3", HFI_COUNT, "rope_head_dim", "qk_rope_head_dim", 64},
+    {"deepseek_v2 deepseek_v3", HFI_COUNT, "value_head_dim", "v_head_dim", 128},
 
     /* Branches, scores and logits. */
     {"gpt_neox", HFI_SWITCH, "parallel_residual", "use_parallel_residual", true},
@@ -141,7 +149,7 @@ static const hfi_key keys[] = {
     {"smollm3 gemma starcoder2 cohere gemma2 gemma3_text gpt2 opt", HFI_SWITCH, "tie_embeddings",
      "tie_word_embeddings", true},
     {"llama mistral qwen2 qwen3 granite olmo2 exaone4 phi3 gpt_neox stablelm glm glm4 mixtral "
-     "qwen2_moe qwen3_moe olmoe",
+     "qwen2_moe qwen3_moe olmoe deepseek_v2 deepseek_v3",
      HFI_SWITCH, "tie_embeddings", "tie_word_embeddings", false},
     {"bert", HFI_ONLY, "the output matrix is the embedding", "tie_word_embeddings", true},
 

@@ -129,9 +129,11 @@ struct hfi_family {
     uint64_t head_dim;  /* the same; 0: hidden_size / heads */
     hfi_rope rope;
     struct hfi_windows windows;
-    bool has_window_rope; /* blocks with a window have other rotary positions */
-    bool has_nope;        /* some blocks have none */
-    bool has_scaled_rows; /* the embedding's rows are multiplied by the root of hidden_size */
+    bool has_window_rope;  /* blocks with a window have other rotary positions */
+    bool has_nope;         /* some blocks have none */
+    bool has_scaled_rows;  /* the embedding's rows are multiplied by the root of hidden_size */
+    bool has_latents;      /* multi-head latent attention; head_dim is the sum of two keys */
+    uint64_t dense_blocks; /* the same: blocks without experts, if config.json does not say */
 };
 
 /* Writes window and window_pattern. Call it after nope_interval is written; WITH_ROPE writes it. */

@@ -51,9 +51,12 @@ struct job_model {
     char family[JOB_NAME_BYTES]; /* "gpt2", "llama", ... */
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
     uint64_t head_dim;       /* 0: hidden_size / num_heads */
+    /* deepseek; q_latent_size 0: q has no latent; value_head_dim 0: head_dim */
+    uint64_t q_latent_size, kv_latent_size, rope_head_dim, value_head_dim;
     uint64_t position_count; /* gpt2, opt, bert: rows of the position table; 0: seq_length */
     uint64_t type_count;     /* bert: rows of the table of token types; 0: 2 */
     bool tie_embeddings, qkv_bias, out_bias, mlp_bias, qk_norm, parallel_residual;
+    bool attention_sinks, rope_halves;
     enum activation activation;
     /* 0: none */
     double embedding_multiplier, attention_multiplier, residual_multiplier, logits_scaling;

@@ -91,6 +91,7 @@ struct rules {
     bool is_biased;                  /* qkv_bias is true by default */
     bool has_qkv_bias, has_out_bias, has_mlp_bias, has_qk_norm, has_multiplier, has_parallel;
     bool has_experts, has_shared; /* a mixture of experts; with an expert for all tokens */
+    bool has_sinks, has_latents;
 };
 
 static struct rules rules_of(const char *family)
@@ -108,7 +109,8 @@ static struct rules rules_of(const char *family)
          .has_out_bias = true,
          .has_mlp_bias = true,
          .has_qk_norm = true,
-         .has_multiplier = true},
+         .has_multiplier = true,
+         .has_sinks = true},
         {.family = "starcoder2", .drops_branches = true, .drops_rows = true},
         {.family = "phi3", .drops_branches = true},
         {.family = "glm", .is_biased = true, .has_qkv_bias = true},
@@ -143,6 +145,11 @@ static struct rules rules_of(const char *family)
          .has_qk_norm = true,
          .has_experts = true},
         {.family = "olmoe", .has_qkv_bias = true, .has_out_bias = true, .has_experts = true},
+        {.family = "deepseek",
+         .has_qkv_bias = true,
+         .has_out_bias = true,
+         .has_mlp_bias = true,
+         .has_latents = true},
         {.family = "stablelm", .drops_branches = true, .has_qkv_bias = true, .has_parallel = true},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
@@ -269,6 +276,12 @@ static int fill_variant(const configi_reader *reader, const struct rules *of,
         {"model.residual_multiplier", model->residual_multiplier != 0, of->has_multiplier},
         {"model.qk_norm", model->qk_norm, of->has_qk_norm},
         {"model.parallel_residual", model->parallel_residual, of->has_parallel},
+        {"model.attention_sinks", model->attention_sinks, of->has_sinks},
+        {"model.kv_latent_size", model->kv_latent_size != 0, of->has_latents},
+        {"model.q_latent_size", model->q_latent_size != 0, of->has_latents},
+        {"model.rope_head_dim", model->rope_head_dim != 0, of->has_latents},
+        {"model.value_head_dim", model->value_head_dim != 0, of->has_latents},
+        {"model.rope_halves", model->rope_halves, of->has_latents},
         {bias, configi_get(reader, bias) != NULL, of->has_qkv_bias || of->is_biased},
         {"model.rope_scaling", model->rope.scaling != ROPE_PLAIN, !of->has_table},
         {"model.partial_rotary_factor", model->partial_rotary_factor != 1, !of->has_table},
@@ -391,6 +404,11 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
     TRY(check_required(reader, "model.hidden_size"));
     TRY(check_required(reader, "model.num_heads"));
     TRY(check_required(reader, "model.seq_length"));
+    if (of.has_latents) {
+        TRY(check_required(reader, "model.kv_latent_size"));
+        TRY(check_required(reader, "model.rope_head_dim"));
+        TRY(check_required(reader, "model.head_dim"));
+    }
     TRY(fill_vocabulary(reader, model));
     if (model->num_kv_heads == 0)
         model->num_kv_heads = model->num_heads;

@@ -50,7 +50,7 @@ const configi_key configi_own_keys[] = {
         "model allows less) and max_part_bytes. Other keys may only repeat what config.json says."),
     KEY("model.family", ENUM, AT(model.family), NONE,
         "gpt2|llama|starcoder2|phi3|gemma|olmo2|exaone4|glm|glm4|bert|gpt_neox|opt|cohere|stablelm|"
-        "gemma2|mixtral|qwen2_moe|qwen3_moe|olmoe",
+        "gemma2|mixtral|qwen2_moe|qwen3_moe|olmoe|deepseek",
         NONE, FIXED,
         "gpt2: learned positions, LayerNorm, GELU. llama: rotary positions, RMSNorm, SwiGLU, "
         "grouped keys and values. starcoder2: llama's attention, the rest as gpt2. phi3: llama "
@@ -67,7 +67,8 @@ const configi_key configi_own_keys[] = {
         "llama with LayerNorm. gemma2: gemma with norms before and after both branches. "
         "mixtral, qwen2_moe, qwen3_moe and olmoe are mixtures of experts: llama with a router and "
         "num_experts feed-forward parts, of which each token has num_experts_per_tok. qwen2_moe: "
-        "one more that all tokens have. olmoe: norms of all of q and of k."),
+        "one more that all tokens have. olmoe: norms of all of q and of k. deepseek: llama with "
+        "multi-head latent attention."),
     KEY("model.num_layers", INT, AT(model.num_layers), NONE, "[1,65536]", "blocks", FIXED,
         "Transformer blocks.", .why = program_blocks),
     KEY("model.hidden_size", INT, AT(model.hidden_size), NONE, "[1,1048576]", "elements", FIXED,
@@ -79,10 +80,28 @@ const configi_key configi_own_keys[] = {
     KEY("model.head_dim", INT, AT(model.head_dim), NONE, "[1,256]", "elements", FIXED,
         "Width of a head. Default: hidden_size / num_heads, which gpt2, bert, opt, gpt_neox and "
         "stablelm always have."),
+    KEY("model.kv_latent_size", INT, AT(model.kv_latent_size), NONE, "[1,1048576]", "elements",
+        FIXED,
+        "Multi-head latent attention (deepseek): the columns from which keys and values of all "
+        "heads are made. config.json calls it kv_lora_rank.",
+        .why = dimensions),
+    KEY("model.q_latent_size", INT, AT(model.q_latent_size), NONE, "[1,1048576]", "elements", FIXED,
+        "The same for queries (deepseek). Default: queries are made from the block's input.",
+        .why = dimensions),
+    KEY("model.rope_head_dim", INT, AT(model.rope_head_dim), NONE, "[2,256]", "elements", FIXED,
+        "The last elements of each head, of head_dim in all, that have rotary positions "
+        "(deepseek). Those of keys are the same in all heads."),
+    KEY("model.value_head_dim", INT, AT(model.value_head_dim), NONE, "[1,256]", "elements", FIXED,
+        "Width of a head of values (deepseek). Default: head_dim."),
+    KEY("model.rope_halves", BOOL, AT(model.rope_halves), "false", NONE, NONE, FIXED,
+        "Rotary positions turn pairs (i, i + R/2) of R elements, not neighbours (deepseek)."),
+    KEY("model.attention_sinks", BOOL, AT(model.attention_sinks), "false", NONE, NONE, FIXED,
+        "Each head has a learned logit in the denominator of its softmax (llama). Such a run "
+        "cannot be exported yet."),
     KEY("model.qkv_bias", BOOL, AT(model.qkv_bias), NONE, NONE, NONE, FIXED,
         "Whether the projections to queries, keys and values have biases, for llama, glm, glm4, "
-        "cohere, stablelm, qwen2_moe, qwen3_moe and olmoe. Default: true for glm and glm4, else "
-        "false (Qwen2: true). gpt2, "
+        "cohere, stablelm, qwen2_moe, qwen3_moe, olmoe and deepseek (there, those of its input). "
+        "Default: true for glm and glm4, else false (Qwen2: true). gpt2, "
         "bert, opt, gpt_neox and starcoder2 always have them, the others never."),
     KEY("model.qk_norm", BOOL, AT(model.qk_norm), "false", NONE, NONE, FIXED,
         "Norms over each head of queries and keys before the rotation (llama, cohere, gemma2, "
@@ -92,9 +111,9 @@ const configi_key configi_own_keys[] = {
         "to it (gpt_neox, stablelm; GPT-NeoX and Pythia: true). cohere always does it."),
     KEY("model.out_bias", BOOL, AT(model.out_bias), "false", NONE, NONE, FIXED,
         "Whether the projection of attention's output has a bias (llama, cohere, qwen3_moe, "
-        "olmoe)."),
+        "olmoe, deepseek)."),
     KEY("model.mlp_bias", BOOL, AT(model.mlp_bias), "false", NONE, NONE, FIXED,
-        "Whether the linear layers of the feed-forward part have biases (llama)."),
+        "Whether the linear layers of the feed-forward part have biases (llama, deepseek)."),
     KEY("model.activation", ENUM, AT(model.activation), "default",
         "default|gelu|gelu_tanh|relu|silu", NONE, FIXED,
         "The function of the feed-forward part, or of its gate. default: the family's own. gelu: "

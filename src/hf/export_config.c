@@ -367,6 +367,7 @@ static const struct relative *find_relative(const struct job_model *from)
         {"stablelm", "StableLmForCausalLM", "stablelm"},
         {"glm", "GlmForCausalLM", "glm"},
         {"glm4", "Glm4ForCausalLM", "glm4"},
+        {"deepseek", "DeepseekV3ForCausalLM", "deepseek_v3"},
     };
     static const struct relative gemmas[] = {{"gemma2", "Gemma2ForCausalLM", "gemma2"},
                                              {"gemma2", "Gemma3ForCausalLM", "gemma3_text"}};

@@ -27,7 +27,9 @@
 #define DROP(name, value)             ROW(dropout, name, value, value, IF(DROPOUT))
 #define TURN                          ROW(rope, "rope", "qkv", "qkv")
 #define ATTEND                        ROW(attention, "attend", "qkv", "o")
-#define GATE                          ROW(gate, "gate", "f", "g")
+#define ATTEND_WITH_SINKS(name, ...)                                                               \
+    ROW(attention, "attend", "qkv", "o", .weights = {{name, MODELI_HEADS}}, __VA_ARGS__)
+#define GATE ROW(gate, "gate", "f", "g")
 /* Three matrices for q, k and v. */
 #define QKV3(reads, q, k, v, ...)                                                                  \
     ROW(linear, "qkv", reads, "qkv",                                                               \
@@ -69,7 +71,7 @@ static const modeli_row gpt2_head[] = {
 /* ---- Llama ----
  *
  * RMSNorm, rotary positions, grouped key/value heads, SwiGLU. If the spec asks for them: biases,
- * norms of q's and k's heads (Qwen3), factors of branches (Granite), blocks without rotary
+ * norms of q's and k's heads (Qwen3), factors of branches (Granite), sinks, blocks without rotary
  * positions (SmolLM3). The rotary form is Hugging Face's (pairs i and i + D/2), so their weights
  * need no reordering. */
 
@@ -81,8 +83,8 @@ static const modeli_row gpt2_head[] = {
     ROW(head_norm, "heads", "qkv", "qkv",                                                          \
         .weights = {{ATTN "q_norm", MODELI_##q_width}, {ATTN "k_norm", MODELI_##k_width}},         \
         __VA_ARGS__)
-#define LLAMA_ATTEND(...)                                                                          \
-    TURN, ATTEND, LINEAR("proj", "o", "p", ATTN "o_proj", HIDDEN, RESIDUAL, __VA_ARGS__)
+#define LLAMA_PROJ(...)   LINEAR("proj", "o", "p", ATTN "o_proj", HIDDEN, RESIDUAL, __VA_ARGS__)
+#define LLAMA_ATTEND(...) TURN, ATTEND, LLAMA_PROJ(__VA_ARGS__)
 #define LLAMA_UP(reads, ...)                                                                       \
     ROW(linear, "up", reads, "f",                                                                  \
         .weights = {{LAYER "mlp.gate_proj", MODELI_FFN}, {LAYER "mlp.up_proj", MODELI_FFN}},       \
@@ -97,7 +99,10 @@ static const modeli_row llama_block[] = {
     NORM("norm1", "x", "a", LAYER "input_layernorm"),
     LLAMA_QKV("a", BIAS_IF(QKV_BIAS)),
     LLAMA_HEAD_NORMS(HEAD, HEAD, IF(QK_NORM)),
-    LLAMA_ATTEND(BIAS_IF(OUT_BIAS)),
+    TURN,
+    ROW(attention, "attend", "qkv", "o", .is_there = MODELI_UNLESS_SINKS),
+    ATTEND_WITH_SINKS(ATTN "sinks", IF(SINKS)),
+    LLAMA_PROJ(BIAS_IF(OUT_BIAS)),
     ROW(scale, "scale1", "p", "p", IF(SCALED)),
     ADD("add1", "x p", "m"),
     NORM("norm2", "m", "b", LAYER "post_attention_layernorm"),
@@ -431,6 +436,36 @@ static const modeli_row qwen2_moe_experts[] = {
     {0},
 };
 
+/* ---- DeepSeek V2 and V3: Llama with latent attention ----
+ *
+ * k and v of all heads are made from one latent of each token, to which belongs the rotary part of
+ * k, one for all heads; q is made from a latent of its own, or as Llama's. The norms of latents
+ * have an epsilon of their own. */
+
+#define LATENT_NORM(name, reads, writes, weight, width, ...)                                       \
+    ROW(norm, name, reads, writes, .weights = {{ATTN weight, MODELI_##width}}, .epsilon = 1e-6f,   \
+        __VA_ARGS__)
+#define LATENT_ATTENTION                                                                           \
+    LINEAR("q", "a", "q", ATTN "q_proj", QUERIES, .is_there = MODELI_UNLESS_Q_LATENT),             \
+        LINEAR("qa", "a", "l", ATTN "q_a_proj", Q_LATENT, BIAS_IF(QKV_BIAS), IF(Q_LATENT)),        \
+        LATENT_NORM("qnorm", "l", "n", "q_a_layernorm", Q_LATENT, IF(Q_LATENT)),                   \
+        LINEAR("qb", "n", "q", ATTN "q_b_proj", QUERIES, IF(Q_LATENT)),                            \
+        LINEAR("kva", "a", "c", ATTN "kv_a_proj_with_mqa", KV_LATENT_ROPE, BIAS_IF(QKV_BIAS)),     \
+        ROW(take, "take", "c", "k"), LATENT_NORM("kvnorm", "k", "h", "kv_a_layernorm", KV_LATENT), \
+        LINEAR("kvb", "h", "kv", ATTN "kv_b_proj", KEYS_VALUES),                                   \
+        ROW(join, "join", "q kv c", "qkv"), LLAMA_ATTEND(BIAS_IF(OUT_BIAS))
+
+static const modeli_row deepseek_block[] = {
+    NORM("norm1", "x", "a", LAYER "input_layernorm"),
+    LATENT_ATTENTION,
+    ADD("add1", "x p", "m"),
+    NORM("norm2", "m", "b", LAYER "post_attention_layernorm"),
+    LLAMA_UP("b", BIAS_IF(MLP_BIAS)),
+    LLAMA_DOWN(BIAS_IF(MLP_BIAS)),
+    ADD("add2", "m d", "y"),
+    {0},
+};
+
 #define LLAMA_FORM .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU
 #define GEMMA_FORM .norm = NORM_RMS, .activation = ACTIVATION_GEGLU, .adds_one = true
 
@@ -470,6 +505,8 @@ const modeli_family *modeli_family_of(enum model_family family)
                              .experts = mixtral_experts},
         [MODEL_OLMOE] = {"olmoe", llama_embed, olmoe_block, llama_head, LLAMA_FORM,
                          .experts = mixtral_experts},
+        [MODEL_DEEPSEEK] = {"deepseek", llama_embed, deepseek_block, llama_head, LLAMA_FORM,
+                            .interleaved = true},
     };
     return &families[family];
 }

@@ -24,7 +24,8 @@ norm_args modeli_norm_args(const modeli_layer *layer, const model_call *call, mo
         .type = layer->net->type,
         .rows = modeli_rows(layer->net),
         .channels = layer->in,
-        .epsilon = (float)layer->net->spec.norm_epsilon,
+        .epsilon =
+            layer->row->epsilon > 0 ? layer->row->epsilon : (float)layer->net->spec.norm_epsilon,
         .adds_one = layer->net->products->family->adds_one,
         .weight = modeli_param(layer->net, unit, params.weight),
         .bias = modeli_param(layer->net, unit, params.bias),

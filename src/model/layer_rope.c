@@ -1,11 +1,13 @@
 /* ROPE: rotary positions, in place on the projections q k v: the heads of q and, directly after
- * them, those of k are turned, or the first elements of each. The backward turns the gradient back.
- * Allocates nothing. */
+ * them, those of k are turned, or the first elements of each, or (latent attention) the last ones.
+ * The backward turns the gradient back. Allocates nothing. */
 #include "model/model_internal.h"
 
 uint64_t modeli_rotated(const model_spec *spec)
 {
     double share = spec->partial_rotary_factor;
+    if (spec->rope_head_dim != 0)
+        return spec->rope_head_dim;
     return share == 0 ? spec->head_dim : (uint64_t)((double)spec->head_dim * share);
 }
 
@@ -34,6 +36,7 @@ static int turn_heads(const modeli_run *run, const modeli_layer *layer, void *da
         return 0;
     uint64_t first = self->cache_positions ? run->call->position : 0;
     uint64_t rotated = modeli_rotated(&self->spec);
+    uint64_t before = self->spec.rope_head_dim ? self->spec.head_dim - rotated : 0;
     uint64_t table = has_second_table(self, run->call->layer) ? table_elems(self) : 0;
     rope_args args = {
         .type = self->type,
@@ -43,8 +46,8 @@ static int turn_heads(const modeli_run *run, const modeli_layer *layer, void *da
         .head_dim = self->spec.head_dim,
         .stride = layer->in,
         .rotated = rotated,
-        .interleaved = self->products->family->interleaved,
-        .data = data,
+        .interleaved = self->products->family->interleaved && !self->spec.rope_halves,
+        .data = modeli_at(data, before * dtype_bytes(self->type)),
         .table = (const float *)run->call->constants + table + first * rotated,
         .inverse = inverse,
         .begins = run->call->begins,

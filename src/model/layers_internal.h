@@ -60,9 +60,10 @@ enum {
     MODELI_ALIGN_BYTES = 256, /* alignment of every piece of `saved` and `temp` */
     MODELI_OPT_SKIPS = 2,     /* rows of OPT's table of positions before that of position 0 */
     MODELI_TENSORS_MAX = 24,  /* of one unit */
-    MODELI_LAYERS_MAX = 16,   /* of one list */
-    MODELI_VALUES_MAX = 20,   /* of one list */
+    MODELI_LAYERS_MAX = 20,   /* of one list */
+    MODELI_VALUES_MAX = 24,   /* of one list */
     MODELI_ROW_TENSORS_MAX = 3,
+    MODELI_READS_MAX = 3,
     MODELI_GROUP_MAX = 8, /* layers of one owner, itself included */
     MODELI_KEPT_MAX = 2,
     MODELI_SIZES_MAX = 5, /* blocks of rows of experts (layer_experts.c) */
@@ -97,9 +98,15 @@ typedef struct modeli_costing modeli_costing;
 
 /* Numbers that a spec gives. */
 enum modeli_width {
-    MODELI_HIDDEN,           /* C */
-    MODELI_QUERIES,          /* H D */
-    MODELI_KEYS,             /* G D */
+    MODELI_HIDDEN,    /* C */
+    MODELI_QUERIES,   /* H D */
+    MODELI_KEYS,      /* G D */
+    MODELI_OUTPUTS,   /* H E: attention's output; E is the size of a head of v */
+    MODELI_HEADS,     /* H */
+    MODELI_Q_LATENT,  /* the latents of latent attention: of q; of k and v; */
+    MODELI_KV_LATENT, /* with the rotary part of k that all heads have */
+    MODELI_KV_LATENT_ROPE,
+    MODELI_KEYS_VALUES,      /* H (D - R + E): of each head k's other part, and v */
     MODELI_QKV,              /* (H + 2G) D */
     MODELI_HEAD,             /* D */
     MODELI_FFN,              /* F */
@@ -124,6 +131,10 @@ enum modeli_when {
     MODELI_IF_OUT_BIAS,
     MODELI_IF_MLP_BIAS,
     MODELI_IF_QK_NORM,
+    MODELI_IF_SINKS, /* spec.attention_sinks */
+    MODELI_UNLESS_SINKS,
+    MODELI_IF_Q_LATENT, /* spec.q_latent_size */
+    MODELI_UNLESS_Q_LATENT,
     MODELI_IF_SCALED,  /* spec.residual_multiplier */
     MODELI_IF_DROPOUT, /* spec.hidden_dropout */
     MODELI_IF_TIED,    /* spec.tie_embeddings */
@@ -136,7 +147,8 @@ enum modeli_when {
  * a matrix of `width` rows and as many columns as the layer reads. Several matrices of one row lie
  * one after the other without padding: for the layer they are one matrix. The last one of EXPERTS
  * is `down`, which is apart. Matrices of all routed experts together are named "<name>", as
- * transformers names them; those of expert 1 follow those of expert 0. */
+ * transformers names them; those of expert 1 follow those of expert 0. So are the sinks of
+ * ATTENTION. */
 struct modeli_weight {
     const char *name;
     enum modeli_width width;
@@ -146,7 +158,7 @@ typedef struct modeli_weight modeli_weight;
 struct modeli_row {
     const modeli_kind *kind; /* NULL ends a table */
     const char *name;        /* names a part's unit, such as "block.0.qkv.1" */
-    const char *reads;       /* names of one or two values, "x p" */
+    const char *reads;       /* names of one to three values, "x p" */
     const char *if_parallel; /* the values that it reads instead if spec.parallel_residual */
     const char *writes;
     modeli_weight weights[MODELI_ROW_TENSORS_MAX];
@@ -158,6 +170,7 @@ struct modeli_row {
     bool is_residual; /* the last of a branch: its initial weights have std / sqrt(2L) */
     bool by_heads;    /* HEAD_NORM: layer_head_norm.c */
     bool is_shared;   /* ROUTER, EXPERTS: of the shared expert, which every token has */
+    float epsilon;    /* NORM: instead of the spec's */
     bool only_first;  /* DROPOUT: of block 0 alone */
 };
 typedef struct modeli_row modeli_row;
@@ -183,8 +196,12 @@ bool modeli_has_rope(enum model_family family);  /* false: it has a table of pos
 uint64_t modeli_rotated(const model_spec *spec); /* R: the elements of each head that ROPE turns */
 /* True if the embedding has a table of that many rows. */
 bool modeli_has_table(enum model_family family, enum modeli_width rows);
+/* True if the block has latent attention. */
+bool modeli_has_latents(enum model_family family);
 /* True if a row of the block asks for this option. */
 bool modeli_has_option(enum model_family family, enum modeli_when option);
+/* True if the spec fulfils the condition. */
+bool modeli_is_there(const model_spec *spec, enum modeli_when when);
 
 /* ---- layers: rows of one model ---- */
 
@@ -264,8 +281,9 @@ struct modeli_layer {
      * before and after the owner in a forward; and those of the backward. */
     uint32_t forward_begin, forward_end, backward_begin, backward_end;
     /* Indices into list.values; MODELI_NO_VALUE. sum: what the ADD in a NORM writes. */
-    uint32_t reads[2], sum, writes;
+    uint32_t reads[MODELI_READS_MAX], sum, writes;
     modeli_spot output_grad, input_grad;
+    modeli_spot input_grads[MODELI_READS_MAX]; /* of MODELI_GRAD_COLUMNS, in place of input_grad */
     /* NORM, LINEAR: the gradient of the input that its other readers gave, to which its own is
      * added; own_grad: where a LINEAR makes that first */
     modeli_spot residual_grad, own_grad;
@@ -290,6 +308,9 @@ struct modeli_kind {
         MODELI_GRAD_IN_PLACE, /* the output's gradient is changed in place */
         MODELI_GRAD_PASSES,   /* it is the output's gradient, for each input */
         MODELI_GRAD_ADDS,     /* it is added to what the input's other readers gave */
+        /* each input's gradient has a place of its own. If several such layers read one value,
+         * each writes columns of its own. */
+        MODELI_GRAD_COLUMNS,
     } gradient;
     uint64_t (*out)(const modeli_layer *layer); /* NULL: out = in */
     /* Bytes of the piece `idx` of `saved` that only this layer uses. May be NULL. */
@@ -309,7 +330,7 @@ struct modeli_kind {
 
 extern const modeli_kind modeli_norm, modeli_linear, modeli_head_norm, modeli_rope,
     modeli_attention, modeli_gate, modeli_add, modeli_scale, modeli_dropout, modeli_router,
-    modeli_experts;                                   /* layer_*.c */
+    modeli_experts, modeli_take, modeli_join;         /* layer_*.c */
 extern const modeli_kind modeli_table, modeli_output; /* embed.c, head.c: output matrix */
 
 /* One part of a cut unit: rows [row_begin, row_begin + rows) of the matrix of one owner. All blocks

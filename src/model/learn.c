@@ -42,6 +42,16 @@ static const char *target_of(const modeli_row *rows, const char *name)
     return end;
 }
 
+/* The number of a row's first target. It also counts the rows that this model lacks. */
+static uint32_t first_target(const modeli_family *family, const modeli_row *of)
+{
+    uint32_t count = 0;
+    for (const modeli_row *row = family->block; row != of; row++)
+        for (uint32_t i = 0; i < MODELI_ROW_TENSORS_MAX && row->weights[i].name != NULL; i++)
+            count += row->kind == &modeli_linear;
+    return count;
+}
+
 const char *model_lora_target(enum model_family family, uint32_t idx)
 {
     const modeli_row *rows = modeli_family_of(family)->block;
@@ -149,6 +159,14 @@ static int check_lora(const model_spec *spec)
         known |= 1u << i;
     if (lora->targets == 0 || (lora->targets & ~known) != 0)
         return err_set(ERR_CONFIG, "train.lora.targets names no layer, or one that is not there");
+    const modeli_row *rows = modeli_family_of(spec->family)->block;
+    for (const modeli_row *row = rows; row->kind != NULL; row++)
+        if (row->kind == &modeli_linear && row->is_there != MODELI_UNSET &&
+            !modeli_is_there(spec, row->is_there) &&
+            (lora->targets >> first_target(modeli_family_of(spec->family), row) & 1) != 0)
+            return err_set(ERR_CONFIG,
+                           "train.lora.targets names %s, which this model does not have",
+                           target_of(rows, row->weights[0].name));
     return 0;
 }
 
@@ -251,9 +269,10 @@ void modeli_list_adapters(model *self, const modeli_whole *whole, modeli_lister 
 {
     const modeli_list *list = &self->products->block;
     const model_lora *lora = &self->spec.lora;
-    uint32_t target_idx = 0, count = 0;
+    uint32_t count = 0;
     for (uint32_t i = 0; i < list->layer_count; i++) {
         const modeli_layer *layer = &list->layers[i];
+        uint32_t target_idx = first_target(self->products->family, layer->row);
         uint64_t column = 0;
         for (uint32_t k = 0; layer->kind == &modeli_linear && column < layer->out; k++) {
             const model_tensor *target = &whole->tensors[layer->first_tensor + k];

@@ -124,6 +124,8 @@ static int check_variant(const model_spec *spec)
         enum modeli_when option;
     } options[] = {
         {"qk_norm", spec->qk_norm, MODELI_IF_QK_NORM},
+        {"attention_sinks", spec->attention_sinks, MODELI_IF_SINKS},
+        {"q_latent_size", spec->q_latent_size != 0, MODELI_IF_Q_LATENT},
         {"out_bias", spec->out_bias, MODELI_IF_OUT_BIAS},
         {"mlp_bias", spec->mlp_bias, MODELI_IF_MLP_BIAS},
         {"residual_multiplier", spec->residual_multiplier != 0, MODELI_IF_SCALED},
@@ -216,7 +218,10 @@ static int check_sizes(const model_spec *spec, uint64_t micro_batch)
     double wide = fmax(channels, (double)spec->num_heads * (double)spec->head_dim); /* or 0 */
     double experts = (double)spec->expert_count * (3 * (double)spec->expert_ffn_size + 1);
     double shared = 3 * (double)spec->shared_ffn_size;
-    double block = channels * (4 * wide + 3 * ffn + experts + shared + 16) + 4 * wide;
+    double latents = (double)spec->q_latent_size + (double)spec->kv_latent_size + HEAD_DIM_MAX;
+    wide = fmax(wide, (double)spec->num_heads * (double)spec->value_head_dim);
+    double block = channels * (4 * wide + 3 * ffn + experts + shared + 16) + 4 * wide +
+                   (spec->kv_latent_size ? latents * (channels + 2 * wide) : 0);
     double widest = fmax(16 * wide + 4 * ffn + 4 * shared + 16 * (double)spec->expert_count,
                          (double)spec->num_heads);
     double positions =
@@ -305,6 +310,7 @@ static int check_spec(const model_spec *spec, enum dtype type, uint64_t micro_ba
         return err_set(ERR_CONFIG, "model.rope_theta is %g, but must be a number above 1",
                        spec->rope_theta);
     TRY(check_heads(spec));
+    TRY(modeli_check_latents(spec));
     TRY(check_variant(spec));
     TRY(check_attention(spec));
     TRY(check_experts(spec));
@@ -378,8 +384,8 @@ static void size_window(model *self, const model_window *window)
     self->boundary_bytes = rows * self->spec.hidden_size * elem_bytes;
     self->chunk_rows = chunk_rows_of(self->spec.hidden_size, rows);
     self->cache_positions = window->cache_positions;
-    self->cache_bytes = 2 * self->spec.num_layers * self->spec.num_kv_heads *
-                        window->cache_positions * self->spec.head_dim * elem_bytes;
+    self->cache_bytes =
+        self->spec.num_layers * (modeli_cache_bytes(self, false) + modeli_cache_bytes(self, true));
     if (modeli_has_rope(self->spec.family))
         self->constants_bytes = modeli_positions(self) * modeli_rotated(&self->spec) *
                                 sizeof(float) * (self->spec.window_rope_theta != 0 ? 2 : 1);
@@ -428,15 +434,19 @@ int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_
         full.type_count = 2;
     if (full.expert_ffn_size == 0)
         full.expert_ffn_size = modeli_family_of(full.family)->experts ? full.ffn_size : 0;
-    if (full.head_dim > HEAD_DIM_MAX)
-        return err_set(ERR_CONFIG, "model.head_dim is %llu, but at most %d are possible",
-                       (unsigned long long)full.head_dim, HEAD_DIM_MAX);
+    if (full.head_dim > HEAD_DIM_MAX || full.value_head_dim > HEAD_DIM_MAX)
+        return err_set(ERR_CONFIG, "model.%s is %llu, but at most %d are possible",
+                       full.head_dim > HEAD_DIM_MAX ? "head_dim" : "value_head_dim",
+                       (unsigned long long)size_max(full.head_dim, full.value_head_dim),
+                       HEAD_DIM_MAX);
     TRY(check_spec(&full, type, micro_batch));
     if (full.expert_count > 0 && full.experts_per_unit == 0)
         full.experts_per_unit = modeli_experts_per_unit(&full);
     shorten_pattern(&full);
     if (full.head_dim == 0)
         full.head_dim = full.hidden_size / full.num_heads;
+    if (full.value_head_dim == 0)
+        full.value_head_dim = full.head_dim;
     if (modeli_has_rope(full.family))
         TRY(check_rope(&full));
     TRY(modeli_check_learn(&full));
@@ -518,7 +528,8 @@ static double matrix_elems(const modeli_list *list)
 double model_step_flops(const model *self, uint64_t tokens)
 {
     const model_spec *spec = &self->spec;
-    double attention = (double)modeli_width_of(self, MODELI_QUERIES);
+    double attention = 0.5 * (double)(modeli_width_of(self, MODELI_QUERIES) +
+                                      modeli_width_of(self, MODELI_OUTPUTS));
     double rank = (double)spec->lora.rank, adapters = 0; /* elements of A and B */
     for (uint32_t i = 0; i < self->products->adapter_count; i++)
         adapters += (double)spec->num_layers * rank *

@@ -119,12 +119,13 @@ enum model_family {
     MODEL_QWEN2_MOE,
     MODEL_QWEN3_MOE,
     MODEL_OLMOE,
+    MODEL_DEEPSEEK,
     MODEL_FAMILY_COUNT
 };
 
 enum {
     MODEL_RANGES_MAX = 64,
-    MODEL_LORA_TARGETS_MAX = 7,
+    MODEL_LORA_TARGETS_MAX = 9,
     MODEL_PATTERN_BYTES = 256, /* of window_pattern, with its zero */
 };
 
@@ -160,10 +161,17 @@ struct model_spec {
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
     /* num_kv_heads 0 means num_heads; for gpt2, ffn_size 0 means 4 * hidden_size */
     uint64_t head_dim; /* D; 0: hidden_size / num_heads. llama: H * D may differ from hidden_size */
+    /* deepseek: multi-head latent attention. k and v are made from kv_latent_size columns, q from
+     * q_latent_size columns or, if that is 0, from the block's input. The last rope_head_dim of a
+     * head's D elements have rotary positions, and are the same in all heads of k. Heads of v have
+     * value_head_dim elements; 0: D. */
+    uint64_t q_latent_size, kv_latent_size, rope_head_dim, value_head_dim;
+    bool rope_halves; /* deepseek: rotary positions turn (i, i + R/2) */
     /* Options of some families (families.c); others have or lack them by themselves. Biases
      * of q, k and v (Qwen2), of attention's output, and of the feed-forward part. */
     bool qkv_bias, out_bias, mlp_bias;
-    bool qk_norm; /* norms over each head's D of q and of k, before the rotation (Qwen3) */
+    bool attention_sinks; /* a learned logit of each head in its softmax's denominator (gpt-oss) */
+    bool qk_norm;         /* norms over each head's D of q and of k, before the rotation (Qwen3) */
     bool parallel_residual;     /* attention and the feed-forward part read the same x (GPT-NeoX) */
     enum activation activation; /* of the feed-forward part */
     /* Factors of the rows of the embedding (rounded to the working dtype), of scores in place of 1

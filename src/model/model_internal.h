@@ -179,6 +179,12 @@ static inline bool modeli_is_windowed(const model *self, uint64_t block)
 /* The window of a block's attention: layer_attention.c. 0: there is none, or it is as wide as a
  * sequence. */
 uint64_t modeli_window_of(const model *self, uint64_t block);
+
+/* Checks the sizes of latent attention, and that other families have none: layer_latent.c. */
+int modeli_check_latents(const model_spec *spec) MUST_CHECK;
+
+/* Bytes of the keys, or of the values, that the cache has of one block. */
+uint64_t modeli_cache_bytes(const model *self, bool is_values);
 /* The scores of one head and sequence in a block: T T / 2, fewer with a window, or T T if attention
  * sees both sides. */
 double modeli_scores_of(const model *self, uint64_t block);

@@ -101,8 +101,8 @@ static void touch_forward(const modeli_list *list, const modeli_layer *layer,
                           const modeli_part *part, struct pass *pass)
 {
     const modeli_value *values = list->values;
-    touch(pass, values[layer->reads[0]].at, false);
-    touch(pass, values[layer->reads[1]].at, false);
+    for (uint32_t k = 0; k < MODELI_READS_MAX; k++)
+        touch(pass, values[layer->reads[k]].at, false);
     if (layer->matrix_rows > 0 && part != NULL &&
         !part->is_first) /* other parts wrote other columns */
         touch(pass, values[layer->writes].at, false);

@@ -109,8 +109,8 @@ static uint32_t last_read(const modeli_list *list, uint32_t value)
 {
     uint32_t last = first_written(list, value);
     for (uint32_t i = last; i < list->layer_count; i++)
-        if (list->layers[i].reads[0] == value || list->layers[i].reads[1] == value)
-            last = i;
+        for (uint32_t k = 0; k < MODELI_READS_MAX; k++)
+            last = list->layers[i].reads[k] == value ? i : last;
     return last;
 }
 
@@ -165,18 +165,19 @@ static void find_recomputed(struct layout *of)
         modeli_layer *layer = &of->list->layers[i];
         layer->is_recomputed[KEPT_NONE] =
             is_wanted[layer->writes] || is_wanted[layer->sum] || layer->kind->kept_bytes != NULL;
-        if (layer->is_recomputed[KEPT_NONE])
-            is_wanted[layer->reads[0]] = is_wanted[layer->reads[1]] = true;
+        for (uint32_t k = 0; k < MODELI_READS_MAX && layer->is_recomputed[KEPT_NONE]; k++)
+            is_wanted[layer->reads[k]] = true;
         is_wanted[MODELI_NO_VALUE] = false;
     }
 }
 
-/* Decides whether KEPT_SELECTIVE keeps a value that a layer makes of values `a` and `b`. It does if
- * the layer cannot make it again in a backward, which has the values is_there. */
-static void decide(struct layout *of, const modeli_layer *layer, uint32_t value, uint32_t a,
-                   uint32_t b, bool *is_there)
+/* Decides whether KEPT_SELECTIVE keeps a value that a layer makes. It does if the layer cannot make
+ * it again in a backward, which has the values is_there and, if has_inputs, those that the layer
+ * makes it of. */
+static void decide(struct layout *of, const modeli_layer *layer, uint32_t value, bool has_inputs,
+                   bool *is_there)
 {
-    bool is_cheap = !layer->kind->has_product && is_there[a] && is_there[b];
+    bool is_cheap = !layer->kind->has_product && has_inputs;
     if (!is_cheap || of->list->part_count > 0)
         of->is_selective[value] |= of->is_kept[value];
     is_there[value] = is_cheap || of->is_selective[value];
@@ -191,12 +192,14 @@ static void find_selective(struct layout *of)
     bool is_wanted[MODELI_VALUES_MAX];
     for (uint32_t i = 0; i < list->layer_count; i++) {
         const modeli_layer *layer = &list->layers[i];
-        const uint32_t *reads = layer->reads;
+        bool has_inputs = true;
+        for (uint32_t k = 0; k < MODELI_READS_MAX; k++)
+            has_inputs = has_inputs && is_there[layer->reads[k]];
         if (layer->sum != MODELI_NO_VALUE) {
-            decide(of, layer, layer->sum, reads[0], reads[1], is_there);
-            decide(of, layer, layer->writes, layer->sum, MODELI_NO_VALUE, is_there);
+            decide(of, layer, layer->sum, has_inputs, is_there);
+            decide(of, layer, layer->writes, is_there[layer->sum], is_there);
         } else {
-            decide(of, layer, layer->writes, reads[0], reads[1], is_there);
+            decide(of, layer, layer->writes, has_inputs, is_there);
         }
     }
     for (uint32_t v = 0; v < list->value_count; v++)
@@ -205,7 +208,8 @@ static void find_selective(struct layout *of)
         modeli_layer *layer = &of->list->layers[i];
         layer->sum_is_kept = of->is_selective[layer->sum];
         layer->is_recomputed[KEPT_SELECTIVE] = is_wanted[layer->writes] || is_wanted[layer->sum];
-        for (int k = 0; k < 2 && layer->is_recomputed[KEPT_SELECTIVE] && !layer->sum_is_kept; k++)
+        bool is_made = layer->is_recomputed[KEPT_SELECTIVE] && !layer->sum_is_kept;
+        for (uint32_t k = 0; k < MODELI_READS_MAX && is_made; k++)
             is_wanted[layer->reads[k]] = !of->is_selective[layer->reads[k]];
         is_wanted[MODELI_NO_VALUE] = is_wanted[MODELI_X] = false;
     }
@@ -270,9 +274,28 @@ static modeli_spot sum_place(struct layout *of, const modeli_layer *layer, uint3
     return layer->own_grad.buffer != MODELI_NOWHERE ? layer->own_grad : new_grad(of, i);
 }
 
+/* The gradients of MODELI_GRAD_COLUMNS. */
+static void place_columns(struct layout *of, uint32_t i)
+{
+    modeli_layer *layer = &of->list->layers[i];
+    uint32_t time = back_time(of->list, i);
+    layer->output_grad = of->grads[layer->writes];
+    for (uint32_t k = 0; k < MODELI_READS_MAX && layer->reads[k] != MODELI_NO_VALUE; k++) {
+        uint32_t value = layer->reads[k];
+        assert(value != MODELI_X && value != layer->writes);
+        if (of->grads[value].buffer == MODELI_NOWHERE)
+            take_place(of, value, add_piece(of, value_bytes(of, value), time, time, false));
+        layer->input_grads[k] = of->grads[value];
+    }
+}
+
 static void place_grad(struct layout *of, uint32_t i)
 {
     modeli_layer *layer = &of->list->layers[i];
+    if (layer->kind->gradient == MODELI_GRAD_COLUMNS) {
+        place_columns(of, i);
+        return;
+    }
     layer->output_grad = layer->input_grad = of->grads[layer->writes];
     assert(layer->output_grad.buffer != MODELI_NOWHERE);
     bool is_changed = layer->kind->gradient != MODELI_GRAD_IN_PLACE &&
@@ -422,6 +445,8 @@ static void find_places(const model *self, modeli_list *list)
                                 &layer->input_grad, &layer->residual_grad, &layer->own_grad};
         for (uint32_t k = 0; k < sizeof spots / sizeof spots[0]; k++)
             resolve(&of, spots[k]);
+        for (uint32_t k = 0; k < MODELI_READS_MAX; k++)
+            resolve(&of, &layer->input_grads[k]);
     }
     if (list->part_count == 0)
         return;

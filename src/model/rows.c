@@ -28,6 +28,13 @@ uint64_t modeli_width_of(const model *self, enum modeli_width width)
         [MODELI_QUERIES] = spec->num_heads * spec->head_dim,
         [MODELI_KEYS] = spec->num_kv_heads * spec->head_dim,
         [MODELI_QKV] = (spec->num_heads + 2 * spec->num_kv_heads) * spec->head_dim,
+        [MODELI_OUTPUTS] = spec->num_heads * spec->value_head_dim,
+        [MODELI_HEADS] = spec->num_heads,
+        [MODELI_Q_LATENT] = spec->q_latent_size,
+        [MODELI_KV_LATENT] = spec->kv_latent_size,
+        [MODELI_KV_LATENT_ROPE] = spec->kv_latent_size + spec->rope_head_dim,
+        [MODELI_KEYS_VALUES] =
+            spec->num_heads * (spec->head_dim - spec->rope_head_dim + spec->value_head_dim),
         [MODELI_HEAD] = spec->head_dim,
         [MODELI_FFN] = spec->ffn_size,
         [MODELI_GATE_UP] = 2 * spec->ffn_size,
@@ -45,7 +52,7 @@ uint64_t modeli_width_of(const model *self, enum modeli_width width)
     return widths[width];
 }
 
-static bool is_true(const model_spec *spec, enum modeli_when when)
+bool modeli_is_there(const model_spec *spec, enum modeli_when when)
 {
     const bool truths[] = {
         [MODELI_ALWAYS] = true,
@@ -53,6 +60,10 @@ static bool is_true(const model_spec *spec, enum modeli_when when)
         [MODELI_IF_OUT_BIAS] = spec->out_bias,
         [MODELI_IF_MLP_BIAS] = spec->mlp_bias,
         [MODELI_IF_QK_NORM] = spec->qk_norm,
+        [MODELI_IF_SINKS] = spec->attention_sinks,
+        [MODELI_UNLESS_SINKS] = !spec->attention_sinks,
+        [MODELI_IF_Q_LATENT] = spec->q_latent_size != 0,
+        [MODELI_UNLESS_Q_LATENT] = spec->q_latent_size == 0,
         [MODELI_IF_SCALED] = spec->residual_multiplier != 0,
         [MODELI_IF_DROPOUT] = spec->hidden_dropout > 0,
         [MODELI_IF_TIED] = spec->tie_embeddings,
@@ -63,12 +74,22 @@ static bool is_true(const model_spec *spec, enum modeli_when when)
     return truths[when];
 }
 
-bool modeli_has_rope(enum model_family family)
+static bool has_kind(enum model_family family, const modeli_kind *kind)
 {
     const modeli_row *row = modeli_family_of(family)->block;
-    while (row->kind != NULL && row->kind != &modeli_rope)
+    while (row->kind != NULL && row->kind != kind)
         row++;
     return row->kind != NULL;
+}
+
+bool modeli_has_rope(enum model_family family)
+{
+    return has_kind(family, &modeli_rope);
+}
+
+bool modeli_has_latents(enum model_family family)
+{
+    return has_kind(family, &modeli_join);
 }
 
 bool modeli_has_option(enum model_family family, enum modeli_when option)
@@ -122,10 +143,11 @@ static void add_layer(const model *self, modeli_list *list, const modeli_row *ro
     modeli_layer made = {.net = self, .row = row, .kind = row->kind};
     bool is_parallel = self->spec.parallel_residual && row->if_parallel != NULL;
     const char *reads = is_parallel ? row->if_parallel : row->reads;
-    size_t first_bytes = strcspn(reads, " ");
-    const char *second = reads + first_bytes + (reads[first_bytes] != 0);
-    made.reads[0] = find_value(self, list, reads, first_bytes);
-    made.reads[1] = find_value(self, list, second, strlen(second));
+    for (uint32_t k = 0; k < MODELI_READS_MAX; k++) {
+        size_t bytes = strcspn(reads, " ");
+        made.reads[k] = find_value(self, list, reads, bytes);
+        reads += bytes + (reads[bytes] != 0);
+    }
     if (row->kind == &modeli_norm && before != NULL && before->kind == &modeli_add &&
         before->writes == made.reads[0]) {
         made.sum = before->writes;
@@ -154,7 +176,7 @@ static void add_rows(const model *self, modeli_list *list, const modeli_row *row
     list->value_count = MODELI_X;
     find_value(self, list, "x", 1);
     for (; rows->kind != NULL; rows++)
-        if (rows->is_there == MODELI_UNSET || is_true(&self->spec, rows->is_there))
+        if (rows->is_there == MODELI_UNSET || modeli_is_there(&self->spec, rows->is_there))
             add_layer(self, list, rows);
 }
 
@@ -255,13 +277,15 @@ static void add_tensors(const model *self, modeli_layer *layer, uint32_t idx, bo
             modeli_append(list, is_matrix ? width : 1, is_matrix ? columns : width,
                           i > 0 && layer->kind->has_matrix && !is_down);
         bool is_joint = has_experts && !row->is_shared;
+        bool is_sink = layer->kind == &modeli_attention;
         snprintf(pattern, sizeof pattern, "%s%s", weight,
-                 is_joint  ? ""
-                 : is_bias ? ".bias"
-                           : ".weight");
+                 is_joint || is_sink ? ""
+                 : is_bias           ? ".bias"
+                                     : ".weight");
         snprintf(tensor->name, sizeof tensor->name,
                  is_bias && row->bias_name ? row->bias_name : pattern, whole->block - is_before);
-        bool is_zero = is_bias || (layer->kind->is_norm && self->products->family->adds_one);
+        bool is_zero =
+            is_bias || is_sink || (layer->kind->is_norm && self->products->family->adds_one);
         tensor->init = is_zero                       ? TENSOR_INIT_ZERO
                        : layer->kind->is_norm        ? TENSOR_INIT_ONE
                        : row->is_residual && is_last ? TENSOR_INIT_NORMAL_RESIDUAL
@@ -288,7 +312,7 @@ void modeli_list_whole(const model *self, modeli_list *list, uint64_t block, mod
         }
         layer->first_tensor = whole->unit.tensor_count;
         add_tensors(self, layer, i, false, &lister, whole);
-        if (is_true(&self->spec, layer->row->has_bias))
+        if (modeli_is_there(&self->spec, layer->row->has_bias))
             add_tensors(self, layer, i, true, &lister, whole);
     }
 }

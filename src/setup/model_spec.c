@@ -49,6 +49,12 @@ model_spec setup_model_spec(const struct job_model *from)
         .vocab_size = from->vocab_size,
         .seq_length = from->seq_length,
         .head_dim = from->head_dim,
+        .q_latent_size = from->q_latent_size,
+        .kv_latent_size = from->kv_latent_size,
+        .rope_head_dim = from->rope_head_dim,
+        .value_head_dim = from->value_head_dim,
+        .rope_halves = from->rope_halves,
+        .attention_sinks = from->attention_sinks,
         .qkv_bias = from->qkv_bias,
         .out_bias = from->out_bias,
         .mlp_bias = from->mlp_bias,
@@ -153,9 +159,16 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         {"experts_per_unit", (double)spec->experts_per_unit},
         {"norm_topk_prob", spec->normalizes_experts},
         {"routed_scaling_factor", spec->routed_scaling},
+        {"q_latent_size", (double)spec->q_latent_size},
+        {"kv_latent_size", (double)spec->kv_latent_size},
+        {"rope_head_dim", (double)spec->rope_head_dim},
+        {"rope_halves", spec->rope_halves},
+        {"attention_sinks", spec->attention_sinks},
     };
     if (spec->head_dim * spec->num_heads != spec->hidden_size)
         append(text, capacity, &used, "model.head_dim=%" PRIu64 "\n", spec->head_dim);
+    if (spec->value_head_dim != 0 && spec->value_head_dim != spec->head_dim)
+        append(text, capacity, &used, "model.value_head_dim=%" PRIu64 "\n", spec->value_head_dim);
     if (spec->position_count == 0 && spec->qkv_bias)
         append(text, capacity, &used, "model.qkv_bias=true\n");
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
@@ -219,6 +232,7 @@ static void default_targets(struct job_train *train, enum model_family family)
         [MODEL_PHI3] = {"qkv_proj"},
         [MODEL_BERT] = {"query", "value"},
         [MODEL_GPT_NEOX] = {"query_key_value"},
+        [MODEL_DEEPSEEK] = {"kv_a_proj_with_mqa", "kv_b_proj"}, /* PEFT has no choice of its own */
     };
     static const char *const usual[2] = {"q_proj", "v_proj"};
     const char *const *names = others[family][0] ? others[family] : usual;

@@ -43,13 +43,13 @@ static inline bool harness_is_output(const char *name)
     return strcmp(name, "lm_head.weight") == 0 || strcmp(name, "embed_out.weight") == 0;
 }
 
-/* All targets of adapters, for model_lora.targets. */
+/* All targets of adapters, for model_lora.targets. "deepseek" has no q_proj, the first one. */
 static inline uint32_t harness_targets(enum model_family family)
 {
     uint32_t count = 0;
     while (model_lora_target(family, count) != NULL)
         count++;
-    return (1u << count) - 1;
+    return (1u << count) - (family == MODEL_DEEPSEEK ? 2 : 1);
 }
 
 /* Completes the spec of a small model: two layers where none are given, four heads, and an
@@ -78,6 +78,9 @@ static inline uint32_t harness_targets(enum model_family family)
  *   "exaone4"     a window and rotary positions in every other block, the others with neither
  *   "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"    five experts, two a token and two a unit, so
  *                 that the last unit has one. "olmoe" has other weights, "qwen2_moe" a shared expert
+ *   "deepseek"    latents, heads of v of another size, frequencies that YaRN scales, with a factor
+ *                 of the scores; "deepseek-direct" has no latent of q, but biases and turned halves
+ *   "sinks"       sinks, and a window in every other block
  *   "gpt2-erf"    another activation
  *   "-dropout"    at the end: every dropout that the family has */
 static inline void harness_complete(const char *instance, model_spec *spec)
@@ -124,6 +127,27 @@ static inline void harness_complete(const char *instance, model_spec *spec)
         spec->partial_rotary_factor = 0.5;
         spec->qkv_bias = true;
         spec->head_dim = spec->hidden_size / spec->num_heads / 4 * 4 + 4;
+    }
+    if (spec->family == MODEL_DEEPSEEK) {
+        bool is_direct = strcmp(instance, "deepseek-direct") == 0;
+        spec->num_kv_heads = 4;
+        spec->q_latent_size = is_direct ? 0 : 10;
+        spec->kv_latent_size = 14;
+        spec->head_dim = spec->hidden_size / spec->num_heads / 2 * 2 + 4;
+        spec->rope_head_dim = 4;
+        spec->value_head_dim = spec->hidden_size / spec->num_heads / 2 * 2 + 2;
+        spec->rope_halves = spec->qkv_bias = spec->out_bias = spec->mlp_bias = is_direct;
+        if (!is_direct)
+            spec->rope = (rope_form){.scaling = ROPE_YARN,
+                                     .factor = 4,
+                                     .original_positions = 64,
+                                     .mscale = 0.7,
+                                     .mscale_all_dim = 1.2};
+    }
+    if (strcmp(instance, "sinks") == 0) {
+        spec->attention_sinks = true;
+        spec->window = 4;
+        strcpy(spec->window_pattern, "wf");
     }
     if (strcmp(instance, "llama-yarn") == 0)
         spec->rope = (rope_form){

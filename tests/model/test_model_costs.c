@@ -128,6 +128,41 @@ static int spy_activation_backward(kernel_context *context, void *stream,
     return kernels_reference.activation_backward(context, stream, args);
 }
 
+static int spy_attention_sinks(kernel_context *context, void *stream,
+                               const attention_sinks_args *args)
+{
+    note(MODEL_ROWS_PLAIN, args->batch * args->tokens * args->heads * args->value_dim,
+         2 * dtype_bytes(args->type));
+    return kernels_reference.attention_sinks(context, stream, args);
+}
+
+static int spy_attention_sinks_backward(kernel_context *context, void *stream,
+                                        const attention_sinks_args *args)
+{
+    note(MODEL_ROWS_PLAIN, args->batch * args->tokens * args->heads * args->value_dim,
+         2 * dtype_bytes(args->type));
+    return kernels_reference.attention_sinks_backward(context, stream, args);
+}
+
+/* q, k's other part and v are read and written, and all heads' rotary part is written. */
+static void note_join(const heads_join_args *args)
+{
+    uint64_t heads = args->heads * (4 * args->own + 3 * args->shared + 2 * args->value);
+    note(MODEL_ROWS_PLAIN, args->rows * (heads + args->shared), dtype_bytes(args->type));
+}
+
+static int spy_heads_join(kernel_context *context, void *stream, const heads_join_args *args)
+{
+    note_join(args);
+    return kernels_reference.heads_join(context, stream, args);
+}
+
+static int spy_heads_split(kernel_context *context, void *stream, const heads_join_args *args)
+{
+    note_join(args);
+    return kernels_reference.heads_split(context, stream, args);
+}
+
 /* Read, written and copied. */
 static int spy_head_norm_forward(kernel_context *context, void *stream, const head_norm_args *args)
 {
@@ -233,6 +268,10 @@ static void make_spy(void)
     spy.head_norm_forward = spy_head_norm_forward;
     spy.head_norm_backward = spy_head_norm_backward;
     spy.rope = spy_rope;
+    spy.attention_sinks = spy_attention_sinks;
+    spy.attention_sinks_backward = spy_attention_sinks_backward;
+    spy.heads_join = spy_heads_join;
+    spy.heads_split = spy_heads_split;
     spy.add = spy_add;
     spy.scale_rows = spy_scale_rows;
     spy.dropout = spy_dropout;
@@ -280,9 +319,11 @@ static void compare(const model *self, const model_costs *costs)
     double tokens = (double)self->tokens, both = model_is_bidirectional(family) ? 2 : 1; /* sides */
     double window = attention_made.window ? (double)attention_made.window : tokens;
     double scores = both * (double)self->micro_batch * window * (tokens - window / 2);
-    double forward = 4 * scores * (double)(self->spec.num_heads * self->spec.head_dim);
-    assert_true(costs->attention_forward_flops == forward * (double)attention_runs[0]);
-    assert_true(costs->attention_backward_flops == 2.5 * forward * (double)attention_runs[1]);
+    double keys = 2 * scores * (double)(self->spec.num_heads * self->spec.head_dim);
+    double values = 2 * scores * (double)(self->spec.num_heads * self->spec.value_head_dim);
+    assert_true(costs->attention_forward_flops == (keys + values) * (double)attention_runs[0]);
+    assert_true(costs->attention_backward_flops ==
+                (3 * keys + 2 * values) * (double)attention_runs[1]);
     if (self->spec.attention_dropout > 0)
         row_bytes[MODEL_ROWS_DROPOUT] += 2 * scores * (double)self->spec.num_heads *
                                          (double)dtype_bytes(self->type) *
@@ -475,8 +516,8 @@ static void test_adapters(void **state)
     uint32_t all = harness_targets(family);
     check_model(true, DTYPE_BF16, 0, 0, &everything, &(model_lora){4, 8, all, 0.1});
     check_model(false, DTYPE_BF16, 0, 0, &norms, &(model_lora){3, 3, all, 0});
-    check_model(false, DTYPE_BF16, 0, 0, &block, &(model_lora){8, 1, 0x5, 0});
-    check_model(false, DTYPE_BF16, 0, 0, &everything, &(model_lora){8, 1, 0xa, 0.5});
+    check_model(false, DTYPE_BF16, 0, 0, &block, &(model_lora){8, 1, all & 0x5, 0});
+    check_model(false, DTYPE_BF16, 0, 0, &everything, &(model_lora){8, 1, all & 0xa, 0.5});
 }
 
 int main(int argc, char **argv)

@@ -120,13 +120,12 @@ static void expect_close(const char *what, const kernel_ops *ops, enum dtype typ
     assert_true(loss_error < tolerance);
 }
 
-/* The tolerance of bf16. Dropout leaves sums of fewer and larger terms. In a mixture some tokens
- * have other experts than in fp32. */
+/* The tolerance of bf16. Dropout leaves sums of fewer and larger terms, latents are narrow, and some
+ * tokens choose other experts than in fp32. */
 static double rounding(void)
 {
-    return modeli_family_of(family)->experts != NULL ? 0.15
-           : strstr(instance, "-dropout") != NULL    ? 0.1
-                                                     : 0.05;
+    bool is_rough = strstr(instance, "-dropout") != NULL || family == MODEL_DEEPSEEK;
+    return modeli_family_of(family)->experts != NULL ? 0.15 : is_rough ? 0.1 : 0.05;
 }
 
 static void chunks_agree(void **state)

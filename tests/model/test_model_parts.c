@@ -35,6 +35,12 @@ static model_spec spec_of(enum model_family family, bool tied, uint64_t max_part
         .init_std = 0.02,
         .max_part_bytes = max_part_bytes,
     };
+    if (family == MODEL_DEEPSEEK) {
+        spec.q_latent_size = 40;
+        spec.kv_latent_size = 24;
+        spec.rope_head_dim = 6;
+        spec.value_head_dim = 12;
+    }
     return spec;
 }
 

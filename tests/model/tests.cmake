@@ -5,12 +5,12 @@ sluice_test(test_model_parts LIBS sluice_model LABELS cpu debug)
 if(TARGET sluice_kernels_reference)
     set(model_families gpt2 llama qwen2 qwen3 starcoder2 phi3 gemma olmo2 exaone4 granite smollm3 phi3-long
                        llama-yarn llama-ntk glm glm4 gpt_neox gpt_neox-serial opt cohere stablelm
-                       stablelm-parallel mistral gemma2 gemma3)
+                       stablelm-parallel mistral gemma2 gemma3 deepseek deepseek-direct sinks)
     set(all_families ${model_families} bert)
     set(model_mixtures mixtral qwen2_moe qwen3_moe olmoe)
     # Each form of a block once: what families differ in otherwise changes neither parts nor costs.
     set(model_forms gpt2 llama qwen3 phi3 olmo2 granite glm4 gpt_neox opt cohere stablelm gemma2 gemma3
-                    bert gpt2-dropout llama-dropout bert-dropout)
+                    bert gpt2-dropout llama-dropout bert-dropout deepseek sinks)
     set(model_dropouts gpt2-dropout llama-dropout starcoder2-dropout phi3-dropout gpt_neox-dropout
                        bert-dropout)
     sluice_test(test_model_gradients LIBS sluice_model sluice_kernels_reference LABELS cpu
@@ -21,9 +21,9 @@ if(TARGET sluice_kernels_reference)
     sluice_test(test_model_dropout LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES ${model_dropouts})
     sluice_test(test_model_learn LIBS sluice_model sluice_kernels_reference LABELS cpu
-                INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere gemma3)
+                INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere gemma3 deepseek sinks)
     sluice_test(test_model_lora LIBS sluice_model sluice_kernels_reference LABELS cpu debug
-                INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere gemma3)
+                INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere gemma3 deepseek sinks)
     sluice_test(test_model_packed LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES llama bert qwen2_moe)
     sluice_test(test_model_cut LIBS sluice_model sluice_kernels_reference LABELS cpu

@@ -66,6 +66,10 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 GEMMA = dict(**SMALL, **WINDOW, **NO_PAD, head_dim=16, query_pre_attn_scalar=24)
 QWEN2_MOE = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=40)
 QWEN3_MOE = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32)
+# Without experts. Scores and angles have factors of their own.
+LATENT = {**SMALL, **NO_PAD, "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 16,
+          "qk_rope_head_dim": 8, "v_head_dim": 12, "first_k_dense_replace": 3}
+DEEP = dict(mscale=0.7, mscale_all_dim=1.0)
 FAMILIES = {
     "gpt2": hf.GPT2Config(**GPT2),
     "gpt2-untied": hf.GPT2Config(**GPT2, n_inner=72, tie_word_embeddings=False),
@@ -131,6 +135,10 @@ FAMILIES = {
     "gemma3": hf.Gemma3TextConfig(**GEMMA, layer_types=[SLIDING, FULL, SLIDING], rope_parameters={
         SLIDING: dict(rope_type="default", rope_theta=100.0),
         FULL: dict(rope_type="linear", rope_theta=10000.0, factor=4.0)}),
+    "deepseek_v2": hf.DeepseekV2Config(**LATENT, q_lora_rank=None, rope_parameters=YARN | DEEP),
+    "deepseek_v2-bias": hf.DeepseekV2Config(**LATENT, q_lora_rank=20, attention_bias=True, mlp_bias=True),
+    "deepseek_v3": hf.DeepseekV3Config(**LATENT, q_lora_rank=28, rope_parameters=YARN | DEEP),
+    "deepseek_v3-halves": hf.DeepseekV3Config(**LATENT, q_lora_rank=None, rope_interleave=False, attention_bias=True),
     "qwen3-tied": hf.Qwen3Config(**SMALL, head_dim=20, tie_word_embeddings=True),
     "mixtral": hf.MixtralConfig(**SMALL, **NO_PAD, num_local_experts=4, num_experts_per_tok=2),
     "mixtral-window": hf.MixtralConfig(**SMALL, **NO_PAD, **WINDOW, head_dim=16, num_local_experts=6),
@@ -150,7 +158,9 @@ def class_of(config):
 
 
 def is_mixture(config):
-    return hasattr(config, "num_experts_per_tok")
+    """DeepSeek's checkpoints here have experts in no block."""
+    return (hasattr(config, "num_experts_per_tok") and
+            getattr(config, "first_k_dense_replace", 0) < config.num_hidden_layers)
 
 
 def make_uneven(model):
@@ -276,7 +286,9 @@ def check_adapters(program, where, tokens, rows, scratch):
         lora["targets"] = ["k_proj", "o_proj", "q_proj", "v_proj"]
     elif base.config.model_type != "bert":  # its head has a layer of the same name as its blocks
         lora["targets"] = sorted({name.split(".")[-1] for name, module in base.named_modules()
-                                  if isinstance(module, linear) and module is not base.get_output_embeddings()})
+                                  if isinstance(module, linear) and module is not base.get_output_embeddings()
+                                  # PEFT takes gate_proj and its like of these types for those of experts
+                                  and not (base.config.model_type.startswith("deepseek") and ".mlp." in name)})
     run, adapters, merged = (scratch / name for name in ("lora", "adapters", "merged"))
     our_steps(program, where, tokens, run, rate=0.02, train={"lora": lora})
     ours(program, "export", run, adapters, "--adapters", "--quiet")

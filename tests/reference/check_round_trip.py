@@ -30,6 +30,7 @@ LIMITS = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WINDOWS = 8
 SMALL = {"num_layers": 2, "hidden_size": 48, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 80}
+LATENT = {**SMALL, "num_kv_heads": 4, "head_dim": 24, "rope_head_dim": 8, "kv_latent_size": 24, "value_head_dim": 12}
 LISTS = {"type": "longrope", "factor": 2.5, "original_max_position_embeddings": 32,
          "short_factor": [1.0] * 6, "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0]}
 GEMMA = {"embedding_multiplier": 48**0.5, "attention_multiplier": 24**-0.5, "window": 20, "window_pattern": "wf"}
@@ -53,6 +54,9 @@ OWN_MODELS = {
     "own-gemma": {"family": "gemma", **SMALL, "embedding_multiplier": 48**0.5},
     "own-olmo2": {"family": "olmo2", **SMALL},
     "own-exaone4": {"family": "exaone4", **SMALL, "window": 20, "window_pattern": "wf", "nope_interval": 2},
+    "own-deepseek": {"family": "deepseek", **LATENT, "q_latent_size": 20, "rope_scaling": {
+        "type": "yarn", "factor": 2.5, "original_max_position_embeddings": 32, "mscale": 0.7, "mscale_all_dim": 1.0}},
+    "own-deepseek-direct": {"family": "deepseek", **LATENT, "rope_halves": True, "qkv_bias": True, "out_bias": True},
     "own-bert": {"family": "bert", "num_layers": 2, "hidden_size": 48, "num_heads": 4, "ffn_size": 80},
     "own-gpt_neox": {"family": "gpt_neox", "num_layers": 2, "hidden_size": 64, "num_heads": 4,
                      "parallel_residual": True, "partial_rotary_factor": 0.25},

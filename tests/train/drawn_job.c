@@ -17,7 +17,7 @@
 #include "tests/train/drawn_job.h"
 
 /* A row: settings that belong together, so that a job has all of them or none. */
-enum { ROW_SETS = 3, ROWS_MAX = 24, KINDS = 5 };
+enum { ROW_SETS = 3, ROWS_MAX = 32, KINDS = 5 };
 typedef const char *const row[ROW_SETS];
 
 #define FACTORS_6 "1,1.1,1.2,1.3,1.5,2"
@@ -94,6 +94,10 @@ static row options[] = {
     {"model.mlp_bias=true"},
     {"model.qk_norm=true"},
     {"model.parallel_residual=true"},
+    {"model.attention_sinks=true"},
+    {"model.q_latent_size=40"},
+    {"model.value_head_dim=20"},
+    {"model.rope_halves=true"},
     {"model.tie_embeddings=true"},
     {"model.tie_embeddings=false"},
     {"model.residual_multiplier=0.7"},
@@ -202,6 +206,12 @@ static void begin(drawn_job *self)
     fixture_set(sets, "train_micro_batch_size_per_gpu=%u", 1 + (unsigned)drawn_job_draw(self, 3));
     fixture_set(sets, "gradient_accumulation_steps=%u", 1 + (unsigned)drawn_job_draw(self, 4));
     fixture_set(sets, "scheduler={\"type\":\"WarmupLR\",\"params\":{\"warmup_num_steps\":2}}");
+    if (strcmp(self->shape.family, "deepseek") == 0) {
+        static const char *const sizes[] = {"num_kv_heads=4", "head_dim=24", "rope_head_dim=8",
+                                            "kv_latent_size=28"};
+        for (int i = 0; i < 4; i++)
+            fixture_set(sets, "model.%s", sizes[i]);
+    }
     add_experts(self);
     if (dtype == 2)
         fixture_set(sets, "fp16={\"enabled\":true,\"initial_scale_power\":%u,\"hysteresis\":1}",
