@@ -11,121 +11,15 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "format/format_json.h"
 #include "format/hf_checkpoint.h"
 #include "hf/hf_internal.h"
 #include "state/run_dir.h"
 #include "text/tokenizer.h"
 
-static const format_json_limits config_limits = {
-    .bytes_max = 16 << 20, .values_max = 1 << 20, .depth_max = 32};
-
 static const char *const torch_names[DTYPE_COUNT] = {
     [DTYPE_FP32] = "float32", [DTYPE_BF16] = "bfloat16", [DTYPE_FP16] = "float16"};
 
 static const char config_name[] = "config.json";
-
-/* ---- a config.json that exists ---- */
-
-/* The state of a scan over the text of an object, which finds the object's own keys. */
-struct config_scan {
-    const char *text; /* valid JSON */
-    size_t at;
-    uint32_t depth;
-};
-
-/* Returns the position after the string that begins at `at`. */
-static size_t string_end(const char *text, size_t at)
-{
-    for (at++; text[at] != '"'; at++)
-        at += text[at] == '\\';
-    return at + 1;
-}
-
-/* Finds the next key of the object itself, without its quotes; false at the end. Then `at` is the
- * position of its value. */
-static bool next_key(struct config_scan *self, const char **key, size_t *key_bytes)
-{
-    const char *text = self->text;
-    while (text[self->at]) {
-        char byte = text[self->at];
-        if (byte == '{' || byte == '[')
-            self->depth++;
-        self->depth -= byte == '}' || byte == ']';
-        if (byte != '"') {
-            self->at++;
-            continue;
-        }
-        size_t begin = self->at, end = string_end(text, begin);
-        self->at = end + strspn(text + end, " \t\r\n");
-        if (self->depth != 1 || text[self->at] != ':')
-            continue;
-        self->at++;
-        self->at += strspn(text + self->at, " \t\r\n");
-        *key = text + begin + 1;
-        *key_bytes = end - begin - 2;
-        return true;
-    }
-    return false;
-}
-
-/* Copies the object's text with the new dtype, under either of its two names. Everything else stays
- * the same. */
-static int put_type(const char *text, enum dtype type, FILE *out)
-{
-    struct config_scan scan = {.text = text};
-    const char *key;
-    size_t key_bytes, done = 0;
-    bool is_there = false;
-    while (next_key(&scan, &key, &key_bytes)) {
-        bool is_type = (key_bytes == 5 && memcmp(key, "dtype", 5) == 0) ||
-                       (key_bytes == 11 && memcmp(key, "torch_dtype", 11) == 0);
-        if (!is_type)
-            continue;
-        fwrite(text + done, 1, scan.at - done, out);
-        fprintf(out, "\"%s\"", torch_names[type]);
-        done = text[scan.at] == '"' ? string_end(text, scan.at)
-                                    : scan.at + strcspn(text + scan.at, ",} \t\r\n");
-        scan.at = done;
-        is_there = true;
-    }
-    if (!is_there) { /* after the first brace; other keys follow, since the object is not empty */
-        done = strcspn(text, "{") + 1;
-        fprintf(out, "%.*s\n  \"torch_dtype\": \"%s\",", (int)done, text, torch_names[type]);
-    }
-    fputs(text + done, out);
-    return ferror(out) ? -ENOMEM : 0;
-}
-
-/* Writes the checkpoint's own config.json with this dtype. */
-static int carry_config(const char *source, const char *target, enum dtype type)
-{
-    char *text, *changed = NULL;
-    uint64_t text_bytes;
-    size_t changed_bytes = 0;
-    json_t *doc = NULL;
-    TRY(file_read(source, config_limits.bytes_max, &text, &text_bytes));
-    int rc = format_json_parse(source, text, text_bytes, &config_limits, &doc);
-    if (rc == 0 && json_object_size(doc) == 0)
-        rc = err_set(ERR_INPUT, "%s: it is an empty object", source);
-    for (int i = 0; rc == 0 && i < 2; i++) {
-        const json_t *is = json_object_get(doc, i == 0 ? "dtype" : "torch_dtype");
-        if (is && !json_is_string(is) && !json_is_null(is))
-            rc = err_set(ERR_INPUT, "%s: its dtype is no text", source);
-    }
-    json_decref(doc);
-    if (rc == 0) {
-        FILE *out = open_memstream(&changed, &changed_bytes);
-        rc = out ? put_type(text, type, out) : -ENOMEM;
-        if (out && fclose(out) != 0)
-            rc = -ENOMEM;
-    }
-    mem_free(text);
-    if (rc == 0)
-        rc = file_write(target, FILE_SHARED, changed, changed_bytes);
-    free(changed);
-    return rc == -ENOMEM ? err_set(rc, "no memory for %s", target) : rc;
-}
 
 /* ---- a new one ---- */
 
@@ -215,6 +109,7 @@ static bool is_beyond(const struct job_model *from, const char *type)
     bool has_bias = from->qkv_bias || from->out_bias || from->mlp_bias;
     return (is_qwen && (from->mlp_bias || from->nope_interval != 0)) ||
            (strcmp(type, "mistral") == 0 && has_bias) || hfi_is_other_attention(from, type) ||
+           hfi_is_other_mixture(from, type) ||
            (!is_other && strcmp(type, "qwen2") != 0 && from->qkv_bias != from->out_bias) ||
            (has_factors && !is_granite && !is_cohere) ||
            (is_cohere && (from->attention_multiplier != 0 || from->qkv_bias != from->out_bias)) ||
@@ -234,7 +129,8 @@ static int refuse_combination(void)
 {
     return err_set(ERR_CONFIG,
                    "no family of Hugging Face has this combination of model.qk_norm, biases, "
-                   "activation, multipliers, windows and positions: the run cannot be exported");
+                   "activation, multipliers, experts, windows and positions: the run cannot be "
+                   "exported");
 }
 
 /* Without a gate; `own` is the family's. */
@@ -368,6 +264,10 @@ static const struct relative *find_relative(const struct job_model *from)
         {"glm", "GlmForCausalLM", "glm"},
         {"glm4", "Glm4ForCausalLM", "glm4"},
         {"deepseek", "DeepseekV3ForCausalLM", "deepseek_v3"},
+        {"mixtral", "MixtralForCausalLM", "mixtral"},
+        {"qwen2_moe", "Qwen2MoeForCausalLM", "qwen2_moe"},
+        {"qwen3_moe", "Qwen3MoeForCausalLM", "qwen3_moe"},
+        {"olmoe", "OlmoeForCausalLM", "olmoe"},
     };
     static const struct relative gemmas[] = {{"gemma2", "Gemma2ForCausalLM", "gemma2"},
                                              {"gemma2", "Gemma3ForCausalLM", "gemma3_text"}};
@@ -399,6 +299,8 @@ static double or_one(double factor)
 static int fill_own_keys(json_t *config, const struct job_model *from, const char *type)
 {
     bool is_qwen2 = strcmp(type, "qwen2") == 0, is_glm = strncmp(type, "glm", 3) == 0;
+    if (from->num_experts > 0)
+        return add_keys(config, hfi_mixture_keys(from, type));
     if (strcmp(type, "starcoder2") == 0)
         return add_keys(config,
                         json_pack("{s:f, s:b, s:f, s:f}", "norm_epsilon", from->norm_epsilon,
@@ -524,7 +426,7 @@ static int write_config(const state_view *run, const char *side_dir, const char 
     char source[PATH_MAX], target[PATH_MAX];
     TRY(file_join(target, sizeof target, dir, config_name));
     if (find_config(side_dir, source))
-        return carry_config(source, target, type);
+        return hfi_carry_config(source, target, torch_names[type]);
     return make_config(&run->asked->model, type, target);
 }
 

@@ -61,7 +61,7 @@ bool hfi_is_other_attention(const struct job_model *from, const char *type)
     bool is_gemma3 = strcmp(type, "gemma3_text") == 0;
     double scalar = query_scalar(from);
     if (from->window != 0 && !has_list(type) &&
-        !(is_one_of(type, "mistral phi3 starcoder2") && is_everywhere(from)))
+        !(is_one_of(type, "mistral mixtral phi3 starcoder2") && is_everywhere(from)))
         return true;
     if (from->window_rope_theta != 0 && !is_gemma3)
         return true;
@@ -148,7 +148,7 @@ json_t *hfi_attention_keys(const struct job_model *from, const char *type)
                          "layer_types", layer_types(from));
     if (has_list(type))
         return json_pack("{s:b}", "use_sliding_window", 0);
-    if (!is_one_of(type, "mistral phi3 starcoder2"))
+    if (!is_one_of(type, "mistral mixtral phi3 starcoder2"))
         return json_object();
     return json_pack("{s:o}", "sliding_window",
                      from->window ? json_integer((json_int_t)from->window) : json_null());

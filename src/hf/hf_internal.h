@@ -110,6 +110,17 @@ bool hfi_is_other_attention(const struct job_model *from, const char *type);
 /* The keys of config.json; the caller owns them. NULL: there is no memory. */
 json_t *hfi_attention_keys(const struct job_model *from, const char *type);
 
+/* ---- carry_config.c ----
+ *
+ * Writes the text of config.json `source` to `target` with this dtype ("bfloat16"). ERR_INPUT if it
+ * is no object with keys. */
+int hfi_carry_config(const char *source, const char *target, const char *type) MUST_CHECK;
+
+/* ---- export_config_experts.c: mixtures of experts; the two functions as above ---- */
+
+bool hfi_is_other_mixture(const struct job_model *from, const char *type);
+json_t *hfi_mixture_keys(const struct job_model *from, const char *type);
+
 /* ---- export_config.c ----
  *
  * Writes config.json of the run's model with this dtype, and copies the other side files.

@@ -25,8 +25,8 @@ typedef struct hf_weights hf_weights;
 #define WEIGHTS_PIECE_BYTES ((uint64_t)4 << 20) /* of a request; drives need no more than 1 MiB */
 
 /* Opens a checkpoint. Every tensor of the model must be in it as layout.h says, in fp32, bf16 or
- * fp16; experts of a mixture in either of the two layouts. Adapters (names with ".lora_") are not looked for: they begin as the model
- * says.
+ * fp16; experts of a mixture in either of the two layouts. Adapters (names with ".lora_") are not
+ * looked for: they begin as the model says.
  *
  * ERR_INPUT names the file, the tensor, and what it is and should be. A tensor that the model has
  * no place for is an error too, unless it repeats another one (a tied output matrix) or holds no

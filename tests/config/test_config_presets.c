@@ -26,7 +26,15 @@ static uint64_t param_count(const struct job_model *m)
     uint64_t attention =
         2 * c * q + 2 * c * kv + (m->qkv_bias ? q + 2 * kv : 0) + (m->qk_norm ? 2 * head : 0);
     uint64_t norms = (strcmp(m->family, "gemma2") == 0 ? 4 : 2) * c;
-    return m->vocab_size * c + m->num_layers * (attention + 3 * c * m->ffn_size + norms) + c + out;
+    uint64_t ffn = 3 * c * m->ffn_size;
+    if (m->num_experts > 0) { /* the router and the experts; one more, with its gate */
+        uint64_t width = m->expert_ffn_size ? m->expert_ffn_size : m->ffn_size;
+        ffn = m->num_experts * (c + 3 * c * width);
+        ffn += m->shared_ffn_size ? 3 * c * m->shared_ffn_size + c : 0;
+    }
+    if (strcmp(m->family, "olmoe") == 0)
+        norms += q + kv;
+    return m->vocab_size * c + m->num_layers * (attention + ffn + norms) + c + out;
 }
 
 static void published_sizes(void **state)
@@ -36,12 +44,17 @@ static void published_sizes(void **state)
         const char *name;
         uint64_t params; /* as published, or by the formula where only a rounded size is */
     } cases[] = {
-        {"gpt2-124m", 124439808},     {"gpt2-350m", 354823168},    {"gpt2-774m", 774030080},
-        {"gpt2-1.5b", 1557611200},    {"gpt2-xl", 1557611200},     {"gpt2-10b", 10279047168},
-        {"llama-1b", 1235814400},     {"llama-8b", 8030261248},    {"llama-70b", 70553706496},
-        {"llama-405b", 405853388800}, {"mistral-7b", 7241732096},  {"qwen2.5-0.5b", 494032768},
-        {"qwen3-4b", 4022468096},     {"smollm2-135m", 134515008}, {"bert-base", 109514298},
-        {"bert-large", 335174458},    {"gemma2-2b", 2614341888},   {"gemma3-1b", 999885952},
+        {"gpt2-124m", 124439808},       {"gpt2-350m", 354823168},
+        {"gpt2-774m", 774030080},       {"gpt2-1.5b", 1557611200},
+        {"gpt2-xl", 1557611200},        {"gpt2-10b", 10279047168},
+        {"llama-1b", 1235814400},       {"llama-8b", 8030261248},
+        {"llama-70b", 70553706496},     {"llama-405b", 405853388800},
+        {"mistral-7b", 7241732096},     {"qwen2.5-0.5b", 494032768},
+        {"qwen3-4b", 4022468096},       {"smollm2-135m", 134515008},
+        {"bert-base", 109514298},       {"bert-large", 335174458},
+        {"gemma2-2b", 2614341888},      {"gemma3-1b", 999885952},
+        {"mixtral-8x7b", 46702792704},  {"qwen1.5-moe-a2.7b", 14315784192},
+        {"qwen3-30b-a3b", 30532122624}, {"olmoe-1b-7b", 6919161856},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char text[512];

@@ -163,6 +163,11 @@ def is_mixture(config):
             getattr(config, "first_k_dense_replace", 0) < config.num_hidden_layers)
 
 
+def eager(config):
+    """Arguments of from_pretrained: no fused kernels."""
+    return dict(attn_implementation="eager") | (dict(experts_implementation="eager") if is_mixture(config) else {})
+
+
 def make_uneven(model):
     """The first expert of each block gets all tokens, the last one none: by a channel that is large in all rows."""
     model.get_input_embeddings().weight[:, 0] = 1
@@ -209,8 +214,7 @@ def rows_of(ids, document, is_masked=False, step=0, seed=1):
 
 def torch_model(where, dtype=torch.float32):
     config = hf.AutoConfig.from_pretrained(where)
-    experts = {"experts_implementation": "eager"} if is_mixture(config) else {}
-    return class_of(config).from_pretrained(where, dtype=dtype, attn_implementation="eager", **experts)
+    return class_of(config).from_pretrained(where, dtype=dtype, **eager(config))
 
 
 def torch_loss(model, rows):

@@ -23,7 +23,7 @@ except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
-from check_families import FAMILIES, LENGTH, MASK, VOCAB, class_of, make_checkpoint, ours
+from check_families import FAMILIES, LENGTH, MASK, VOCAB, class_of, eager, make_checkpoint, ours
 from masked import mask_window
 
 LIMITS = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
@@ -34,6 +34,7 @@ LATENT = {**SMALL, "num_kv_heads": 4, "head_dim": 24, "rope_head_dim": 8, "kv_la
 LISTS = {"type": "longrope", "factor": 2.5, "original_max_position_embeddings": 32,
          "short_factor": [1.0] * 6, "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0]}
 GEMMA = {"embedding_multiplier": 48**0.5, "attention_multiplier": 24**-0.5, "window": 20, "window_pattern": "wf"}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
 OWN_MODELS = {
     "own-gpt2": {"family": "gpt2", "num_layers": 2, "hidden_size": 48, "num_heads": 4},
     "own-llama": {"family": "llama", "num_layers": 2, "hidden_size": 48, "num_heads": 4,
@@ -81,6 +82,13 @@ OWN_MODELS = {
     "own-gemma2": {"family": "gemma2", **SMALL, **GEMMA, "attention_soft_cap": 0.3, "logits_soft_cap": 0.8},
     "own-gemma3": {"family": "gemma2", **SMALL, **GEMMA, "qk_norm": True, "window_rope_theta": 100.0,
                    "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "own-mixtral": {"family": "mixtral", **SMALL, **EXPERTS, "norm_topk_prob": True, "window": 20},
+    "own-qwen2_moe": {"family": "qwen2_moe", **SMALL, **EXPERTS, "qkv_bias": True, "shared_ffn_size": 40,
+                      "expert_ffn_size": 32},
+    "own-qwen3_moe": {"family": "qwen3_moe", **SMALL, **EXPERTS, "qk_norm": True, "head_dim": 20, "expert_ffn_size": 32},
+    "own-qwen3_moe-bias": {"family": "qwen3_moe", **SMALL, **EXPERTS, "qk_norm": True, "qkv_bias": True,
+                           "out_bias": True, "norm_topk_prob": True, "tie_embeddings": True},
+    "own-olmoe": {"family": "olmoe", **SMALL, **EXPERTS, "expert_ffn_size": 48, "experts_per_unit": 3},
 }
 
 
@@ -107,7 +115,7 @@ def assert_same(before, after, what):
 def torch_loss(where, windows, dtype):
     config = hf.AutoConfig.from_pretrained(where)
     model, info = class_of(config).from_pretrained(
-        where, dtype="auto", attn_implementation="eager", output_loading_info=True)
+        where, dtype="auto", **eager(config), output_loading_info=True)
     if model.dtype != TORCH[dtype] or info["missing_keys"] or info["unexpected_keys"]:
         sys.exit(f"{where}: loads as {model.dtype}, {info}")
     batch = torch.tensor(windows)

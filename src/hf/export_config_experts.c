@@ -1,0 +1,56 @@
+/* The keys of mixtures of experts in a new config.json. See hf_internal.h. */
+#include <string.h>
+
+#include "hf/hf_internal.h"
+
+static bool is_type(const char *type, const char *name)
+{
+    return strcmp(type, name) == 0;
+}
+
+/* True for the types whose attention has biases everywhere or nowhere. */
+static bool has_attention_bias(const char *type)
+{
+    return is_type(type, "qwen3_moe") || is_type(type, "olmoe");
+}
+
+bool hfi_is_other_mixture(const struct job_model *from, const char *type)
+{
+    if (from->num_experts == 0)
+        return false;
+    return (from->routed_scaling_factor != 0 && from->routed_scaling_factor != 1) ||
+           (is_type(type, "mixtral") && !from->norm_topk_prob) ||
+           (is_type(type, "qwen3_moe") && !from->qk_norm) ||
+           (has_attention_bias(type) && from->qkv_bias != from->out_bias);
+}
+
+json_t *hfi_mixture_keys(const struct job_model *from, const char *type)
+{
+    json_int_t experts = (json_int_t)from->num_experts, ffn = (json_int_t)from->expert_ffn_size;
+    json_int_t each = (json_int_t)from->num_experts_per_tok;
+    if (ffn == 0)
+        ffn = (json_int_t)from->ffn_size;
+    if (is_type(type, "mixtral"))
+        return json_pack("{s:I, s:I, s:I, s:n}", "num_local_experts", experts,
+                         "num_experts_per_tok", each, "intermediate_size", ffn, "pad_token_id");
+    json_t *keys = json_pack("{s:I, s:I, s:b, s:n}", "num_experts", experts, "num_experts_per_tok",
+                             each, "norm_topk_prob", (int)from->norm_topk_prob, "pad_token_id");
+    json_t *more =
+        is_type(type, "olmoe")
+            ? json_pack("{s:I, s:n}", "intermediate_size", ffn, "clip_qkv")
+            : json_pack("{s:I, s:i, s:[], s:b}", "moe_intermediate_size", ffn,
+                        "decoder_sparse_step", 1, "mlp_only_layers", "use_sliding_window", 0);
+    json_t *own =
+        has_attention_bias(type)
+            ? json_pack("{s:b}", "attention_bias", (int)from->out_bias)
+            : json_pack("{s:b, s:I}", "qkv_bias", (int)from->qkv_bias,
+                        "shared_expert_intermediate_size", (json_int_t)from->shared_ffn_size);
+    bool is_whole = keys && more && own && json_object_update(keys, more) == 0 &&
+                    json_object_update(keys, own) == 0;
+    json_decref(more);
+    json_decref(own);
+    if (is_whole)
+        return keys;
+    json_decref(keys);
+    return NULL;
+}
