@@ -133,14 +133,18 @@ void fixture_set(fixture_sets *sets, const char *format, ...)
 
 static void write_job(const char *name, const fixture_model *shape)
 {
-    bool has_groups = strcmp(shape->family, "llama") == 0;
+    bool has_experts = strcmp(shape->family, "mixtral") == 0;
+    bool has_groups = has_experts || strcmp(shape->family, "llama") == 0;
     bool is_bert = strcmp(shape->family, "bert") == 0;
     FILE *file = fopen(fixture_path(name, ".json"), "w");
     assert_non_null(file);
     fprintf(file,
             "{\n\"model\": {\"family\": \"%s\", \"num_layers\": %u, \"hidden_size\": %u, "
-            "\"num_heads\": 4, \"num_kv_heads\": %d, \"vocab_size\": 640, \"seq_length\": 32},\n",
-            shape->family, shape->layers, shape->hidden, has_groups ? 2 : 4);
+            "\"num_heads\": 4, \"num_kv_heads\": %d, \"vocab_size\": 640, \"seq_length\": 32%s},\n",
+            shape->family, shape->layers, shape->hidden, has_groups ? 2 : 4,
+            has_experts ? ", \"num_experts\": 5, \"num_experts_per_tok\": 2, \"expert_ffn_size\": "
+                          "48, \"experts_per_unit\": 2, \"norm_topk_prob\": true"
+                        : "");
     fprintf(
         file,
         "\"data\": {\"train\": [\"%s/train.txt\"], \"valid\": [\"%s/valid.txt\"], \"seed\": 3%s},\n"
