@@ -45,10 +45,9 @@ const configi_key configi_own_keys[] = {
         "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3, starcoder2, "
         "phi3, gemma, gemma2, gemma3_text, olmo2, exaone4, granite, smollm3, glm, glm4, bert, opt, "
         "gpt_neox, cohere, stablelm, mixtral, qwen2_moe, qwen3_moe, olmoe), relative to the "
-        "current "
-        "directory. Its config.json defines the model, and a new run begins with its weights. The "
-        "block may add seq_length (default: 1024, or less if the "
-        "model allows less) and max_part_bytes. Other keys may only repeat what config.json says."),
+        "current directory. Its config.json defines the model, and a new run begins with its "
+        "weights. The block may add seq_length (default: 1024, or less if the model allows less) "
+        "and max_part_bytes. Other keys may only repeat what config.json says."),
     KEY("model.family", ENUM, AT(model.family), NONE,
         "gpt2|llama|starcoder2|phi3|gemma|olmo2|exaone4|glm|glm4|bert|gpt_neox|opt|cohere|stablelm|"
         "gemma2|mixtral|qwen2_moe|qwen3_moe|olmoe|deepseek",

@@ -1,5 +1,5 @@
-/* Copies the config.json of the checkpoint that a run began with, with another dtype. All else stays
- * as its author wrote it. See hf_internal.h. */
+/* Copies the config.json of the checkpoint that a run began with, with another dtype. All else
+ * stays as its author wrote it. See hf_internal.h. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
