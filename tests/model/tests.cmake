@@ -1,6 +1,6 @@
 # The models: shapes, gradients, determinism, and the loss curve of PyTorch.
 sluice_test(test_model_shapes LIBS sluice_model LABELS cpu debug)
-sluice_test(test_model_parts LIBS sluice_model LABELS cpu debug)
+sluice_test(test_model_parts LIBS sluice_model LABELS cpu debug TIMEOUT 120)
 
 if(TARGET sluice_kernels_reference)
     set(model_families gpt2 llama qwen2 qwen3 starcoder2 phi3 gemma olmo2 exaone4 granite smollm3 phi3-long
