@@ -157,14 +157,34 @@ static uint32_t size_class(const struct plani_access *item)
     return bytes ? 63 - (uint32_t)__builtin_clzll(bytes) : 0;
 }
 
+/* The free elements of the list lie at recent_gap, where the list changed last: tiles come in order
+ * within a unit, but units do not, and a list of all tiles of a large model is long. */
+static struct plani_access *recent_at(const struct plani_buffer *target, uint32_t idx)
+{
+    uint32_t free_count = target->recent_capacity - target->recent_count;
+    return &target->recent[idx < target->recent_gap ? idx : idx + free_count];
+}
+
+static void move_gap(struct plani_buffer *target, uint32_t to)
+{
+    uint32_t gap = target->recent_gap, end = target->recent_capacity - target->recent_count;
+    struct plani_access *list = target->recent;
+    if (to < gap)
+        memmove(list + to + end, list + to, (gap - to) * sizeof *list);
+    else
+        memmove(list + gap, list + gap + end, (to - gap) * sizeof *list);
+    target->recent_gap = to;
+}
+
 /* The first recorded access of the class, or of a later one, that begins at `begin` or above. */
 static uint32_t recent_from(const struct plani_buffer *target, uint32_t class, uint64_t begin)
 {
     uint32_t low = 0, high = target->recent_count;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        uint32_t found = size_class(&target->recent[middle]);
-        if (found < class || (found == class && target->recent[middle].begin < begin))
+        const struct plani_access *item = recent_at(target, middle);
+        uint32_t found = size_class(item);
+        if (found < class || (found == class && item->begin < begin))
             low = middle + 1;
         else
             high = middle;
@@ -187,14 +207,12 @@ static bool meet(plani_builder *b, const struct plani_access *fresh,
            plani_in_one_order(b->job, &b->ops[item->op_idx], &b->ops[fresh->op_idx]);
 }
 
-static void put_access(struct plani_access *list, uint32_t begin, uint32_t end,
+static void put_access(struct plani_buffer *target, uint32_t begin, uint32_t end,
                        const struct plani_access *fresh)
 {
-    while (end > begin && list[end - 1].begin > fresh->begin) {
-        list[end] = list[end - 1];
-        end--;
-    }
-    list[end] = *fresh;
+    for (; end > begin && recent_at(target, end - 1)->begin > fresh->begin; end--)
+        *recent_at(target, end) = *recent_at(target, end - 1);
+    *recent_at(target, end) = *fresh;
 }
 
 /* Records the access and adds what it depends on. Accesses are sorted by size class, then begin:
@@ -203,6 +221,8 @@ static void put_access(struct plani_access *list, uint32_t begin, uint32_t end,
 static void note_access(plani_builder *b, uint32_t op_idx, plani_range range, bool writes)
 {
     struct plani_buffer *target = &b->buffers[range.buffer_idx];
+    if (target->recent_count == target->recent_capacity)
+        target->recent_gap = target->recent_count;
     b->error = plani_pool_grow(&b->lists, (void **)&target->recent, target->recent_count,
                                &target->recent_capacity, sizeof *target->recent);
     if (b->error < 0)
@@ -211,7 +231,6 @@ static void note_access(plani_builder *b, uint32_t op_idx, plani_range range, bo
                                  .writes = writes,
                                  .begin = range.offset_bytes,
                                  .end = range.offset_bytes + range.size_bytes};
-    struct plani_access *list = target->recent;
     uint32_t own = size_class(&fresh);
     bool placed = false;
     for (uint64_t open = target->recent_classes; open; open &= open - 1) {
@@ -219,26 +238,30 @@ static void note_access(plani_builder *b, uint32_t op_idx, plani_range range, bo
         uint64_t reach = UINT64_C(2) << class;
         uint32_t first = recent_from(target, class, fresh.begin > reach ? fresh.begin - reach : 0);
         uint32_t kept = first, i = first;
-        for (; i < target->recent_count && list[i].begin < fresh.end; i++) {
-            if (size_class(&list[i]) != class)
+        for (; i < target->recent_count; i++) {
+            const struct plani_access *item = recent_at(target, i);
+            if (item->begin >= fresh.end || size_class(item) != class)
                 break;
-            if (!meet(b, &fresh, &list[i]))
-                list[kept++] = list[i];
+            if (!meet(b, &fresh, item))
+                *recent_at(target, kept++) = *item;
         }
         if (kept == i)
             continue;
         if (class == own) { /* takes the place of a forgotten one */
-            put_access(list, first, kept++, &fresh);
+            put_access(target, first, kept++, &fresh);
             placed = true;
         }
-        memmove(list + kept, list + i, (target->recent_count - i) * sizeof *list);
+        if (kept == i)
+            continue;
+        move_gap(target, kept);
         target->recent_count -= i - kept;
     }
     if (placed)
         return;
     uint32_t at = recent_from(target, own, fresh.begin);
-    memmove(list + at + 1, list + at, (target->recent_count - at) * sizeof *list);
-    list[at] = fresh;
+    move_gap(target, at);
+    target->recent[at] = fresh;
+    target->recent_gap++;
     target->recent_count++;
     target->recent_classes |= UINT64_C(1) << own;
 }

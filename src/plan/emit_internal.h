@@ -67,7 +67,7 @@ struct plani_buffer {
     buffer base;
     uint64_t residue;            /* of the offset modulo TILE_PERIOD_BYTES, or PLANI_ANY */
     struct plani_access *recent; /* accesses that a later one may depend on, by size class, begin */
-    uint32_t recent_count, recent_capacity;
+    uint32_t recent_count, recent_capacity, recent_gap;
     uint64_t recent_classes; /* bit c: accesses of 2^c bytes and more, below 2^(c+1), were seen */
     uint32_t *users;         /* ops that use a transient, in serial order, each once */
     uint32_t user_count, user_capacity;
