@@ -214,11 +214,15 @@ static int improve_best(plani_search *self)
 /* ---- ways ----------------------------------------------------------------------------------- */
 
 /* Goes down from the starts. Every second one tries moves in the opposite order, so that equal
- * starts may lead to different points. */
-static int improve_starts(plani_search *self)
+ * starts may lead to different points. Even if no work is left, the first one is taken
+ * where it is the best of all ways, whose score so far is `least`. */
+static int improve_starts(plani_search *self, double least)
 {
     bool gained;
-    for (uint32_t i = 0; i < self->start_count && plani_search_may_go_on(self); i++) {
+    for (uint32_t i = 0; i < self->start_count; i++) {
+        bool leads = i == 0 && self->starts[0].score < least;
+        if (!leads && !plani_search_may_go_on(self))
+            break;
         self->is_reversed = i % 2;
         if (i < 2 || self->starts[i].score < plani_near_start * self->starts[0].score)
             TRY(descend(self, &self->starts[i], &gained));
@@ -267,7 +271,7 @@ static int search_way(plani_search *self, struct way *way, double least)
     self->work_end -= (self->work_end - self->work_begin) / 2;
     self->tries_end -= way->tries_left / 2;
     if (self->start_count > 0 && self->starts[0].score < near_way * least)
-        TRY(improve_starts(self));
+        TRY(improve_starts(self, least));
     self->work_end = work_end;
     self->tries_end = tries_end;
     end_way(self, way);

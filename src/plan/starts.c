@@ -6,16 +6,19 @@
 #include "plan/search_internal.h"
 
 /* For the step of the job as applied, at the tiles of starts: bytes of homes, and what the serial
- * order needs beside them. */
+ * order needs beside them. For a long program that takes more than all work of a way, so it does
+ * not count until a trial has fitted. */
 static int learn_needs(plani_search *self, uint64_t homes[TIER_COUNT], uint64_t passing[TIER_COUNT])
 {
     const plan_job *job = &self->job;
     enum program_kind kind = job->only_eval ? PROGRAM_EVAL : PROGRAM_STEADY;
     uint64_t tiles[PLANI_TILES_MAX], peaks[TIER_COUNT], second_bytes;
     plani_list_tiles(job, tiles);
-    uint64_t tile_elems = tiles[self->tile_first];
+    uint64_t tile_elems = tiles[self->tile_first], before = self->work->ops;
     TRY(plani_home_ends(job, tile_elems, homes, &second_bytes));
     TRY(plani_serial_peaks(job, tile_elems, kind, peaks, self->work));
+    if (!self->has_fit)
+        self->work_end += self->work->ops - before;
     for (int a = 0; a < TIER_COUNT; a++)
         passing[a] = size_max(peaks[a], homes[a]) - homes[a];
     return 0;

@@ -20,7 +20,7 @@
 #include "tests/plan/plan_fixture.h"
 #include "tests/plan/plan_large.h"
 
-enum { UNITS_MAX = LARGE_UNITS_MAX, WORK_MOST = 12000000 };
+enum { UNITS_MAX = LARGE_UNITS_MAX, WORK_MOST = 13000000 };
 
 static uint64_t job_count = 2, draw_count = 25;
 
