@@ -88,15 +88,17 @@ static int put_latents(hfi_config *self, const hfi_family *of)
 {
     uint64_t layers = number_of(self, "num_layers"), heads = number_of(self, "num_heads");
     const json_t *given = hfi_get(self, "first_k_dense_replace");
-    uint64_t dense =
-        json_is_integer(given) ? (uint64_t)json_integer_value(given) : of->dense_blocks;
+    json_int_t dense = given ? json_integer_value(given) : (json_int_t)of->dense_blocks;
     uint64_t other;
     bool is_interleaved = true;
     hfi_key q_latent = {NULL, HFI_COUNT, "q_latent_size", "q_lora_rank", 1536};
     hfi_key kv_heads = {NULL, HFI_COUNT, "num_kv_heads", "num_key_value_heads", (double)heads};
-    if (dense < layers)
+    if (given && (!json_is_integer(given) || dense < 0))
+        return hfi_error(self, "first_k_dense_replace", "it is no whole number from 0 on");
+    if ((uint64_t)dense < layers)
         return hfi_error(self, "first_k_dense_replace",
-                         "%" PRIu64 " of %" PRIu64 " blocks have no experts; this family is built "
+                         "%" JSON_INTEGER_FORMAT " of %" PRIu64
+                         " blocks have no experts; this family is built "
                          "only without experts in all blocks",
                          dense, layers);
     if (!json_is_null(json_object_get(self->doc, "q_lora_rank")))

@@ -284,7 +284,8 @@ static int fill_variant(const configi_reader *reader, const struct rules *of,
         {"model.rope_halves", model->rope_halves, of->has_latents},
         {bias, configi_get(reader, bias) != NULL, of->has_qkv_bias || of->is_biased},
         {"model.rope_scaling", model->rope.scaling != ROPE_PLAIN, !of->has_table},
-        {"model.partial_rotary_factor", model->partial_rotary_factor != 1, !of->has_table},
+        {"model.partial_rotary_factor", model->partial_rotary_factor != 1,
+         !of->has_table && !of->has_latents},
         {"model.nope_interval", model->nope_interval != 0, !of->has_table},
         {"model.type_count", model->type_count != 0, is_bert},
         {positions, model->position_count != 0, of->has_table},
@@ -296,6 +297,8 @@ static int fill_variant(const configi_reader *reader, const struct rules *of,
         {"model.routed_scaling_factor", model->routed_scaling_factor != 0, of->has_experts},
         {"model.shared_ffn_size", model->shared_ffn_size != 0, of->has_shared},
     };
+    if (of->has_experts && !configi_get(reader, "model.norm_topk_prob"))
+        model->norm_topk_prob = strcmp(of->family, "mixtral") == 0;
     if (of->has_experts) {
         TRY(check_required(reader, "model.num_experts"));
         TRY(check_required(reader, "model.num_experts_per_tok"));

@@ -44,10 +44,11 @@ const configi_key configi_own_keys[] = {
     KEY("model.hf", STRING, AT(model.hf), NONE, NONE, NONE, START,
         "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3, starcoder2, "
         "phi3, gemma, gemma2, gemma3_text, olmo2, exaone4, granite, smollm3, glm, glm4, bert, opt, "
-        "gpt_neox, cohere, stablelm, mixtral, qwen2_moe, qwen3_moe, olmoe), relative to the "
-        "current directory. Its config.json defines the model, and a new run begins with its "
-        "weights. The block may add seq_length (default: 1024, or less if the model allows less) "
-        "and max_part_bytes. Other keys may only repeat what config.json says."),
+        "gpt_neox, cohere, stablelm, mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2 and "
+        "deepseek_v3 without experts), relative to the current directory. Its config.json defines "
+        "the model, and a new run begins with its "
+        "weights. The block may add seq_length (default: 1024, or less if the model allows less), "
+        "max_part_bytes and experts_per_unit. Other keys may only repeat what config.json says."),
     KEY("model.family", ENUM, AT(model.family), NONE,
         "gpt2|llama|starcoder2|phi3|gemma|olmo2|exaone4|glm|glm4|bert|gpt_neox|opt|cohere|stablelm|"
         "gemma2|mixtral|qwen2_moe|qwen3_moe|olmoe|deepseek",
@@ -168,14 +169,16 @@ const configi_key configi_own_keys[] = {
         FIXED, "Inner width of an expert. Default: ffn_size.", .why = dimensions),
     KEY("model.shared_ffn_size", INT, AT(model.shared_ffn_size), NONE, "[1,16777216]", "elements",
         FIXED, "Inner width of the expert that all tokens have (qwen2_moe).", .why = dimensions),
-    KEY("model.norm_topk_prob", BOOL, AT(model.norm_topk_prob), "false", NONE, NONE, FIXED,
-        "Whether the weights of a token's experts are divided by their sum (mixtral and most "
-        "models of Qwen3: true)."),
-    KEY("model.routed_scaling_factor", FLOAT, AT(model.routed_scaling_factor), NONE, "(0,]", NONE,
-        FIXED, "Factor of the weights of a token's experts. Default: none."),
+    KEY("model.norm_topk_prob", BOOL, AT(model.norm_topk_prob), NONE, NONE, NONE, FIXED,
+        "Whether the weights of a token's experts are divided by their sum (most "
+        "models of Qwen3: true). Default: true for mixtral, else false."),
+    KEY("model.routed_scaling_factor", FLOAT, AT(model.routed_scaling_factor), NONE, "[1e-6,1e6]",
+        NONE, FIXED, "Factor of the weights of a token's experts. Default: none."),
     KEY("model.experts_per_unit", INT, AT(model.experts_per_unit), NONE, "[1,1024]", "experts",
         FIXED,
-        "Experts that are fetched, placed and updated together. It changes no bit of a run. "
+        "Experts that are fetched, placed and updated together. It changes no loss and no "
+        "gradient, but sums by units: the gradient norm, and scales of state.params and of "
+        "approximate moments. "
         "Default: a divisor of num_experts, as many as have about 16 million parameters."),
     KEY("model.vocab_size", INT, AT(model.vocab_size), NONE, "[1,1000000000]", "tokens", FIXED,
         "Rows of the embedding. Default with the tokenizer \"bytes\": 256.", .why = token_ids),

@@ -117,13 +117,18 @@ static int read_job(importer *self)
     return rc;
 }
 
-/* Checks that the job does not split units. An import has the units of the checkpoint's model, so a
- * run whose job splits them could not read it. */
+/* Checks that the job neither splits units nor packs them. An import has the units of the
+ * checkpoint's model, in fp32, so a run with other units could not read it. */
 static int check_learning(const importer *self)
 {
     model_spec spec = setup_model_spec(&self->job->model);
     model *net;
     TRY(setup_fill_learning(self->job, &spec));
+    if (spec.stored != STORED_WORKING)
+        return err_set(ERR_CONFIG,
+                       "state.params of this job is %s, and an import holds fp32 weights alone: "
+                       "train without an import, with a job that names the checkpoint in model.hf",
+                       stored_format_name(spec.stored));
     TRY(model_create(&spec, self->job->type, 1, &net));
     uint64_t unit_count = net->unit_count;
     bool is_same = unit_count == self->net->unit_count;

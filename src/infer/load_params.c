@@ -79,6 +79,18 @@ static int read_tile(loader *self, const manifest_extent *extent)
                    extent->checksum);
 }
 
+/* Refuses params that are not stored in the working dtype of the model. */
+static int check_type(const loader *self, const manifest_extent *extent)
+{
+    enum dtype type = self->engine->setup->net->type;
+    if (extent->param_bytes == dtype_bytes(type))
+        return 0;
+    return err_set(ERR_CORRUPT,
+                   "the params of unit %u have %u bytes each in the manifest, and are %s by "
+                   "job.json",
+                   extent->unit, extent->param_bytes, dtype_name(type));
+}
+
 /* Gets fp32 masters of the tile. Params that are frozen, or the high halves of split masters, are
  * converted to fp32: their working copy gives the same params again. */
 static int masters_of(loader *self, const manifest_extent *extent, const float **out)
@@ -87,11 +99,7 @@ static int masters_of(loader *self, const manifest_extent *extent, const float *
     *out = (const float *)(const void *)self->tile;
     if (extent->param_bytes == 0)
         return 0;
-    if (extent->param_bytes != dtype_bytes(type))
-        return err_set(ERR_CORRUPT,
-                       "the params of unit %u have %u bytes each in the manifest, and are %s by "
-                       "job.json",
-                       extent->unit, extent->param_bytes, dtype_name(type));
+    TRY(check_type(self, extent));
     dtype_convert(self->tile, type, self->wide, DTYPE_FP32, extent->elem_count);
     *out = self->wide;
     return 0;
@@ -114,9 +122,12 @@ static int load_all(loader *self)
                                           extent->elem_count);
         if (count == 0)
             continue;
+        if (self->stop && *self->stop)
+            return err_set(ERR_STOPPED, "stopped on request");
         TRY(read_tile(self, extent));
         const float *masters;
         if (setup->net->units[extent->unit].is_packed) {
+            TRY(check_type(self, extent));
             TRY(inferi_fill_params(&self->to, extent->unit, extent->elem_begin, count, self->tile));
             filled += count;
             continue;
@@ -124,8 +135,6 @@ static int load_all(loader *self)
         TRY(masters_of(self, extent, &masters));
         TRY(inferi_fill(&self->to, extent->unit, extent->elem_begin, count, masters));
         filled += count;
-        if (self->stop && *self->stop)
-            return err_set(ERR_STOPPED, "stopped on request");
     }
     for (uint32_t u = 0; u < setup->net->unit_count; u++)
         all += setup->unit_elems[u];

@@ -47,6 +47,22 @@ static int join_sets(const char *const *own, uint32_t own_count, const char *con
 static const char *const run_sets[] = {"tiers={}", "zero_optimization={}", "data.format=auto"};
 enum { RUN_SETS = sizeof run_sets / sizeof run_sets[0] };
 
+/* Refuses another stored format than that of the run: its params are codes of that format. */
+static int check_stored(const infer_model *self, const char *job_path)
+{
+    job *own;
+    TRY(job_read_ranks(job_path, run_sets, RUN_SETS, rank_slabs_world(&self->record), &own));
+    enum stored_format is = own->state.params, asked = self->asked->state.params;
+    job_destroy(own);
+    if (is == asked)
+        return 0;
+    return err_set(
+        ERR_CONFIG,
+        "state.params is set to %s, but the run %s keeps its params as %s: leave the key "
+        "out",
+        stored_format_name(asked), self->path, stored_format_name(is));
+}
+
 static int begin_run(infer_model *self, const char *const *set, uint32_t set_count)
 {
     const char *all[SETS_MAX];
@@ -60,6 +76,7 @@ static int begin_run(infer_model *self, const char *const *set, uint32_t set_cou
                        &self->asked));
     if (!found)
         return err_set(ERR_INPUT, "%s has no committed state: train it first", self->path);
+    TRY(check_stored(self, job_path));
     TRY(state_check_committed(&self->record, self->path));
     return state_find_moved(&self->record, self->dir.state);
 }

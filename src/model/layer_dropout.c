@@ -34,7 +34,7 @@ static int backward(const modeli_run *run, const modeli_layer *layer)
 /* The backward copies the gradient where nothing is dropped. */
 static void costs(const modeli_layer *layer, const modeli_costing *of)
 {
-    if (of->turn == MODELI_TURN_BACKWARD || drops(layer, of->stage - 1))
+    if (of->turn == MODELI_TURN_BACKWARD || drops(layer, model_block_of(layer->net, of->stage)))
         modeli_cost_columns(layer->net, MODEL_ROWS_DROPOUT, 2 * layer->in, of->costs);
 }
 

@@ -74,7 +74,7 @@ static uint64_t columns(const modeli_layer *layer, bool backward)
 
 static void costs(const modeli_layer *layer, const modeli_costing *of)
 {
-    if (has_positions(layer->net, of->stage - 1))
+    if (has_positions(layer->net, model_block_of(layer->net, of->stage)))
         modeli_cost_columns(layer->net, MODEL_ROWS_PLAIN, columns(layer, false), of->costs);
 }
 

@@ -255,6 +255,11 @@ static int check_experts(const model_spec *spec)
                        "model.num_experts %llu",
                        chosen, all);
     TRY(check_range("expert_ffn_size", spec->expert_ffn_size, 1, INT32_MAX));
+    double scale = spec->routed_scaling;
+    if (scale != 0 && !(scale >= 1e-6 && scale <= 1e6))
+        return err_set(ERR_CONFIG,
+                       "model.routed_scaling_factor is %g, but must lie between 1e-6 and 1e6",
+                       scale);
     bool has_shared = modeli_has_shared(spec->family);
     if (has_shared)
         TRY(check_range("shared_ffn_size", spec->shared_ffn_size, 1, INT32_MAX));

@@ -24,7 +24,8 @@
  *
  * The second is always cut (see PARTS). The parts of the experts have whole experts,
  * spec.experts_per_unit each, so that experts are fetched, placed and updated apart. The part of
- * the router finds the experts of each token. How experts are cut into units changes no bit.
+ * the router finds the experts of each token. How experts are cut into units changes no bit of
+ * activations and gradients.
  *
  * The head's unit holds the final norm and, if the embedding is not tied, the output matrix. If it
  * is tied, unit 0 is the head's second unit. The boundary activation between two stages is [B,T,C]

@@ -224,6 +224,12 @@ int modeli_cut(model *self)
     uint64_t before = size_max(embed_units, 1) + self->spec.num_layers * units_of(&products->block);
     before += self->spec.num_layers * products->experts.part_count;
     before += products->last.layer_count > 0 ? units_of(&products->last) : 0;
+    if (before > 2 * PARTS_MAX && self->spec.max_part_bytes == 0)
+        return err_set(ERR_CONFIG,
+                       "model.experts_per_unit is %llu, which cuts the model into %llu units; at "
+                       "most %d are possible: raise it",
+                       (unsigned long long)self->spec.experts_per_unit, (unsigned long long)before,
+                       2 * PARTS_MAX);
     if (before > 2 * PARTS_MAX)
         return err_set(
             ERR_CONFIG,

@@ -269,6 +269,8 @@ static void what_cannot_be_evaluated_is_refused(void **state)
     expect_refusal(&asked, ERR_NO_FIT, "needs");
     set = "model.num_layers=2";
     expect_refusal(&asked, ERR_CONFIG, "cannot be set anew");
+    set = "state.params=nf4"; /* the run's params would be read as codes */
+    expect_refusal(&asked, ERR_CONFIG, "keeps its params as working");
     asked.set_count = 0;
     file = "/nonexistent/text";
     expect_refusal(&asked, ERR_INPUT, "/nonexistent/text");

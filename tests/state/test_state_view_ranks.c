@@ -60,7 +60,7 @@ static void the_hash_is_that_of_one_rank(void **state)
     model_unit units[RANKS_UNITS] = {0};
     const model net = {.units = units, .unit_count = RANKS_UNITS};
     for (uint32_t u = 0; u < RANKS_UNITS; u++)
-        units[u].elems = ranks_unit_elems[u];
+        units[u].elems = units[u].rest_elems = ranks_unit_elems[u];
     for (size_t i = 0; i < sizeof worlds / sizeof worlds[0]; i++)
         for (int cut = 0; cut < 2; cut++) {
             ranks_make_old(worlds[i], cut, (1 + i % 2) * TILE_ELEMS_STEP);
