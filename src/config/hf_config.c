@@ -98,8 +98,8 @@ static int put_latents(hfi_config *self, const hfi_family *of)
     if ((uint64_t)dense < layers)
         return hfi_error(self, "first_k_dense_replace",
                          "%" JSON_INTEGER_FORMAT " of %" PRIu64
-                         " blocks have no experts; this family is built "
-                         "only without experts in all blocks",
+                         " blocks have no experts; this family "
+                         "is built only without experts in all blocks",
                          dense, layers);
     if (!json_is_null(json_object_get(self->doc, "q_lora_rank")))
         TRY(hfi_read_key(self, &q_latent));

@@ -17,7 +17,7 @@ static const struct expert_names {
     {".experts.down_proj", 1, {"down_proj"}, {"w2"}},
 };
 
-static bool ends_with(const char *text, const char *end)
+bool hf_ends_with(const char *text, const char *end)
 {
     size_t length = strlen(text), end_length = strlen(end);
     return length >= end_length && strcmp(text + length - end_length, end) == 0;
@@ -27,7 +27,7 @@ static bool ends_with(const char *text, const char *end)
 static const struct expert_names *find_experts(const char *name)
 {
     for (size_t i = 0; i < sizeof experts / sizeof experts[0]; i++)
-        if (ends_with(name, experts[i].end))
+        if (hf_ends_with(name, experts[i].end))
             return &experts[i];
     return NULL;
 }
@@ -76,7 +76,7 @@ hf_layout hf_layout_of(const model *net, const model_tensor *tensor, bool is_fus
     if (model_is_transposed(family, tensor->name))
         self.order = HF_ORDER_TRANSPOSED;
     if (family == MODEL_GPT_NEOX && strstr(tensor->name, ".query_key_value.") &&
-        !ends_with(tensor->name, ".lora_A.weight")) {
+        !hf_ends_with(tensor->name, ".lora_A.weight")) {
         self.order = HF_ORDER_BY_HEADS;
         self.heads = net->spec.num_heads;
         self.head_elems = net->spec.head_dim * (tensor->whole_rows == 1 ? 1 : tensor->columns);

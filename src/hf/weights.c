@@ -16,12 +16,6 @@ enum { THREADS_MAX = 16 };
 
 /* ---- names ---- */
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t length = strlen(text), end_length = strlen(end);
-    return length >= end_length && strcmp(text + length - end_length, end) == 0;
-}
-
 static bool begins_with(const char *text, const char *begin)
 {
     return strncmp(text, begin, strlen(begin)) == 0;
@@ -107,7 +101,7 @@ static bool find_old_norm(const hf_weights *self, const char *name, hf_tensor *o
                                             {"LayerNorm.bias", "LayerNorm.beta"}};
     char old[HF_NAME_BYTES];
     for (int i = 0; i < 2; i++)
-        if (ends_with(name, names[i][0])) {
+        if (hf_ends_with(name, names[i][0])) {
             int stem = (int)(strlen(name) - strlen(names[i][0]));
             snprintf(old, sizeof old, "%.*s%s", stem, name, names[i][1]);
             return hf_find(self->files, old, out);
@@ -226,7 +220,7 @@ static bool is_no_parameter(const char *name)
                                        ".attention.bias",     ".attention.masked_bias",
                                        "rotary_emb.inv_freq", "embeddings.position_ids"};
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
-        if (ends_with(name, ends[i]))
+        if (hf_ends_with(name, ends[i]))
             return true;
     return false;
 }

@@ -64,7 +64,7 @@ static const modeli_layer *router_of(const modeli_list *list, const modeli_layer
 
 static uint64_t size_at(const modeli_layer *layer, uint32_t idx)
 {
-    return modeli_routing_of(layer).multiple << idx;
+    return modeli_slot_multiple(layer->net) << idx;
 }
 
 /* From the multiple of the slots on, each twice the one before, as far as an expert may need. */

@@ -10,7 +10,7 @@ enum { MULTIPLE_MAX = 64 };
 
 /* The slots of an expert begin at a multiple of this: so many rows at least has a block of a
  * product. Fewer only where there are fewer tokens, as in generation. */
-static uint64_t multiple_of(const model *self)
+uint64_t modeli_slot_multiple(const model *self)
 {
     uint64_t multiple = MULTIPLE_MAX;
     while (multiple > modeli_rows(self))
@@ -26,7 +26,7 @@ modeli_routing modeli_routing_of(const modeli_layer *layer)
     bool is_shared = layer->row->is_shared;
     modeli_routing made = {.experts = is_shared ? 1 : spec->expert_count,
                            .choices = modeli_choices_of(layer),
-                           .multiple = multiple_of(self)};
+                           .multiple = modeli_slot_multiple(self)};
     uint64_t pairs = rows * made.choices * sizeof(float);
     made.slot_count = experts_slots_max(rows, made.experts, made.choices, made.multiple);
     made.logits = modeli_reserve(&end, rows * made.experts * sizeof(float));

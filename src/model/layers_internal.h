@@ -120,7 +120,6 @@ enum modeli_width {
     MODELI_EXPERTS_DOWN,     /* E C */
     MODELI_ONE,              /* 1: the router of a shared expert behind a gate */
     MODELI_SHARED,           /* F of the shared expert */
-    MODELI_SHARED_UP,        /* 2F of it */
 };
 
 /* Says in which models a row is there, or has biases. UNSET: it is there, without biases. */

@@ -517,7 +517,7 @@ static double products_of(bool goes_back, bool learns)
     return 2 + (goes_back ? 2 : 0) + (learns ? 2 : 0);
 }
 
-/* Elements of the matrices that a token is multiplied by. Of the experts, only its own count. */
+/* Counts the elements that a token is multiplied by: of the experts only those of its own. */
 static double matrix_elems(const modeli_list *list)
 {
     double elems = 0;

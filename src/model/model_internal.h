@@ -347,6 +347,7 @@ struct modeli_routing {
 typedef struct modeli_routing modeli_routing;
 
 modeli_routing modeli_routing_of(const modeli_layer *layer);
+uint64_t modeli_slot_multiple(const model *self); /* modeli_routing.multiple */
 /* The value that the layer's router wrote. */
 void *modeli_routed(const modeli_run *run, const modeli_layer *layer);
 uint64_t modeli_choices_of(const modeli_layer *layer); /* K of a layer of experts */

@@ -258,9 +258,8 @@ uint32_t modeli_stage_unit(const model *self, uint32_t stage)
         return 0;
     const model_products *products = self->products;
     uint64_t embed = size_max(products->embed.part_count, 1);
-    uint64_t layers = self->spec.num_layers, last = layers * modeli_block_stages(self) + 1;
-    uint64_t blocks =
-        size_min((stage - 1 + modeli_block_stages(self) - 1) / modeli_block_stages(self), layers);
+    uint64_t layers = self->spec.num_layers, stages = modeli_block_stages(self);
+    uint64_t blocks = size_min(size_div_up(stage - 1, stages), layers), last = layers * stages + 1;
     uint64_t experts = size_min((stage - 1) / 2, layers) * products->experts.part_count;
     return (uint32_t)(embed + blocks * units_of(&products->block) + experts +
                       (stage > last ? stage - last : 0) * units_of(&products->last));

@@ -47,7 +47,6 @@ uint64_t modeli_width_of(const model *self, enum modeli_width width)
         [MODELI_EXPERTS_DOWN] = spec->expert_count * spec->hidden_size,
         [MODELI_ONE] = 1,
         [MODELI_SHARED] = spec->shared_ffn_size,
-        [MODELI_SHARED_UP] = 2 * spec->shared_ffn_size,
     };
     return widths[width];
 }
