@@ -90,6 +90,8 @@ typedef struct safetensors_writer safetensors_writer;
 struct safetensors_row {
     const char *name;
     enum dtype type;
+    const char
+        *byte_type; /* "U8", "I8", "F8_E4M3": elements of a byte in place of `type`; or NULL */
     uint32_t dim_count;
     uint64_t shape[SAFETENSORS_DIMS_MAX];
 };

@@ -23,7 +23,7 @@ enum { HEADER_STEP = 8 }; /* the data begins at a multiple of this */
 struct writer_row {
     uint64_t file_offset, elem_count;
     uint64_t written; /* elements */
-    enum dtype type;
+    uint64_t elem_bytes;
 };
 
 struct safetensors_writer {
@@ -37,12 +37,17 @@ struct safetensors_writer {
 static const char *const type_names[DTYPE_COUNT] = {
     [DTYPE_FP32] = "F32", [DTYPE_BF16] = "BF16", [DTYPE_FP16] = "F16"};
 
+static uint64_t elem_bytes_of(const safetensors_row *row)
+{
+    return row->byte_type ? 1 : dtype_bytes(row->type);
+}
+
 static int row_bytes(const safetensors_row *row, uint64_t *elem_count, uint64_t *bytes)
 {
     *elem_count = 1;
     for (uint32_t d = 0; d < row->dim_count; d++)
         TRY(size_mul(*elem_count, row->shape[d], elem_count));
-    return size_mul(*elem_count, dtype_bytes(row->type), bytes);
+    return size_mul(*elem_count, elem_bytes_of(row), bytes);
 }
 
 static json_t *describe(const safetensors_row *row, uint64_t begin, uint64_t end)
@@ -50,7 +55,8 @@ static json_t *describe(const safetensors_row *row, uint64_t begin, uint64_t end
     json_t *shape = json_array();
     for (uint32_t d = 0; d < row->dim_count; d++)
         json_array_append_new(shape, json_integer((json_int_t)row->shape[d]));
-    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", type_names[row->type], "shape", shape,
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype",
+                     row->byte_type ? row->byte_type : type_names[row->type], "shape", shape,
                      "data_offsets", (json_int_t)begin, (json_int_t)end);
 }
 
@@ -65,8 +71,8 @@ static int make_header(const safetensors_row *rows, uint32_t count, struct write
     for (uint32_t i = 0; rc == 0 && i < count; i++) {
         uint64_t bytes, elem_count;
         TRY_GOTO(rc, row_bytes(&rows[i], &elem_count, &bytes), done);
-        places[i] =
-            (struct writer_row){.file_offset = end, .elem_count = elem_count, .type = rows[i].type};
+        places[i] = (struct writer_row){
+            .file_offset = end, .elem_count = elem_count, .elem_bytes = elem_bytes_of(&rows[i])};
         TRY_GOTO(rc, size_add(end, bytes, &bytes), done);
         if (json_object_set_new(doc, rows[i].name, describe(&rows[i], end, bytes)) < 0)
             rc = -ENOMEM;
@@ -178,7 +184,7 @@ int safetensors_write(safetensors_writer *self, uint32_t row, uint64_t begin, ui
     if (row >= self->count || count > to->elem_count || begin > to->elem_count - count)
         return err_set(ERR_INTERNAL, "%s: elements [%" PRIu64 ", +%" PRIu64 ") of tensor %u",
                        self->path, begin, count, row);
-    uint64_t width = dtype_bytes(to->type), offset = to->file_offset + begin * width;
+    uint64_t width = to->elem_bytes, offset = to->file_offset + begin * width;
     TRY(write_at(self, offset, count * width, source));
     to->written += count;
     self->behind_bytes += count * width;
