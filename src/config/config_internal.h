@@ -193,6 +193,15 @@ bool configi_is_auto(const configi_reader *reader, const char *path);
  * `value` is an example. */
 int configi_ask_auto(const configi_reader *reader, const char *path, const char *value) MUST_CHECK;
 
+/* --- job_quantization.c --- */
+
+/* Writes state.params and state.rules as the block quantization_config of a checkpoint's `file`
+ * says, if the job gives neither. ERR_CONFIG, with the file, if that is not read. */
+int configi_take_checkpoint_formats(const configi_reader *reader, const char *file,
+                                    const json_t *block) MUST_CHECK;
+/* Does the same with the job's own block, and removes it. */
+int configi_take_quantization(const configi_reader *reader) MUST_CHECK;
+
 /* --- struct job after the table has filled it, in the order of job_read ---
  *
  * Each function checks the relations between keys of its block, and fills members that follow from

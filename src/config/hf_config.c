@@ -158,10 +158,6 @@ static int fill_block(hfi_config *self)
     const char *name = json_string_value(hfi_get(self, "model_type"));
     if (!name)
         return hfi_error(self, "model_type", "missing; it names the family of the checkpoint");
-    if (hfi_get(self, "quantization_config"))
-        return hfi_error(self, "quantization_config",
-                         "weights that are quantized are not read; take the checkpoint in fp32, "
-                         "bf16 or fp16");
     TRY(hfi_read_key(self, &vocab));
     if (strcmp(name, "gemma3") == 0)
         return hfi_error(self, "model_type",
@@ -361,6 +357,9 @@ int configi_expand_hf(const configi_reader *reader)
     }
     if (rc == 0)
         rc = merge_block(reader, &self);
+    const json_t *quantization = rc == 0 ? hfi_get(&self, "quantization_config") : NULL;
+    if (quantization)
+        rc = configi_take_checkpoint_formats(reader, self.file, quantization);
     json_decref(self.block);
     json_decref(self.doc);
     return rc;

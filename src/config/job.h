@@ -22,6 +22,7 @@ enum {
     JOB_PATTERN_BYTES = 256,
     JOB_FILES_MAX = 64,
     JOB_RULES_MAX = 64,
+    JOB_STORED_RULES_MAX = 32,
     JOB_BLOCKS_MAX = 60,  /* ranges in train.only */
     JOB_TARGETS_MAX = 16, /* train.lora.targets */
 };
@@ -50,7 +51,7 @@ struct job_model {
     char hf[FILE_PATH_BYTES];    /* directory of a Hugging Face checkpoint, or "" */
     char family[JOB_NAME_BYTES]; /* "gpt2", "llama", ... */
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
-    uint64_t head_dim;       /* 0: hidden_size / num_heads */
+    uint64_t head_dim; /* 0: hidden_size / num_heads */
     /* deepseek; q_latent_size 0: q has no latent; value_head_dim 0: head_dim */
     uint64_t q_latent_size, kv_latent_size, rope_head_dim, value_head_dim;
     uint64_t position_count; /* gpt2, opt, bert: rows of the position table; 0: seq_length */
@@ -121,6 +122,12 @@ struct job_rule {
     uint32_t unit_first, unit_last; /* inclusive, in the model's unit numbering; a name: all */
     enum state_kind kind;
     enum tier tier;
+};
+
+/* The format of matrices whose names have these words. */
+struct job_stored_rule {
+    char tensors[JOB_NAME_BYTES];
+    enum stored_format format;
 };
 
 /* ---- the job ---- */
@@ -239,6 +246,9 @@ struct job {
     } optimizer;
     struct {
         enum stored_format params; /* of matrices of blocks that do not learn */
+        struct job_stored_rule rules[JOB_STORED_RULES_MAX];
+        uint32_t rule_count;
+        bool is_of_checkpoint; /* the job does not give these two: they are the checkpoint's */
         /* how Adam's state is stored; other optimizers': fp32 */
         enum tile_format master;  /* TILE_FP32; TILE_LOW16: "split" */
         enum tile_format moments; /* TILE_FP32, TILE_BF16; TILE_INT8: "8bit" */

@@ -240,6 +240,7 @@ static int complete_document(configi_reader *reader, const char *path, const cha
     TRY(configi_rename_aliases(reader));
     TRY(configi_apply_set(reader, set, set_count));
     TRY(configi_rename_aliases(reader)); /* again, because the values of --set may hold aliases */
+    TRY(configi_take_quantization(reader));
     TRY(configi_take_spellings(reader));
     TRY(configi_expand_preset(reader, path));
     TRY(configi_expand_hf(reader));

@@ -501,13 +501,29 @@ const configi_key configi_own_keys[] = {
         "dtype. Others are packed when the run begins, and each pass expands them on the device. "
         "int8 (8.1 bits a parameter), nf4 and fp4 (4.5; with _double 4.13) are bitsandbytes' "
         "formats, int8_rows that of its LLM.int8(), fp8_blocks DeepSeek-V3's, mxfp4 (4.25) "
-        "gpt-oss's. Embedding, norms, biases and head stay in the working dtype."),
+        "gpt-oss's. Embedding, router, norms, biases and head stay in the working dtype. Default: "
+        "as "
+        "the checkpoint of model.hf has them, else working."),
+    KEY("state.rules", OBJECTS, NOWHERE, NONE, "[0,32]", "rules", FIXED,
+        "Other formats for single matrices; a later rule wins over an earlier one and over "
+        "state.params."),
+    KEY("state.rules.*.tensors", STRING, NOWHERE, NONE, NONE, NONE, FIXED,
+        "Words of the matrices' names in a row, with dots: \"experts\", \"self_attn\", "
+        "\"layers.3.mlp\"; \"embed_tokens\" and \"lm_head\" too. Required."),
+    KEY("state.rules.*.params", ENUM, NOWHERE, NONE,
+        "working|int8|int8_rows|nf4|nf4_double|fp4|fp4_double|fp8_rows|fp8_blocks|mxfp4", NONE,
+        FIXED, "Their format, as in state.params. Required."),
     KEY("load_in_4bit", BOOL, NOWHERE, "false", NONE, NONE, FIXED,
         "bitsandbytes' name for state.params nf4, nf4_double, fp4 or fp4_double, as the two keys "
         "below say."),
     KEY("load_in_8bit", BOOL, NOWHERE, "false", NONE, NONE, FIXED,
         "bitsandbytes' name for state.params int8_rows. Its outliers, which are a matter of "
         "activations, have no counterpart: products are those of the working dtype."),
+    /* job_quantization.c takes the whole block and removes it */
+    KEY("quantization_config", ANY, NOWHERE, NONE, NONE, NONE, FIXED,
+        "transformers' BitsAndBytesConfig, or a block of that name in a config.json: another way "
+        "to "
+        "write state.params and state.rules."),
     KEY("bnb_4bit_quant_type", ENUM, NOWHERE, "fp4", "fp4|nf4", NONE, FIXED,
         "The format of load_in_4bit."),
     KEY("bnb_4bit_use_double_quant", BOOL, NOWHERE, "false", NONE, NONE, FIXED,
@@ -555,6 +571,9 @@ const configi_key configi_own_keys[] = {
     KEY("debug.model_expanded", BOOL, NOWHERE, "false", NONE, NONE, FREE,
         "Set in the job.json of a run: the block model holds all that the preset, or the "
         "checkpoint's config.json, said, and neither is read again."),
+    KEY("debug.params_of_checkpoint", BOOL, AT(state.is_of_checkpoint), "false", NONE, NONE, FREE,
+        "Set beside state.params where the checkpoint gave it, so that what it has packed may not "
+        "learn."),
     KEY("debug.schedule.lookahead", INT, AT(schedule.lookahead), "0", "[0,1000000000]", "ops", FREE,
         "How many ops ahead of its use, in serial order, a buffer is given its memory when the "
         "plan is made; fewer use less memory and wait more. 0: as far as budgets allow.",

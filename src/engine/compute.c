@@ -227,6 +227,15 @@ static int first_source(void *user, uint32_t unit, uint64_t begin, uint64_t coun
     return first_elems(user, unit, begin, count, values);
 }
 
+static int first_codes(void *user, uint32_t unit, uint32_t tensor, uint64_t matrix, void *codes,
+                       void *scales)
+{
+    const struct engine *self = user;
+    if (!self->first_codes)
+        return 0;
+    return self->first_codes(self->first_user, unit, tensor, matrix, codes, scales);
+}
+
 /* A tile of a packed unit: a part of its packed vector. */
 static int init_packed(struct engine *self, const program *prog, const op *item)
 {
@@ -238,9 +247,10 @@ static int init_packed(struct engine *self, const program *prog, const op *item)
     kernel_context *context;
     const kernel_ops *ops = enginei_worker(self, item, &context);
     const void *packed;
+    const model_source source = {.values = first_source, .codes = first_codes, .user = self};
     if (!self->packer)
         TRY(model_packer_create(setup->net, &self->packer));
-    TRY(model_pack(self->packer, ops, context, item->unit, first_source, self, &packed));
+    TRY(model_pack(self->packer, ops, context, item->unit, &source, &packed));
     memcpy(target, (const char *)packed + begin * width, count * width);
     memset(target + count * width, 0, (item->elem_count - count) * width);
     return 0;

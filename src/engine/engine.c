@@ -283,6 +283,7 @@ int engine_create(struct setup *setup, const struct engine_options *options, str
     self->step.loss_scale = 1.0;
     self->step.seed = setup->job->run.seed;
     self->first_elems = options->first_elems;
+    self->first_codes = options->first_codes;
     self->first_user = options->first_user;
     self->run_commit = options->run_commit;
     self->commit_user = options->commit_user;

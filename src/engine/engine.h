@@ -58,6 +58,9 @@ void engine_memory_destroy(engine_memory *self); /* after the last run; NULL is 
  * the op. */
 typedef int engine_first_elems(void *user, uint32_t unit, uint64_t begin, uint64_t count,
                                float *master);
+/* The same as codes and scales: model_source.codes in model/pack.h. */
+typedef int engine_first_codes(void *user, uint32_t unit, uint32_t tensor, uint64_t matrix,
+                               void *codes, void *scales);
 /* Carries out OP_COMMIT, on the thread of the commit lane's worker. */
 typedef int engine_commit(void *user, const program *prog, const op *item);
 
@@ -93,6 +96,7 @@ struct engine {
 
     /* For the engine's own files. */
     engine_first_elems *first_elems;
+    engine_first_codes *first_codes;
     void *first_user;
     struct model_packer *packer; /* while a run begins; NULL: nothing was packed yet */
     engine_commit *run_commit;
@@ -124,6 +128,7 @@ struct engine_options {
     const manifest *found;           /* the manifest of the extents that the slab holds, or NULL */
     const engine_memory *memory;     /* host memory to use, or NULL */
     engine_first_elems *first_elems; /* NULL: the model's own initial weights */
+    engine_first_codes *first_codes; /* or NULL */
     void *first_user;
     engine_commit *run_commit; /* NULL: no program commits */
     void *commit_user;

@@ -426,7 +426,7 @@ static int write_config(const state_view *run, const char *side_dir, const char 
     char source[PATH_MAX], target[PATH_MAX];
     TRY(file_join(target, sizeof target, dir, config_name));
     if (find_config(side_dir, source))
-        return hfi_carry_config(source, target, torch_names[type]);
+        return hfi_carry_config(source, target, torch_names[type], NULL);
     return make_config(&run->asked->model, type, target);
 }
 

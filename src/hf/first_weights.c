@@ -64,8 +64,12 @@ void hf_first_begin(struct hf_first_weights *self, const struct setup *setup, bo
     self->logs_progress = logs_progress;
     self->begin_ns = self->reported_ns = clock_ns();
     self->done_bytes = self->total_bytes = 0;
-    for (uint32_t u = 0; u < setup->net->unit_count; u++)
-        self->total_bytes += sizeof(float) * plan_rest_elems(&setup->plan, STATE_OPTIMIZER, u);
+    for (uint32_t u = 0; u < setup->net->unit_count; u++) { /* each rank packs whole units */
+        const model_unit *unit = &setup->net->units[u];
+        self->total_bytes +=
+            sizeof(float) * (unit->is_packed ? unit->param_count
+                                             : plan_rest_elems(&setup->plan, STATE_OPTIMIZER, u));
+    }
 }
 
 int hf_first_elems(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *master)
@@ -80,6 +84,22 @@ int hf_first_elems(void *user, uint32_t unit, uint64_t begin, uint64_t count, fl
     self->done_bytes += sizeof(float) * count;
     report(self, false);
     return 0;
+}
+
+int hf_first_codes(void *user, uint32_t unit, uint32_t tensor, uint64_t matrix, void *codes,
+                   void *scales)
+{
+    struct hf_first_weights *self = user;
+    const model_tensor *of = &self->setup->net->units[unit].tensors[tensor];
+    if (!self->from)
+        return 0;
+    int is_copied = hf_weights_codes(self->from, unit, tensor, matrix, codes, scales);
+    TRY(is_copied);
+    if (!is_copied)
+        return 0;
+    self->done_bytes += sizeof(float) * of->stored_rows * of->columns;
+    report(self, false);
+    return 1;
 }
 
 void hf_first_end(struct hf_first_weights *self)

@@ -45,6 +45,9 @@ void hf_first_begin(struct hf_first_weights *self, const struct setup *setup, bo
 /* An engine_first_elems; `user` is the hf_first_weights. master: [count] fp32 on the host. */
 int hf_first_elems(void *user, uint32_t unit, uint64_t begin, uint64_t count,
                    float *master) MUST_CHECK;
+/* An engine_first_codes, of the same user. */
+int hf_first_codes(void *user, uint32_t unit, uint32_t tensor, uint64_t matrix, void *codes,
+                   void *scales) MUST_CHECK;
 void hf_first_end(struct hf_first_weights *self);
 void hf_first_close(struct hf_first_weights *self);
 

@@ -112,9 +112,11 @@ json_t *hfi_attention_keys(const struct job_model *from, const char *type);
 
 /* ---- carry_config.c ----
  *
- * Writes the text of config.json `source` to `target` with this dtype ("bfloat16"). ERR_INPUT if it
- * is no object with keys. */
-int hfi_carry_config(const char *source, const char *target, const char *type) MUST_CHECK;
+ * Writes the text of config.json `source` to `target` with this dtype ("bfloat16") and this
+ * quantization_config, a JSON object, or without one if it is NULL. ERR_INPUT if the file is no
+ * object with keys. */
+int hfi_carry_config(const char *source, const char *target, const char *type,
+                     const char *quantization) MUST_CHECK;
 
 /* ---- export_config_experts.c: mixtures of experts; the two functions as above ---- */
 
@@ -143,6 +145,15 @@ struct weights_source {
     uint64_t first, stored_count;
 };
 
+/* How a stored tensor is quantized, with what lies beside its codes. */
+struct weights_packed {
+    enum stored_format format; /* STORED_WORKING: it is not */
+    uint64_t rows, columns;
+    hf_tensor scales;
+    hf_tensor groups; /* with double quantization: the fp32 of each 256 scales, */
+    float mean;       /* and the one of all */
+};
+
 /* Rows [row_begin, row_begin + rows) of a transposed matrix, in its own dtype, stored as [rows,
  * columns]. */
 struct weights_strip {
@@ -159,6 +170,7 @@ struct hf_weights {
     struct weights_source *sources; /* one for each tensor of all units, in order */
     struct weights_source **units;  /* [unit_count] first entry of a unit in sources */
     hf_tensor *stored;              /* [stored_count] of all sources */
+    struct weights_packed *packed;  /* [stored_count] the same tensors */
     uint64_t stored_count;
     /* Prefix that the checkpoint's names have and the model's lack. The reverse is that of the
      * model's first tensor, of dropped_bytes. */
@@ -170,7 +182,27 @@ struct hf_weights {
     int thread_count;
     uint64_t total_bytes;
     bool has_type[DTYPE_COUNT];
+    /* Where tensors are quantized: memory for a piece of one, and the context that expands. */
+    bool has_packed;
+    kernel_context *context;
+    unsigned char *codes;
+    float *values;
 };
+
+/* ---- weights_packed.c ---- */
+
+enum { HF_STORED_NAME_BYTES = 2 * HF_NAME_BYTES + 64 };
+/* Finds how a stored tensor is quantized, if it is, and checks what lies beside it. ERR_INPUT if
+ * that is missing, or its dtype is not read. */
+int hfi_find_packed(const hf_weights *self, const hf_tensor *at, const hf_layout *layout,
+                    struct weights_packed *out) MUST_CHECK;
+/* True if a tensor of this name belongs to the codes of another one. Writes that one's name. */
+bool hfi_is_beside(const char *name, char codes[HF_STORED_NAME_BYTES]);
+/* Reserves memory when all tensors are found. */
+int hfi_reserve_packed(hf_weights *self) MUST_CHECK;
+/* Expands elements [begin, begin + count) of a quantized tensor. */
+int hfi_read_packed(hf_weights *self, const hf_tensor *at, uint64_t begin, uint64_t count,
+                    float *master) MUST_CHECK;
 
 /* ---- import_stream.c ----
  *

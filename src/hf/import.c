@@ -124,11 +124,14 @@ static int check_learning(const importer *self)
     model_spec spec = setup_model_spec(&self->job->model);
     model *net;
     TRY(setup_fill_learning(self->job, &spec));
-    if (spec.stored != STORED_WORKING)
+    if (model_asks_packed(&spec))
         return err_set(ERR_CONFIG,
-                       "state.params of this job is %s, and an import holds fp32 weights alone: "
-                       "train without an import, with a job that names the checkpoint in model.hf",
-                       stored_format_name(spec.stored));
+                       "%s packed formats (%s), and an import holds fp32 weights alone: train "
+                       "without an import, with a job that names the checkpoint in model.hf, or "
+                       "set state.params to \"working\"",
+                       spec.is_stored_so ? "the checkpoint has" : "this job asks for",
+                       spec.stored == STORED_WORKING ? "state.rules"
+                                                     : stored_format_name(spec.stored));
     TRY(model_create(&spec, self->job->type, 1, &net));
     uint64_t unit_count = net->unit_count;
     bool is_same = unit_count == self->net->unit_count;

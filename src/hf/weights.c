@@ -74,17 +74,23 @@ static bool has_shape(const safetensors_tensor *tensor, const uint64_t *shape, u
     return same;
 }
 
-static int check_tensor(const hf_weights *self, const hf_tensor *at, const hf_layout *layout)
+/* Finds how the tensor is quantized, or else checks its shape. */
+static int check_tensor(hf_weights *self, const hf_tensor *at, const hf_layout *layout)
 {
     const safetensors_tensor *tensor = at->tensor;
     const char *path = hf_path(self->files, at->file_idx);
     char is[SAFETENSORS_SHAPE_BYTES], text[SAFETENSORS_SHAPE_BYTES];
     safetensors_tensor should = {.dim_count = layout->dim_count};
     memcpy(should.shape, layout->shape, sizeof layout->shape);
-    if (tensor->type == SAFETENSORS_OTHER)
-        return err_set(ERR_INPUT,
-                       "%s: tensor %s has dtype %s, and weights are read from F32, BF16 and F16",
-                       path, tensor->name, tensor->type_name);
+    struct weights_packed *packed = &self->packed[at - self->stored];
+    const kernel_context_config config = {.thread_count = self->thread_count};
+    if (tensor->type == SAFETENSORS_OTHER && !self->context)
+        TRY(kernels_cpu.context_create(&config, &self->context));
+    TRY(hfi_find_packed(self, at, layout, packed));
+    self->has_packed = self->has_packed || packed->format != STORED_WORKING;
+    if (packed->format != STORED_WORKING)
+        return 0;
+    self->has_type[tensor->type] = true;
     if (!has_shape(tensor, should.shape, should.dim_count))
         return err_set(ERR_INPUT,
                        "%s: tensor %s has shape %s, and the model that config.json and the job "
@@ -137,7 +143,6 @@ static int find_in_layout(hf_weights *self, const model_tensor *wanted, struct w
         if (!hf_find(self->files, name, at) && !find_old_norm(self, name, at))
             return refuse_missing(self, name, NULL);
         TRY(check_tensor(self, at, layout));
-        self->has_type[at->tensor->type] = true;
         if (hf_layout_begins(layout, wanted, range.first + i)) /* a tensor in parts counts once */
             self->total_bytes += at->tensor->size_bytes;
         if (layout->order == HF_ORDER_TRANSPOSED)
@@ -190,7 +195,8 @@ static int find_tensors(hf_weights *self)
         }
     }
     self->stored = mem_alloc(stored_count, sizeof *self->stored, "weights");
-    if (!self->stored)
+    self->packed = mem_alloc(stored_count, sizeof *self->packed, "weights");
+    if (!self->stored || !self->packed)
         return -ENOMEM;
     hf_tensor *at = self->stored;
     for (uint32_t u = 0; u < net->unit_count; u++)
@@ -245,6 +251,17 @@ static bool is_left_out(const hf_weights *self, const char *name)
             begins_with(name, "cls.seq_relationship."));
 }
 
+/* True for scales and what else lies beside the codes of a quantized tensor of the model. */
+static bool is_beside_known(const hf_weights *self, const safetensors_tensor **known,
+                            const char *name)
+{
+    char codes[HF_STORED_NAME_BYTES];
+    hf_tensor at;
+    return self->has_packed && hfi_is_beside(name, codes) && hf_find(self->files, codes, &at) &&
+           at.tensor->type == SAFETENSORS_OTHER &&
+           bsearch(&at.tensor, known, self->stored_count, sizeof *known, compare_addresses);
+}
+
 /* Checks that no tensor of the checkpoint is left out silently. */
 static int check_rest(const hf_weights *self)
 {
@@ -261,7 +278,8 @@ static int check_rest(const hf_weights *self)
     for (uint64_t i = 0; i < hf_count(self->files); i++) {
         hf_tensor at = hf_at(self->files, i);
         if (bsearch(&at.tensor, known, count, sizeof *known, compare_addresses) ||
-            is_no_parameter(at.tensor->name) || is_repeated(self, at.tensor))
+            is_no_parameter(at.tensor->name) || is_repeated(self, at.tensor) ||
+            is_beside_known(self, known, at.tensor->name))
             continue;
         if (is_left_out(self, at.tensor->name)) {
             size_t length = strlen(left_out);
@@ -288,12 +306,10 @@ static int check_rest(const hf_weights *self)
 
 static int reserve(hf_weights *self, uint64_t strip_bytes)
 {
-    self->thread_count = omp_get_num_procs();
-    if (self->thread_count > THREADS_MAX)
-        self->thread_count = THREADS_MAX;
     self->pieces = mem_alloc((size_t)self->thread_count, self->piece_bytes, "pieces of weights");
     if (!self->pieces)
         return -ENOMEM;
+    TRY(hfi_reserve_packed(self));
     self->strip.capacity_bytes = size_min(self->strip.capacity_bytes, strip_bytes);
     if (self->strip.capacity_bytes == 0)
         return 0;
@@ -311,6 +327,9 @@ int hf_weights_open_sized(const char *dir, const model *net, uint64_t strip_byte
     self->net = net;
     self->piece_bytes = piece_bytes;
     snprintf(self->dir, sizeof self->dir, "%s", dir);
+    self->thread_count = omp_get_num_procs();
+    if (self->thread_count > THREADS_MAX)
+        self->thread_count = THREADS_MAX;
     int rc = hf_open(dir, &self->files);
     if (rc == 0)
         rc = find_prefix(self);
@@ -338,6 +357,11 @@ void hf_weights_close(hf_weights *self)
     if (!self)
         return;
     hf_close(self->files);
+    if (self->context)
+        kernels_cpu.context_destroy(self->context);
+    mem_free(self->codes);
+    mem_free(self->values);
+    mem_free(self->packed);
     mem_free(self->stored);
     mem_free(self->sources);
     mem_free(self->units);
@@ -373,5 +397,5 @@ bool hf_weights_has_all(const hf_weights *self, uint32_t unit)
 
 bool hf_weights_has_strips(const hf_weights *self)
 {
-    return self->strip.capacity_bytes > 0;
+    return self->strip.capacity_bytes > 0 || self->has_packed;
 }

@@ -25,8 +25,9 @@ typedef struct hf_weights hf_weights;
 #define WEIGHTS_PIECE_BYTES ((uint64_t)4 << 20) /* of a request; drives need no more than 1 MiB */
 
 /* Opens a checkpoint. Every tensor of the model must be in it as layout.h says, in fp32, bf16 or
- * fp16; experts of a mixture in either of the two layouts. Adapters (names with ".lora_") are not
- * looked for: they begin as the model says.
+ * fp16; experts of a mixture in either of the two layouts. Matrices may be quantized as
+ * bitsandbytes has them (nf4, fp4, int8), or as fp8 with scales of blocks. Adapters (names with
+ * ".lora_") are not looked for: they begin as the model says.
  *
  * ERR_INPUT names the file, the tensor, and what it is and should be. A tensor that the model has
  * no place for is an error too, unless it repeats another one (a tied output matrix) or holds no
@@ -39,9 +40,9 @@ int hf_weights_open_sized(const char *dir, const model *net, uint64_t strip_byte
 void hf_weights_close(hf_weights *self); /* NULL is allowed */
 
 /* Reads elements [begin, begin + count) of a unit into master, [count] fp32 on the host. Padding
- * becomes zero. Elements of adapters are left as the caller has them. ERR_INPUT with the path if
- * the file cannot be read or has become shorter; ERR_INPUT with tensor and element if a value is
- * not finite. */
+ * becomes zero, and quantized matrices are expanded. Elements of adapters are left as the caller
+ * has them. ERR_INPUT with the path if the file cannot be read or has become shorter; ERR_INPUT
+ * with tensor and element if a value is not finite. */
 int hf_weights_read(hf_weights *self, uint32_t unit, uint64_t begin, uint64_t count,
                     float *master) MUST_CHECK;
 
@@ -52,7 +53,13 @@ int hf_weights_read(hf_weights *self, uint32_t unit, uint64_t begin, uint64_t co
 #define WEIGHTS_ROOM_BYTES (((uint64_t)4 << 20) + ((uint64_t)64 << 10))
 int hf_weights_read_alone(hf_weights *self, uint32_t unit, uint64_t begin, uint64_t count,
                           void *room, float *master) MUST_CHECK;
-/* True if some of its matrices are stored transposed. They pass through the one strip. */
+/* Copies codes and scales of a quantized matrix: a model_source.codes (model/pack.h) whose user is
+ * the hf_weights. Returns 0 if the checkpoint does not have this matrix in the tensor's format.
+ * ERR_INPUT if the unit has a part of it in whose place no whole groups lie. */
+int hf_weights_codes(void *self, uint32_t unit, uint32_t tensor, uint64_t matrix, void *codes,
+                     void *scales) MUST_CHECK;
+/* True if some of its matrices are stored transposed or quantized. They pass through the one strip,
+ * or the one memory for codes. */
 bool hf_weights_has_strips(const hf_weights *self);
 
 /* True if the checkpoint has all tensors of the unit; false if some of them are adapters. */

@@ -227,6 +227,10 @@ static int read_turned(hf_weights *self, const hf_tensor *at, const model_tensor
 static int read_straight(hf_weights *self, const hf_tensor *at, uint64_t begin, uint64_t count,
                          void *room, float *master)
 {
+    if (self->packed[at - self->stored].format != STORED_WORKING) {
+        TRY(hfi_read_packed(self, at, begin, count, master));
+        return check_finite(self, at, begin, count, master);
+    }
     return room ? read_alone(self, at, begin, count, room, master)
                 : read_plain(self, at, begin, count, master);
 }

@@ -53,13 +53,15 @@ static int check_stored(const infer_model *self, const char *job_path)
     job *own;
     TRY(job_read_ranks(job_path, run_sets, RUN_SETS, rank_slabs_world(&self->record), &own));
     enum stored_format is = own->state.params, asked = self->asked->state.params;
+    bool is_same = is == asked && own->state.rule_count == self->asked->state.rule_count &&
+                   memcmp(own->state.rules, self->asked->state.rules, sizeof own->state.rules) == 0;
     job_destroy(own);
-    if (is == asked)
+    if (is_same)
         return 0;
     return err_set(
         ERR_CONFIG,
-        "state.params is set to %s, but the run %s keeps its params as %s: leave the key "
-        "out",
+        "state.params is set to %s, or state.rules to others, but the run %s keeps its params as "
+        "%s: leave both keys out",
         stored_format_name(asked), self->path, stored_format_name(is));
 }
 
@@ -244,17 +246,18 @@ static int fill_from_checkpoint(infer_model *self, hf_weights *from,
     const struct setup *setup = self->setup;
     const model *net = setup->net;
     inferi_filler to = {.engine = NULL};
+    const model_source source = {.values = read_weights, .codes = hf_weights_codes, .user = from};
     model_packer *packer = NULL;
     float *masters = mem_alloc(FILL_ELEMS, sizeof *masters, "weights of a checkpoint");
     int rc = masters ? inferi_filler_init(&to, self->engine, FILL_ELEMS) : -ENOMEM;
-    if (rc == 0 && net->spec.stored != STORED_WORKING)
+    if (rc == 0 && model_has_packed(net))
         rc = model_packer_create(net, &packer);
     for (uint32_t u = 0; rc == 0 && u < net->unit_count; u++)
         for (uint64_t at = 0; rc == 0 && at < setup->unit_elems[u]; at += FILL_ELEMS) {
             uint64_t count = size_min(setup->unit_elems[u] - at, FILL_ELEMS);
             const void *packed;
             if (net->units[u].is_packed) {
-                rc = model_pack(packer, &kernels_cpu, to.context, u, read_weights, from, &packed);
+                rc = model_pack(packer, &kernels_cpu, to.context, u, &source, &packed);
                 if (rc == 0)
                     rc = inferi_fill_params(&to, u, at, count,
                                             (const char *)packed + at * setup->plan.param_bytes);

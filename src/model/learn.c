@@ -180,7 +180,7 @@ int modeli_check_learn(model_spec *spec)
     TRY(check_ranges(spec));
     join_ranges(learn);
     bool has_any = learn->embed || learn->head || learn->norms || learn->range_count > 0;
-    if (learn->is_given && !has_any)
+    if (learn->is_given && !has_any && !learn->nothing)
         return err_set(ERR_CONFIG, "train.only selects nothing: name blocks.FIRST-LAST, embed, "
                                    "head, norms or all, or leave it out");
     if (spec->lora.rank == 0 && learn->embed && learn->head && all_blocks_learn(spec))

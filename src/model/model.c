@@ -601,5 +601,7 @@ int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call
     assert(pass < self->stages[head].pass_count[PHASE_FORWARD]);
     bool is_backward;
     const modeli_part *part = modeli_pass_part(self, PHASE_FORWARD, head, pass, &is_backward);
-    return modeli_row_logits(self, stream, call, part, row, logits);
+    model_call expanded = *call;
+    TRY(modeli_expand(self, &self->stages[head].passes[PHASE_FORWARD][pass], stream, &expanded));
+    return modeli_row_logits(self, stream, &expanded, part, row, logits);
 }

@@ -78,7 +78,8 @@
  * but its bits mean other things. It holds the unit's tensors, each at a multiple of
  * MODEL_REST_ALIGN_BYTES: values of the working dtype, or codes and then scales (base/stored.h),
  * which begin at such a multiple too. A pass expands its packed units into its temp before it
- * computes. model/pack.h packs. The parts of a cut matrix are packed apart.
+ * computes. model/pack.h packs. The parts of a cut matrix are packed apart, and so are the matrices
+ * of each expert.
  *
  * CALLS. model_create needs no device: shapes, bytes and flops are known before anything is
  * allocated. model_prepare makes the products for one backend. A model belongs to one thread. */
@@ -128,7 +129,17 @@ enum {
     MODEL_RANGES_MAX = 64,
     MODEL_LORA_TARGETS_MAX = 9,
     MODEL_PATTERN_BYTES = 256, /* of window_pattern, with its zero */
+    MODEL_STORED_RULES_MAX = 32,
+    MODEL_STORED_NAME_BYTES = 64,
 };
+
+/* How the matrices are kept whose name has these words in a row, with dots between them: "mlp",
+ * "layers.3.self_attn", "embed_tokens". */
+struct model_stored_rule {
+    char name[MODEL_STORED_NAME_BYTES];
+    enum stored_format format;
+};
+typedef struct model_stored_rule model_stored_rule;
 
 /* Blocks first .. last, both included. */
 struct model_range {
@@ -140,6 +151,7 @@ typedef struct model_range model_range;
  * learns, or with adapters nothing of the base. */
 struct model_learn {
     bool is_given;           /* false: the default above */
+    bool nothing;            /* for an evaluation alone */
     bool embed, head, norms; /* norms: those of all blocks, and the final one */
     uint32_t range_count;
     model_range blocks[MODEL_RANGES_MAX];
@@ -216,12 +228,22 @@ struct model_spec {
     /* The vectors of a block that is not cut (norms, biases) are a unit beside its matrices. Muon
      * updates these, and keeps less state for them. Not with adapters or with norms apart. */
     bool splits_vectors;
-    /* How matrices of blocks are kept that do not learn, adapters excepted (PACKED UNITS). */
+    /* How matrices are kept that do not learn (PACKED UNITS): those of blocks, adapters and routers
+     * excepted; and then what the rules name, of which a later one wins over an earlier one. */
     enum stored_format stored;
+    uint32_t stored_rule_count;
+    model_stored_rule stored_rules[MODEL_STORED_RULES_MAX];
+    bool is_stored_so; /* the checkpoint has them in these formats: none of them may learn */
     model_learn learn; /* the job's `train` block */
     model_lora lora;
 };
 typedef struct model_spec model_spec;
+
+/* True if the spec asks for another format than the working dtype. */
+static inline bool model_asks_packed(const model_spec *spec)
+{
+    return spec->stored != STORED_WORKING || spec->stored_rule_count > 0;
+}
 
 enum tensor_init {
     TENSOR_INIT_NORMAL,
@@ -245,7 +267,10 @@ struct model_tensor {
     enum tensor_init init;
     bool is_adapter;           /* A or B of an adapter, "h.0.attn.c_attn.lora_A.weight" */
     enum stored_format stored; /* how it is kept at rest */
-    uint64_t rest_bytes;       /* its place in a packed unit */
+    /* So many rows are a matrix of their own in that format: `rows`, or those of one matrix of an
+     * expert. */
+    uint64_t stored_rows;
+    uint64_t rest_bytes; /* its place in a packed unit */
 };
 typedef struct model_tensor model_tensor;
 
@@ -406,6 +431,9 @@ uint64_t model_block_of(const model *self, uint32_t stage);
 /* True if calls of the stage wait until the device has computed what they ask for: a stage of
  * experts, whose work depends on what the router chose. */
 bool model_waits_for_device(const model *self, uint32_t stage);
+
+/* True if a matrix of the model is kept in another format than the working dtype. */
+bool model_has_packed(const model *self);
 
 /* True if the unit has matrices of a block and nothing else. */
 bool model_has_only_matrices(const model *self, uint32_t unit);

@@ -21,26 +21,66 @@ static uint64_t codes_bytes(const stored_layout *layout)
     return size_round_up(layout->code_bytes, MODEL_REST_ALIGN_BYTES);
 }
 
+/* Bytes of each matrix of a tensor that is packed by itself. */
+static uint64_t matrix_bytes(const model_tensor *tensor)
+{
+    stored_layout layout = stored_layout_of(tensor->stored, tensor->stored_rows, tensor->columns);
+    return codes_bytes(&layout) + size_round_up(layout.scale_bytes, MODEL_REST_ALIGN_BYTES);
+}
+
 static uint64_t tensor_bytes(const model *self, const model_tensor *tensor)
 {
     if (tensor->stored == STORED_WORKING)
         return tensor->rows * tensor->columns * dtype_bytes(self->type);
-    stored_layout layout = stored_layout_of(tensor->stored, tensor->rows, tensor->columns);
-    return codes_bytes(&layout) + layout.scale_bytes;
+    return tensor->rows / tensor->stored_rows * matrix_bytes(tensor);
 }
 
-/* True for the matrices of a block's linear layers and experts; false for a router's. */
-static bool is_packable(const model *self, uint32_t unit, uint32_t idx)
+/* The layer that a tensor of a unit belongs to. */
+static const modeli_layer *layer_of(const model *self, uint32_t unit, uint32_t idx)
 {
     const modeli_origin *origin = &self->products->origins[unit];
-    const model_tensor *tensor = &self->units[unit].tensors[idx];
-    if (!model_is_matrix(tensor) || tensor->is_adapter || tensor->rows == 1)
-        return false;
     const modeli_list *list = modeli_list_of(self, origin->unit);
     uint32_t layer = list->layer_count - 1; /* the last one that begins there or before */
     while (layer > 0 && list->layers[layer].first_tensor > origin->tensors[idx])
         layer--;
-    return list->layers[layer].kind != &modeli_router;
+    return &list->layers[layer];
+}
+
+/* True if the words of the rule are in the name: "mlp.up_proj" in "h.3.mlp.up_proj.weight". */
+static bool has_words(const char *name, const char *words)
+{
+    size_t length = strlen(words);
+    for (const char *at = name; (at = strstr(at, words)) != NULL; at++)
+        if ((at == name || at[-1] == '.') && (at[length] == '.' || at[length] == '\0'))
+            return true;
+    return false;
+}
+
+/* The format that the spec has for a tensor, whether or not it learns. */
+static enum stored_format format_of(const model *self, uint32_t unit, uint32_t idx)
+{
+    const model_tensor *tensor = &self->units[unit].tensors[idx];
+    uint32_t stage = self->products->origins[unit].unit;
+    if (!model_is_matrix(tensor) || tensor->is_adapter || tensor->rows == 1)
+        return STORED_WORKING;
+    bool is_of_block = stage > 0 && model_block_of(self, stage) < self->spec.num_layers &&
+                       layer_of(self, unit, idx)->kind != &modeli_router;
+    enum stored_format format = is_of_block ? self->spec.stored : STORED_WORKING;
+    for (uint32_t i = 0; i < self->spec.stored_rule_count; i++)
+        if (has_words(tensor->name, self->spec.stored_rules[i].name))
+            format = self->spec.stored_rules[i].format;
+    return format;
+}
+
+/* Matrices of routed experts are packed one by one, as files have them. */
+static uint64_t stored_rows_of(const model *self, uint32_t unit, uint32_t idx)
+{
+    const model_tensor *tensor = &self->units[unit].tensors[idx];
+    const modeli_layer *layer = layer_of(self, unit, idx);
+    if (layer->kind != &modeli_experts || layer->row->is_shared)
+        return tensor->rows;
+    bool is_first = self->products->origins[unit].tensors[idx] == layer->first_tensor;
+    return tensor->whole_rows / self->spec.expert_count / (is_first ? 2 : 1); /* gate and up */
 }
 
 static int place_unit(model *self, uint32_t unit_idx)
@@ -49,14 +89,16 @@ static int place_unit(model *self, uint32_t unit_idx)
     uint64_t end = 0;
     for (uint32_t i = 0; i < unit->tensor_count; i++) {
         model_tensor *tensor = &unit->tensors[i];
-        if (is_packable(self, unit_idx, i)) {
-            if (!stored_fits(self->spec.stored, tensor->columns))
+        enum stored_format format = format_of(self, unit_idx, i);
+        if (format != STORED_WORKING) {
+            if (!stored_fits(format, tensor->columns))
                 return err_set(ERR_CONFIG,
                                "state.params: %s needs rows of a multiple of 32 elements, and %s "
                                "has %llu columns",
-                               stored_format_name(self->spec.stored), tensor->name,
+                               stored_format_name(format), tensor->name,
                                (unsigned long long)tensor->columns);
-            tensor->stored = self->spec.stored;
+            tensor->stored = format;
+            tensor->stored_rows = stored_rows_of(self, unit_idx, i);
             unit->is_packed = true;
         }
         tensor->rest_bytes = size_round_up(end, MODEL_REST_ALIGN_BYTES);
@@ -68,27 +110,74 @@ static int place_unit(model *self, uint32_t unit_idx)
     return 0;
 }
 
-int modeli_find_packed(model *self)
+/* Refuses matrices that learn if the checkpoint has them packed. */
+static int check_learning(const model *self, uint32_t unit)
+{
+    for (uint32_t i = 0; self->spec.is_stored_so && i < self->units[unit].tensor_count; i++) {
+        enum stored_format format = format_of(self, unit, i);
+        if (format != STORED_WORKING)
+            return err_set(ERR_CONFIG,
+                           "the checkpoint has %s quantized, as %s, and it learns: train adapters "
+                           "(train.lora), or give state.params (\"working\" or a format) to "
+                           "dequantize what learns",
+                           self->units[unit].tensors[i].name, stored_format_name(format));
+    }
+    return 0;
+}
+
+/* Refuses a rule whose name is that of no matrix, or of matrices that all learn. */
+static int check_rule(const model *self, const model_stored_rule *rule)
 {
     bool is_found = false;
+    if (rule->format == STORED_WORKING)
+        return 0;
+    for (uint32_t u = 0; u < self->unit_count; u++)
+        for (uint32_t i = 0; i < self->units[u].tensor_count; i++) {
+            const model_tensor *tensor = &self->units[u].tensors[i];
+            if (!model_is_matrix(tensor) || tensor->is_adapter ||
+                !has_words(tensor->name, rule->name))
+                continue;
+            is_found = true;
+            if (self->units[u].is_frozen)
+                return 0;
+        }
+    if (is_found)
+        return err_set(ERR_CONFIG,
+                       "state.rules: %s is for matrices that do not learn, and all that are named "
+                       "\"%s\" learn; leave the rule out",
+                       stored_format_name(rule->format), rule->name);
+    return err_set(ERR_CONFIG,
+                   "state.rules: no matrix of the model has the name \"%s\": write words of a "
+                   "tensor's name in a row, as in \"%s\"",
+                   rule->name, self->units[0].tensors[0].name);
+}
+
+int modeli_find_packed(model *self)
+{
+    const model_spec *spec = &self->spec;
     for (uint32_t u = 0; u < self->unit_count; u++)
         self->units[u].rest_elems = self->units[u].elems;
-    if (self->spec.stored == STORED_WORKING)
+    if (!model_asks_packed(spec))
         return 0;
-    for (uint32_t u = 0; u < self->unit_count; u++) {
-        uint32_t stage = self->products->origins[u].unit;
-        bool is_of_block = stage > 0 && model_block_of(self, stage) < self->spec.num_layers;
-        if (is_of_block && self->units[u].is_frozen)
-            TRY(place_unit(self, u));
-        is_found = is_found || self->units[u].is_packed;
-    }
-    if (is_found)
+    for (uint32_t u = 0; u < self->unit_count; u++)
+        TRY(self->units[u].is_frozen ? place_unit(self, u) : check_learning(self, u));
+    for (uint32_t i = 0; i < spec->stored_rule_count; i++)
+        TRY(check_rule(self, &spec->stored_rules[i]));
+    if (model_has_packed(self) || spec->stored == STORED_WORKING)
         return 0;
     return err_set(ERR_CONFIG,
                    "state.params: %s is for matrices of blocks that do not learn, and all of them "
                    "learn; train adapters (train.lora) or a part of the model (train.only), or "
                    "leave state.params out",
-                   stored_format_name(self->spec.stored));
+                   stored_format_name(spec->stored));
+}
+
+bool model_has_packed(const model *self)
+{
+    for (uint32_t u = 0; u < self->unit_count; u++)
+        if (self->units[u].is_packed)
+            return true;
+    return false;
 }
 
 /* ---- expanding ---- */
@@ -121,15 +210,21 @@ static int expand_tensor(const model *self, const kernel_ops *ops, kernel_contex
     if (tensor->stored == STORED_WORKING)
         return ops->convert(context, stream, source, self->type, target, type,
                             tensor->rows * tensor->columns);
-    stored_layout layout = stored_layout_of(tensor->stored, tensor->rows, tensor->columns);
-    stored_expand_args args = {.format = tensor->stored,
-                               .rows = tensor->rows,
-                               .columns = tensor->columns,
-                               .codes = source,
-                               .scales = source + codes_bytes(&layout),
-                               .type = type,
-                               .target = target};
-    return ops->stored_expand(context, stream, &args);
+    uint64_t rows = tensor->stored_rows, step = matrix_bytes(tensor);
+    stored_layout layout = stored_layout_of(tensor->stored, rows, tensor->columns);
+    for (uint64_t i = 0; i < tensor->rows / rows; i++) {
+        const char *codes = source + i * step;
+        stored_expand_args args = {.format = tensor->stored,
+                                   .rows = rows,
+                                   .columns = tensor->columns,
+                                   .codes = codes,
+                                   .scales = codes + codes_bytes(&layout),
+                                   .type = type,
+                                   .target = (char *)target +
+                                             i * rows * tensor->columns * dtype_bytes(type)};
+        TRY(ops->stored_expand(context, stream, &args));
+    }
+    return 0;
 }
 
 static int expand_unit(const model *self, const model_unit *unit, void *stream, const void *packed,
@@ -201,9 +296,10 @@ int model_packer_create(const model *net, model_packer **out)
             piece_elems =
                 size_max(piece_elems, size_min(tensor->rows, PIECE_ROWS) * tensor->columns);
             if (is_double(tensor->stored))
-                scale_count = size_max(
-                    scale_count,
-                    stored_layout_of(tensor->stored, tensor->rows, tensor->columns).scale_count);
+                scale_count =
+                    size_max(scale_count,
+                             stored_layout_of(tensor->stored, tensor->stored_rows, tensor->columns)
+                                 .scale_count);
         }
     }
     self->packed = mem_alloc(self->room_bytes, 1, "a packed unit");
@@ -231,22 +327,21 @@ void model_packer_destroy(model_packer *self)
 struct packing {
     const kernel_ops *ops;
     kernel_context *context;
-    model_source *source;
-    void *user;
+    const model_source *source;
 };
 
-static int pack_matrix(model_packer *self, const struct packing *from, const model_tensor *tensor)
+/* Matrix `idx` of a tensor. */
+static int quantize_matrix(model_packer *self, const struct packing *from,
+                           const model_tensor *tensor, uint64_t idx, char *codes, void *target)
 {
-    uint64_t columns = tensor->columns;
-    char *codes = self->packed + tensor->rest_bytes;
-    stored_layout whole = stored_layout_of(tensor->stored, tensor->rows, columns);
+    uint64_t columns = tensor->columns, all = tensor->stored_rows;
+    stored_layout whole = stored_layout_of(tensor->stored, all, columns);
     enum stored_format single = tensor->stored == STORED_NF4_DOUBLE   ? STORED_NF4
                                 : tensor->stored == STORED_FP4_DOUBLE ? STORED_FP4
                                                                       : tensor->stored;
-    void *target = codes + codes_bytes(&whole);
     char *scales = is_double(tensor->stored) ? (char *)self->scales : target;
-    for (uint64_t row = 0; row < tensor->rows; row += PIECE_ROWS) {
-        uint64_t rows = size_min(tensor->rows - row, PIECE_ROWS);
+    for (uint64_t row = 0; row < all; row += PIECE_ROWS) {
+        uint64_t rows = size_min(all - row, PIECE_ROWS);
         stored_layout layout = stored_layout_of(single, rows, columns);
         stored_quantize_args args = {.format = single,
                                      .rows = rows,
@@ -255,8 +350,9 @@ static int pack_matrix(model_packer *self, const struct packing *from, const mod
                                      .source = self->piece,
                                      .codes = codes,
                                      .scales = scales};
-        TRY(from->source(from->user, self->unit, tensor->offset_elems + row * columns,
-                         rows * columns, self->piece));
+        TRY(from->source->values(from->source->user, self->unit,
+                                 tensor->offset_elems + (idx * all + row) * columns, rows * columns,
+                                 self->piece));
         int rc = from->ops->stored_quantize(from->context, NULL, &args);
         if (rc < 0)
             return err_prefix(rc, "%s", tensor->name);
@@ -268,6 +364,24 @@ static int pack_matrix(model_packer *self, const struct packing *from, const mod
     return from->ops->stored_double(from->context, NULL, self->scales, whole.scale_count, target);
 }
 
+/* Takes codes and scales of each matrix as the source has them, or quantizes its values. */
+static int pack_matrices(model_packer *self, const struct packing *from, uint32_t idx)
+{
+    const model_tensor *tensor = &self->net->units[self->unit].tensors[idx];
+    const model_source *source = from->source;
+    stored_layout layout = stored_layout_of(tensor->stored, tensor->stored_rows, tensor->columns);
+    for (uint64_t i = 0; i < tensor->rows / tensor->stored_rows; i++) {
+        char *codes = self->packed + tensor->rest_bytes + i * matrix_bytes(tensor);
+        void *scales = codes + codes_bytes(&layout);
+        int is_copied =
+            source->codes ? source->codes(source->user, self->unit, idx, i, codes, scales) : 0;
+        TRY(is_copied);
+        if (!is_copied)
+            TRY(quantize_matrix(self, from, tensor, i, codes, scales));
+    }
+    return 0;
+}
+
 /* Vectors and whatever else stays in the working dtype. */
 static int pack_plain(model_packer *self, const struct packing *from, const model_tensor *tensor)
 {
@@ -276,7 +390,8 @@ static int pack_plain(model_packer *self, const struct packing *from, const mode
     for (uint64_t row = 0; row < tensor->rows; row += PIECE_ROWS) {
         uint64_t count = size_min(tensor->rows - row, PIECE_ROWS) * tensor->columns;
         uint64_t at = row * tensor->columns;
-        TRY(from->source(from->user, self->unit, tensor->offset_elems + at, count, self->piece));
+        TRY(from->source->values(from->source->user, self->unit, tensor->offset_elems + at, count,
+                                 self->piece));
         TRY(from->ops->working_copy(from->context, NULL, self->piece,
                                     target + at * dtype_bytes(type), type, count));
     }
@@ -284,10 +399,10 @@ static int pack_plain(model_packer *self, const struct packing *from, const mode
 }
 
 int model_pack(model_packer *self, const kernel_ops *ops, kernel_context *context, uint32_t unit,
-               model_source *source, void *user, const void **packed)
+               const model_source *source, const void **packed)
 {
     const model_unit *of = &self->net->units[unit];
-    const struct packing from = {.ops = ops, .context = context, .source = source, .user = user};
+    const struct packing from = {.ops = ops, .context = context, .source = source};
     assert(of->is_packed);
     *packed = self->packed;
     if (self->unit == unit)
@@ -297,7 +412,7 @@ int model_pack(model_packer *self, const kernel_ops *ops, kernel_context *contex
     for (uint32_t i = 0; i < of->tensor_count; i++) {
         const model_tensor *tensor = &of->tensors[i];
         int rc = tensor->stored == STORED_WORKING ? pack_plain(self, &from, tensor)
-                                                  : pack_matrix(self, &from, tensor);
+                                                  : pack_matrices(self, &from, i);
         if (rc < 0) {
             self->unit = NO_UNIT;
             return rc;

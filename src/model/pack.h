@@ -2,8 +2,9 @@
  * UNITS). Weights come in pieces of fp32 from wherever they are, so that beside the packed unit
  * only a piece and one matrix's scales are in memory. All threads of the context quantize.
  *
- * The values of a matrix are quantized as they come, before any rounding to the working dtype. The
- * same weights give the same bytes on every machine. A packer belongs to one thread at a time. */
+ * The values of a matrix are quantized as they come, before any rounding to the working dtype.
+ * Codes and scales that a checkpoint has are copied. The same weights give the same bytes on every
+ * machine. A packer belongs to one thread at a time. */
 #ifndef SLUICE_MODEL_PACK_H
 #define SLUICE_MODEL_PACK_H
 
@@ -11,8 +12,18 @@
 
 typedef struct model_packer model_packer;
 
-/* Elements [begin, begin + count) of a unit's flat vector as fp32. */
-typedef int model_source(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *values);
+/* Where the weights of a packed unit come from. */
+struct model_source {
+    /* Elements [begin, begin + count) of a unit's flat vector as fp32. */
+    int (*values)(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *values);
+    /* Codes and scales of a matrix, in the tensor's format, where they exist already. `matrix`: of
+     * the tensor's matrices of stored_rows rows. Returns 1, or 0 if the values must be quantized.
+     * NULL: always. */
+    int (*codes)(void *user, uint32_t unit, uint32_t tensor, uint64_t matrix, void *codes,
+                 void *scales);
+    void *user;
+};
+typedef struct model_source model_source;
 
 /* Reserves memory for the largest packed unit of the model, which is borrowed. */
 int model_packer_create(const model *net, model_packer **out) MUST_CHECK;
@@ -22,7 +33,7 @@ void model_packer_destroy(model_packer *self); /* NULL is allowed */
  * valid until the next call. `ops` are those of a CPU. ERR_INPUT if a weight is not finite; else
  * the source's errors. */
 int model_pack(model_packer *self, const kernel_ops *ops, kernel_context *context, uint32_t unit,
-               model_source *source, void *user, const void **packed) MUST_CHECK;
+               const model_source *source, const void **packed) MUST_CHECK;
 
 /* Expands a tensor of a packed unit. values: [rows, columns] fp32; a matrix in a stored format is
  * not rounded to the working dtype. `ops` are those of a CPU. */

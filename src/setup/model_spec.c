@@ -182,6 +182,10 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         append(text, capacity, &used, "model.qk_norm=true\n");
     if (spec->stored != STORED_WORKING)
         append(text, capacity, &used, "state.params=%s\n", stored_format_name(spec->stored));
+    for (uint32_t i = 0; i < spec->stored_rule_count; i++)
+        append(text, capacity, &used, "%s%s:%s%s", i == 0 ? "state.rules=" : ",",
+               spec->stored_rules[i].name, stored_format_name(spec->stored_rules[i].format),
+               i + 1 == spec->stored_rule_count ? "\n" : "");
     if (spec->position_count != 0)
         append(text, capacity, &used, "model.position_count=%" PRIu64 "\n", spec->position_count);
     if (spec->partial_rotary_factor != 0 && spec->partial_rotary_factor != 1)
@@ -240,12 +244,26 @@ static void default_targets(struct job_train *train, enum model_family family)
         strcpy(train->lora_targets[train->lora_target_count++], names[i]);
 }
 
+static void fill_stored(const struct job *asked, model_spec *spec)
+{
+    static_assert((int)JOB_STORED_RULES_MAX == (int)MODEL_STORED_RULES_MAX, "as many rules");
+    static_assert((int)JOB_NAME_BYTES == (int)MODEL_STORED_NAME_BYTES, "names as long");
+    spec->stored = asked->state.params;
+    spec->stored_rule_count = asked->state.rule_count;
+    spec->is_stored_so = asked->state.is_of_checkpoint;
+    for (uint32_t i = 0; i < asked->state.rule_count; i++) {
+        const struct job_stored_rule *rule = &asked->state.rules[i];
+        memcpy(spec->stored_rules[i].name, rule->tensors, sizeof rule->tensors);
+        spec->stored_rules[i].format = rule->format;
+    }
+}
+
 int setup_fill_learning(const struct job *asked, model_spec *spec)
 {
     struct job_train train = asked->train;
     model_learn *learn = &spec->learn;
     spec->splits_vectors = asked->optimizer.type == JOB_MUON;
-    spec->stored = asked->state.params;
+    fill_stored(asked, spec);
     *learn = (model_learn){.is_given = train.is_given,
                            .embed = train.embed || train.all,
                            .head = train.head || train.all,

@@ -61,10 +61,10 @@ static int make_model(struct setup *self, const struct setup_options *options)
 {
     model_spec spec = setup_model_spec(&self->job->model);
     TRY(setup_fill_learning(self->job, &spec));
-    /* Nothing learns in an evaluation, so that all blocks may be packed. */
-    if (options->only_eval && spec.stored != STORED_WORKING && spec.lora.rank == 0 &&
+    /* Nothing learns in an evaluation, so that everything may be packed. */
+    if (options->only_eval && model_asks_packed(&spec) && spec.lora.rank == 0 &&
         !spec.learn.is_given)
-        spec.learn = (model_learn){.is_given = true, .head = true};
+        spec.learn = (model_learn){.is_given = true, .nothing = true};
     model_window window = options->window;
     TRY(model_create_window(&spec, self->job->type, self->job->micro_batch, &window, &self->net));
     if (window.cache_positions > 0) {

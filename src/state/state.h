@@ -72,6 +72,7 @@ struct state_run_options {
     const struct setup_test *test;     /* or NULL */
     const volatile sig_atomic_t *stop; /* or NULL */
     engine_first_elems *first_elems;   /* or NULL */
+    engine_first_codes *first_codes;   /* or NULL */
     void *first_user;
     /* Called before memory is reserved; or NULL. */
     void (*on_setup)(void *user, const struct setup *setup);

@@ -168,6 +168,7 @@ void loop_set_run_options(struct loop *self)
         .test = asked->test,
         .stop = asked->stop,
         .first_elems = hf_first_elems,
+        .first_codes = hf_first_codes,
         .first_user = &self->first,
         .on_setup = show_setup,
         .user = self,

@@ -250,6 +250,34 @@ static void families_are_read(void **state)
     check_right(right, sizeof right / sizeof right[0]);
 }
 
+/* ---- what comes quantized ---- */
+
+#define QUANTIZED(METHOD) ", \"quantization_config\": {\"quant_method\": \"" METHOD "\""
+
+static const struct right_case quantized[] = {
+    {LLAMA QUANTIZED("bitsandbytes") ", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"nf4\", "
+                                     "\"bnb_4bit_use_double_quant\": true, "
+                                     "\"llm_int8_skip_modules\": [\"lm_head\", "
+                                     "\"model.layers.0.mlp\"]}",
+     {FIELD(state.params, STORED_NF4_DOUBLE), FIELD(state.rule_count, 1),
+      FIELD_IS_TEXT(state.rules[0].tensors, "model.layers.0.mlp"),
+      FIELD(state.rules[0].format, STORED_WORKING), FIELD(state.is_of_checkpoint, true)}},
+    {LLAMA QUANTIZED("bitsandbytes") ", \"load_in_4bit\": true}",
+     {FIELD(state.params, STORED_FP4), FIELD(state.rule_count, 0)}},
+    {LLAMA QUANTIZED("bitsandbytes") ", \"load_in_8bit\": true, \"load_in_4bit\": false}",
+     {FIELD(state.params, STORED_INT8_ROWS)}},
+    {LLAMA QUANTIZED("fp8") ", \"weight_block_size\": [128, 128], \"fmt\": \"e4m3\", "
+                            "\"modules_to_not_convert\": [\"model.layers.0.input_layernorm\"]}",
+     {FIELD(state.params, STORED_FP8_BLOCKS), FIELD(state.rule_count, 0)}},
+    {LLAMA, {FIELD(state.params, STORED_WORKING), FIELD(state.is_of_checkpoint, false)}},
+};
+
+static void formats_are_taken(void **state)
+{
+    (void)state;
+    check_right(quantized, sizeof quantized / sizeof quantized[0]);
+}
+
 /* ---- what is refused ---- */
 
 static const struct wrong_case wrong[] = {
@@ -372,7 +400,28 @@ static const struct wrong_case wrong[] = {
     {LLAMA ", \"rope_theta\": \"10000\"", NULL, {"rope_theta", "\"10000\""}},
     {LLAMA ", \"rope_theta\": -1", NULL, {"rope_theta", "-1"}},
     {LLAMA ", \"head_dim\": 512", NULL, {"config.json", "head_dim", "512"}},
-    {LLAMA ", \"quantization_config\": {\"bits\": 4}", NULL, {"quantization_config", "bf16"}},
+    {LLAMA ", \"quantization_config\": {\"bits\": 4}", NULL, {"quantization_config", "missing"}},
+    {LLAMA QUANTIZED("gptq") "}", NULL, {"config.json", "\"gptq\"", "bitsandbytes"}},
+    {LLAMA QUANTIZED("awq") "}", NULL, {"\"awq\" is not read"}},
+    {LLAMA QUANTIZED("compressed-tensors") "}", NULL, {"\"compressed-tensors\" is not read"}},
+    {LLAMA QUANTIZED("bitsandbytes") "}", NULL, {"load_in_4bit", "load_in_8bit must be true"}},
+    {LLAMA QUANTIZED("bitsandbytes") ", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"int4\"}",
+     NULL,
+     {"bnb_4bit_quant_type", "\"int4\" is not nf4 or fp4"}},
+    {LLAMA QUANTIZED("bitsandbytes") ", \"load_in_4bit\": true, \"bnb_4bit_quant_storage\": "
+                                     "\"bfloat16\"}",
+     NULL,
+     {"bnb_4bit_quant_storage", "uint8"}},
+    {LLAMA QUANTIZED("fp8") ", \"weight_block_size\": [64, 64]}",
+     NULL,
+     {"weight_block_size", "[128, 128]"}},
+    {LLAMA QUANTIZED("fp8") "}", NULL, {"weight_block_size", "[128, 128]"}},
+    {LLAMA QUANTIZED("fp8") ", \"weight_block_size\": [128, 128], \"fmt\": \"e5m2\"}",
+     NULL,
+     {"fmt", "e4m3"}},
+    {LLAMA QUANTIZED("fp8") ", \"weight_block_size\": [128, 128], \"modules_to_not_convert\": 5}",
+     NULL,
+     {"modules_to_not_convert", "no list"}},
     {"\"model_type\": \"llama\", \"vocab_size\": 300, \"hidden_size\": 50, \"num_hidden_layers\": "
      "3, "
      "\"num_attention_heads\": 4, \"intermediate_size\": 80",
@@ -569,6 +618,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_run_keeps_its_tokenizer),
         cmocka_unit_test(families_are_read),
+        cmocka_unit_test(formats_are_taken),
         cmocka_unit_test(wrong_is_refused),
         cmocka_unit_test(jobs_may_repeat),
         cmocka_unit_test(jobs_choose_dropout),

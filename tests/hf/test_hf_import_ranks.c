@@ -11,12 +11,12 @@
 
 #include <cmocka.h>
 
-#include "tests/comm/comm_fixture.h"
 #include "config/config.h"
 #include "hf/hf.h"
+#include "tests/comm/comm_fixture.h"
 #include "tests/hf/hf_fixture.h"
-#include "train/train.h"
 #include "tests/train/train_fixture.h"
+#include "train/train.h"
 
 enum { RANKS_MAX = 3 };
 

@@ -24,8 +24,23 @@ enum variant {
     ADAPTERS,     /* all of the base */
     PARTS,        /* all blocks, which are cut; the embedding learns, so the backward passes them */
     SECOND_BLOCK, /* those of block 1 */
+    ENDS,         /* all of the base; rules name the embedding and the output matrix too */
     VARIANT_COUNT
 };
+
+/* Adds a rule for the matrices of a unit. */
+static void add_rules(model_spec *spec, const model_unit *unit, enum stored_format format)
+{
+    for (uint32_t i = 0; i < unit->tensor_count; i++) {
+        model_stored_rule *rule = &spec->stored_rules[spec->stored_rule_count];
+        if (!model_is_matrix(&unit->tensors[i]) || unit->tensors[i].rows == 1)
+            continue;
+        assert_true(strlen(unit->tensors[i].name) < sizeof rule->name);
+        strcpy(rule->name, unit->tensors[i].name);
+        rule->format = format;
+        spec->stored_rule_count++;
+    }
+}
 
 static model_spec small(enum variant variant, enum stored_format format)
 {
@@ -42,9 +57,17 @@ static model_spec small(enum variant variant, enum stored_format format)
         spec.expert_ffn_size = 32;
     if (spec.shared_ffn_size > 0)
         spec.shared_ffn_size = 32;
-    if (variant == ADAPTERS)
+    if (variant == ADAPTERS || variant == ENDS)
         spec.lora = (model_lora){
             .rank = RANK, .alpha = 4, .targets = harness_targets(harness_family(instance))};
+    if (variant == ENDS && format != STORED_WORKING) {
+        model *self;
+        assert_int_equal(model_create(&spec, DTYPE_FP32, 1, &self), 0);
+        add_rules(&spec, &self->units[0], format);
+        add_rules(&spec, &self->units[self->unit_count - 1], format);
+        assert_true(spec.stored_rule_count > 0);
+        model_destroy(self);
+    }
     if (variant == PARTS) {
         spec.learn = (model_learn){.is_given = true, .embed = true};
         spec.max_part_bytes = 40000;
@@ -78,10 +101,10 @@ static uint32_t fill(harness *packed, harness *plain)
             continue;
         }
         count++;
+        const model_source source = {.values = master_source, .user = packed};
         assert_true(unit->is_frozen && unit->rest_elems <= unit->elems);
         assert_int_equal(unit->rest_elems % SHARD_ELEMS_STEP, 0);
-        assert_int_equal(
-            model_pack(packer, packed->ops, packed->context, u, master_source, packed, &bytes), 0);
+        assert_int_equal(model_pack(packer, packed->ops, packed->context, u, &source, &bytes), 0);
         memcpy(packed->params[u], bytes, unit->rest_elems * dtype_bytes(self->type));
         for (uint32_t i = 0; i < unit->tensor_count; i++) {
             const model_tensor *tensor = &unit->tensors[i];
@@ -126,6 +149,8 @@ static void same_bits_as_expanded(void **state)
     (void)state;
     for (int format = STORED_INT8; format < STORED_FORMAT_COUNT; format++)
         for (int variant = 0; variant < VARIANT_COUNT; variant++) {
+            if (variant == ENDS && format != STORED_NF4_DOUBLE)
+                continue;
             enum dtype type = (format + variant) % 2 ? DTYPE_BF16 : DTYPE_FP32;
             check(&kernels_reference, (enum variant)variant, (enum stored_format)format, type);
 #ifdef HAVE_KERNELS_CPU
@@ -148,6 +173,13 @@ static void refusals(void **state)
     model_spec spec = small(ADAPTERS, STORED_NF4);
     spec.lora.rank = 0;
     refuse(&spec, "all of them learn");
+    spec.is_stored_so = true;
+    refuse(&spec, "quantized, as nf4, and it learns");
+    spec = small(ENDS, STORED_NF4);
+    spec.learn = (model_learn){.is_given = true, .embed = true, .head = true};
+    refuse(&spec, "learn; leave the rule out");
+    strcpy(spec.stored_rules[0].name, "no_such_layer");
+    refuse(&spec, "no matrix of the model has the name \"no_such_layer\"");
     spec = small(ADAPTERS, STORED_MXFP4);
     spec.hidden_size = 40;
     refuse(&spec, "needs rows of a multiple of 32 elements");
@@ -159,6 +191,7 @@ static void not_finite(void **state)
     (void)state;
     harness h;
     model_spec spec = small(ADAPTERS, STORED_NF4_DOUBLE);
+    const model_source source = {.values = master_source, .user = &h};
     model_packer *packer;
     const void *packed;
     harness_start(&h, &kernels_reference, &spec, DTYPE_BF16, 0, SEED, true);
@@ -170,11 +203,11 @@ static void not_finite(void **state)
                 continue;
             assert_int_equal(model_packer_create(h.self, &packer), 0);
             *value = NAN;
-            int rc = model_pack(packer, h.ops, h.context, u, master_source, &h, &packed);
+            int rc = model_pack(packer, h.ops, h.context, u, &source, &packed);
             assert_int_equal(rc, ERR_INPUT);
             assert_non_null(strstr(err_text(), tensor->name));
             *value = before;
-            rc = model_pack(packer, h.ops, h.context, u, master_source, &h, &packed);
+            rc = model_pack(packer, h.ops, h.context, u, &source, &packed);
             assert_int_equal(rc, 0);
             model_packer_destroy(packer);
         }

@@ -9,7 +9,8 @@ trains adapters of it in fp32, and
   - PEFT, with Sluice's initial adapters, gives the same losses step by step on windows of a text.
 
 The families named after a format (llama-nf4) have a base that is packed, by state.params here and by bitsandbytes there,
-which they need too. The merged model is Sluice's expanded base with the adapters added.
+which they need too. The merged model is Sluice's expanded base with the adapters added. With "-saved" the base is a
+checkpoint that bitsandbytes has packed, whose codes and scales both take.
 
 Prints the differences; exit status 1 if one is above its bound."""
 
@@ -24,7 +25,7 @@ import transformers
 from peft import PeftModel
 from torch.nn import functional
 
-SEQ, STEPS, LR, CLIPPING = 32, 10, 0.02, 1.0
+SEQ, STEPS, LR, CLIPPING = 32, 20, 0.02, 1.0
 BOUND_LOSS, BOUND_CURVE = 1e-5, 1e-4
 failed = False
 
@@ -60,10 +61,10 @@ FAMILIES = {
 }
 
 
-# A packed base: state.params, and the configuration of bitsandbytes.
-PACKED = {f"llama-{name}": (name, {"bnb_4bit_quant_type": name.split("_")[0],
-                                   "bnb_4bit_use_double_quant": name.endswith("_double")})
-          for name in ("nf4", "nf4_double", "fp4", "fp4_double")}
+# A packed base: state.params, the configuration of bitsandbytes, and whether the checkpoint is packed.
+PACKED = {f"llama-{name}{saved}": (name, {"bnb_4bit_quant_type": name.split("_")[0],
+                                          "bnb_4bit_use_double_quant": name.endswith("_double")}, saved)
+          for name in ("nf4", "nf4_double", "fp4", "fp4_double") for saved in ("", "-saved")}
 # Rows of whole blocks of 64: bitsandbytes 0.50 expands others wrongly on a CPU with AVX-512.
 FAMILIES.update({family: (
     lambda: transformers.LlamaConfig(
@@ -73,8 +74,8 @@ FAMILIES.update({family: (
 
 
 def load(checkpoint, family):
-    packing = {}
-    if family in PACKED:
+    packing = {"device_map": "cpu"}
+    if family in PACKED and "quantization_config" not in json.loads((checkpoint / "config.json").read_text()):
         packing = {"device_map": "cpu", "quantization_config": transformers.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32, **PACKED[family][1])}
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, **packing)
@@ -97,7 +98,8 @@ def train(folder, name, checkpoint, text, lora, steps, rate, family):
         "data": {"train": [str(text)], "tokenizer": "bytes"},
         "run": {"dir": str(folder / name), "steps": steps},
         "train": {"lora": lora},
-        "state": {"params": PACKED[family][0] if family in PACKED else "working"},
+        "state": {} if family in PACKED and PACKED[family][2] else
+                 {"params": PACKED[family][0] if family in PACKED else "working"},
         "train_micro_batch_size_per_gpu": 1,
         "gradient_clipping": CLIPPING,
         "optimizer": {"type": "AdamW", "params": {"lr": rate, "betas": [0.9, 0.99], "eps": 1e-8,
@@ -133,6 +135,9 @@ def check_family(family, folder):
     torch.manual_seed(1)
     base = folder / "base"
     transformers.AutoModelForCausalLM.from_config(make_config()).save_pretrained(base)
+    if family in PACKED and PACKED[family][2]:
+        load(base, family).save_pretrained(folder / "packed")
+        base = folder / "packed"
     words = pathlib.Path(__file__).read_bytes()
     text, one = folder / "text.txt", folder / "one.txt"
     text.write_bytes(words[:2000])
