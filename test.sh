@@ -5,13 +5,13 @@
 #   ./test.sh --all            the slow tests too (they need memory, disk and time)
 #   ./test.sh --deps [PKG...]  only install what is missing (and these further packages)
 #
-# Three builds: `release` runs everything; `debug` (ASan and UBSan) the tests labelled debug; `tsan`
-# (ThreadSanitizer) those labelled tsan. The CUDA backend is built where nvcc is; tests labelled gpu are
+# Three builds: `release` runs everything; `debug` (ASan and UBSan) builds and runs the tests labelled debug;
+# `tsan` (ThreadSanitizer) those labelled tsan. The CUDA backend is built where nvcc is; tests labelled gpu are
 # skipped without a GPU, and their simulated twins run everywhere. The last line is "N passed, N failed,
 # N skipped" over all of them, the line before it says what became of the tests for a GPU; the exit
 # status is 0 only if nothing failed. JOBS=n in the environment sets how many jobs run side by side
-# (default: all cores), one test more in release, where tests wait for drives a fifth of the time;
-# SLUICE_ISA=avx2 and the like run all as on a CPU whose best set that is.
+# (default: all cores) and one test more, since tests wait for a fifth of the time. SLUICE_ISA=avx2 and the
+# like run all as on a CPU whose best set that is.
 set -u
 cd "$(dirname "$0")" || exit 1
 
@@ -28,7 +28,7 @@ gpu_summary=
 
 usage()
 {
-    sed -n '2,16s/^# \{0,1\}//p' "$0"
+    sed -n '2,14s/^# \{0,1\}//p' "$0"
 }
 
 while [ $# -gt 0 ]; do
@@ -120,12 +120,12 @@ finish()
     exit $?
 }
 
-build() # PRESET [CMAKE-OPTION...]
+build() # PRESET TARGET [CMAKE-OPTION...]
 {
-    local preset=$1 began=$SECONDS
-    shift
+    local preset=$1 target=$2 began=$SECONDS
+    shift 2
     echo "test.sh: building $preset"
-    if ! cmake --preset "$preset" "$@" || ! cmake --build --preset "$preset" -j "$jobs"; then
+    if ! cmake --preset "$preset" "$@" || ! cmake --build --preset "$preset" -j "$jobs" -t "$target"; then
         echo "test.sh: preset $preset does not build" >&2
         failed=$((failed + 1))
         return 1
@@ -151,9 +151,8 @@ attribute() # NAME FILE: a count in the <testsuite> element of a JUnit file
 # Runs CTest in build/PRESET and adds its counts to the sums.
 run_tests() # PRESET CTEST-OPTION...
 {
-    local preset=$1 report status total bad left_out disabled began=$SECONDS at_once=$jobs
+    local preset=$1 report status total bad left_out disabled began=$SECONDS at_once=$((jobs + 1))
     shift
-    [ "$preset" != release ] || at_once=$((jobs + 1))
     report=$PWD/build/$preset/junit.xml
     rm -f "$report"
     echo "test.sh: testing $preset"
@@ -221,17 +220,17 @@ if command -v ccache >/dev/null 2>&1; then
 fi
 launcher=
 if [ "$run_slow" = yes ]; then
-    build release && run_tests release --no-tests=error
+    build release all && run_tests release --no-tests=error
 else
-    build release && run_tests release --no-tests=error -LE '^slow$'
+    build release all && run_tests release --no-tests=error -LE '^slow$'
 fi
 [ -s build/release/CTestTestfile.cmake ] || finish
 [ ! -s build/release/junit.xml ] || count_gpu_tests release
 
-build debug -DSLUICE_PERF=OFF && run_tests debug -L '^debug$' -LE '^slow$'
+build debug debug_tests -DSLUICE_PERF=OFF && run_tests debug -L '^debug$' -LE '^slow$'
 
 if find_tsan_launcher; then
-    build tsan -DSLUICE_PERF=OFF && run_tests tsan -L '^tsan$' -LE '^slow$'
+    build tsan tsan_tests -DSLUICE_PERF=OFF && run_tests tsan -L '^tsan$' -LE '^slow$'
 else
     echo "test.sh: ThreadSanitizer does not run on this machine; its tests are skipped" >&2
     skipped=$((skipped + 1))

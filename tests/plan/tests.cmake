@@ -1,10 +1,10 @@
 # Placement, compile, simulate, and the formulas of ZeRO. Under the sanitizers a search takes ten times as long: there
-# frozen, split, copies and bound stand for all.
+# frozen, copies and bound stand for all.
 sluice_test(test_plan_compile LIBS sluice_plan sluice_program sluice_base LABELS cpu TIMEOUT 180)
 sluice_test(test_plan_frozen LIBS sluice_plan sluice_program sluice_base LABELS "cpu;debug" TIMEOUT 180)
-sluice_test(test_plan_split LIBS sluice_plan sluice_program sluice_base LABELS "cpu;debug" TIMEOUT 180)
+sluice_test(test_plan_split LIBS sluice_plan sluice_program sluice_base LABELS cpu TIMEOUT 180)
 sluice_test(test_plan_copies LIBS sluice_plan sluice_program sluice_base LABELS "cpu;debug" TIMEOUT 180)
-sluice_test(test_plan_carry LIBS sluice_plan sluice_program sluice_base LABELS "cpu;debug" TIMEOUT 180)
+sluice_test(test_plan_carry LIBS sluice_plan sluice_program sluice_base LABELS cpu TIMEOUT 180)
 sluice_test(test_plan_scale LIBS sluice_plan sluice_program sluice_base LABELS cpu TIMEOUT 180)
 sluice_test(test_plan_commit LIBS sluice_plan sluice_program sluice_base LABELS cpu TIMEOUT 180)
 sluice_test(test_plan_ranks LIBS sluice_plan sluice_program sluice_base LABELS cpu TIMEOUT 180)

@@ -26,6 +26,7 @@ sluice_test(test_tiers_sync LIBS sluice_tiers LABELS cpu nvme debug tsan INSTANC
 if(TARGET sluice)
     add_executable(deny_uring tiers/deny_uring.c)
     target_link_libraries(deny_uring PRIVATE sluice_options)
+    add_dependencies(debug_tests deny_uring)
     foreach(mode trace denied drives)
         add_test(NAME tiers_io_path.${mode} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_io_path.sh ${mode}
                  $<TARGET_FILE:sluice> $<TARGET_FILE:deny_uring>)

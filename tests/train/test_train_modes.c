@@ -18,7 +18,7 @@
 #include "base/rng.h"
 #include "tests/train/train_fixture.h"
 
-enum { DRAW_SEED = 41, KINDS = 5, STEPS = 10 };
+enum { DRAW_SEED = 41, KINDS = 5 };
 
 static fixture_model shape = {.family = "gpt2", .layers = 3, .hidden = 128};
 static const char *group = "gpt2-fp32";
@@ -40,11 +40,18 @@ static bool are_few(void)
     return getenv("SLUICE_TEST_FEW") != NULL;
 }
 
+/* Few are enough beyond the first two, whose programs the others repeat. fp16 needs more, until the
+ * loss scale has found its place. */
+static uint64_t step_count(void)
+{
+    return are_few() && !is_group("fp16") ? 6 : 10;
+}
+
 /* Sets what all runs of the group share. */
 static void set_group(fixture_sets *sets)
 {
     memset(sets, 0, sizeof *sets);
-    fixture_set(sets, "run.steps=%d", STEPS);
+    fixture_set(sets, "run.steps=%d", (int)step_count());
     fixture_set(sets, "gradient_accumulation_steps=3");
     fixture_set(sets, "model.tie_embeddings=%s", is_group("untied") ? "false" : "true");
     if (is_group("fp16")) {
@@ -207,8 +214,9 @@ static void modes_give_equal_bits(void **state)
     fixture_set(&plain, "tiers.place.inner_activations=recompute");
     fixture_set(&plain, "schedule.update=after_backward");
     fixture_train_good("baseline", &shape, &plain, &baseline);
-    assert_int_equal(baseline.step_count, STEPS);
-    assert_true(baseline.losses[STEPS - 1] < baseline.losses[0]);
+    const uint64_t last = step_count() - 1;
+    assert_int_equal(baseline.step_count, last + 1);
+    assert_true(baseline.losses[last] < baseline.losses[0]);
     if (is_group("cut"))
         assert_true(baseline.plan.unit_count > 8);
     else
@@ -216,7 +224,7 @@ static void modes_give_equal_bits(void **state)
                                                    : is_group("bert")                   ? 6
                                                                                         : 5);
     assert_int_equal(baseline.skipped[0], is_group("fp16"));
-    assert_false(baseline.skipped[STEPS - 1] && baseline.skipped[STEPS - 2]);
+    assert_false(baseline.skipped[last] && baseline.skipped[last - 1]);
     /* Six have each order with each update. Few are three, with both orders and two updates. */
     unsigned step = are_few() ? 5 : 1, end = are_few() ? 11 : getenv("SLUICE_TEST_MANY") ? 30 : 6;
     for (unsigned i = 0; i < end; i += step) {
@@ -242,7 +250,7 @@ static void a_late_update_gives_other_bits(void **state)
     fixture_set(&sets, "schedule.update=delayed_one_step");
     fixture_train_good("late", &shape, &sets, &result);
     fixture_remove("late");
-    assert_int_equal(result.step_count, STEPS);
+    assert_int_equal(result.step_count, step_count());
     assert_memory_equal(result.loss_bits, baseline.loss_bits, 1 * sizeof result.loss_bits[0]);
     assert_true(result.summary.weights_hash != baseline.summary.weights_hash);
     /* Late, but exact in itself: where things rest changes nothing. */
@@ -268,11 +276,11 @@ static void a_warm_up_is_exact(void **state)
     fixture_set(&sets, "schedule.delayed_from_step=%d", DELAYED_FROM);
     fixture_train_good("warm", &shape, &sets, &result);
     fixture_remove("warm");
-    assert_int_equal(result.step_count, STEPS);
+    assert_int_equal(result.step_count, step_count());
     assert_memory_equal(result.loss_bits, baseline.loss_bits,
                         DELAYED_FROM * sizeof result.loss_bits[0]);
     assert_true(result.summary.weights_hash != baseline.summary.weights_hash);
-    fixture_set(&sets, "schedule.delayed_from_step=%d", STEPS + 1);
+    fixture_set(&sets, "schedule.delayed_from_step=%d", (int)step_count() + 1);
     fixture_train_good("warm", &shape, &sets, &result);
     fixture_remove("warm");
     fixture_assert_same(&baseline, &result);
@@ -290,7 +298,7 @@ static void dropout_gives_other_bits(void **state)
         fixture_set(&sets, "%s", canaries[i]);
         fixture_train_good("other", &shape, &sets, &result);
         fixture_remove("other");
-        for (int step = 0; step < STEPS; step++)
+        for (uint64_t step = 0; step < step_count(); step++)
             assert_true(result.loss_bits[step] != baseline.loss_bits[step]);
     }
 }
