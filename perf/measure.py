@@ -180,6 +180,14 @@ def gpt2(layers=12, hidden=768, tokens=1024, vocab=VOCAB):
             "vocab_size": vocab, "seq_length": tokens, "tie_embeddings": True}
 
 
+def mixture(layers=8, hidden=768, tokens=1024, vocab=VOCAB):
+    """The shape of Qwen3's mixtures: 16 experts, of which each token has 2."""
+    return {"family": "qwen3_moe", "num_layers": layers, "hidden_size": hidden, "num_heads": hidden // 64,
+            "num_kv_heads": hidden // 128, "head_dim": 64, "num_experts": 16, "num_experts_per_tok": 2,
+            "expert_ffn_size": hidden, "norm_topk_prob": True, "qk_norm": True, "vocab_size": vocab, "seq_length": tokens,
+            "tie_embeddings": True}
+
+
 def place(where, activations=None):
     return {"params": where, "grads": where, "optimizer": where, "activations": activations or where}
 

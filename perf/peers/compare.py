@@ -7,7 +7,8 @@ Peers:
   pytorch      trains GPT-2 124M: bf16 (autocast) and fp32; micro-batch x tokens of 4x256, 16x256 and 4x1024; fused AdamW,
                clipping at 1.0, the same tokens in the same order. Modes: eager; kept: eager, with a C library that keeps
                freed memory and asks for huge pages, which makes PyTorch much faster; compiled: torch.compile, and kept.
-               --shapes, --dtypes and --modes select a part; everything takes an hour on 2 cores
+               --shapes, --dtypes and --modes select a part; everything takes an hour on 2 cores. --model mixture trains a
+               mixture of experts of 280M parameters in place of GPT-2, PyTorch's side by transformers' loop over experts
   adam         optimizer steps: perf/peers/compare_adam.py
   deepspeed    whole steps of GPT-2 124M in bf16 by DeepSpeed's ZeRO-3 with parameters and optimizer on the drive, against ours
                with all states on the drive: steps of 4x1024x2 tokens, where computing binds, and of 1x512, where the
@@ -36,7 +37,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from measure import (SHAPES, VOCAB, Absent, Side, Summary, Table, by_turns, count_of, dtypes_of, fail, gpt2, job_of,
-                     memory_gib, needs, main_of, place, run, said, scratch, shapes_of, write_job, write_tokens)
+                     memory_gib, mixture, needs, main_of, place, run, said, scratch, shapes_of, write_job, write_tokens)
 
 
 def beside(table, name, ours, theirs, amount, unit, note=""):
@@ -47,6 +48,8 @@ def beside(table, name, ours, theirs, amount, unit, note=""):
 
 
 def model_of(options, length):
+    if options.model == "mixture":
+        return mixture(2, 256, length, 8192) if options.quick else mixture(tokens=length)
     return gpt2(4, 256, length, 8192) if options.quick else gpt2(tokens=length)
 
 
@@ -139,7 +142,7 @@ def needs_torch(options):
                           stderr=subprocess.DEVNULL, text=True)
     if done.returncode != 0:
         raise Absent("%s has no torch" % options.python)
-    if options.model == "hf" and subprocess.run([options.python, "-c", "import transformers"],
+    if options.model != "plain" and subprocess.run([options.python, "-c", "import transformers"],
                                                 stderr=subprocess.DEVNULL).returncode != 0:
         raise Absent("%s has no transformers" % options.python)
     print("torch %s, model: %s" % (done.stdout.strip(), options.model))
@@ -313,7 +316,7 @@ def main():
     parser.add_argument("--drive", default="runs", help="folder on the drive to use")
     parser.add_argument("--bin", default="build/release")
     parser.add_argument("--python", default="python3")
-    parser.add_argument("--model", choices=("plain", "hf"), default="plain", help="PyTorch's model: see perf/peers/pytorch_train.py")
+    parser.add_argument("--model", choices=("plain", "hf", "mixture"), default="plain", help="PyTorch's model: see perf/peers/pytorch_train.py")
     parser.add_argument("--llmc", help="a checkout of llm.c")
     parser.add_argument("--llmc-rounds", type=count_of(1), default=1)
     parser.add_argument("--llmc-batch", type=count_of(1), default=4, help="largest micro-batch")
@@ -329,7 +332,8 @@ def main():
     for name in options.peers:
         if name not in PEERS:
             parser.error("%s is none of the peers %s" % (name, ", ".join(PEERS)))
-    options.name = "gpt2 4x256" if options.quick else "gpt2-124m"
+    small, full = ("mixture 2x256", "mixture-280m") if options.model == "mixture" else ("gpt2 4x256", "gpt2-124m")
+    options.name = small if options.quick else full
     options.shapes = shapes_of(options.shapes or ("4x128" if options.quick else SHAPES))
     options.dtypes, options.modes = dtypes_of(options.dtypes), options.modes.split(",")
     for mode in options.modes:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """PyTorch's side of perf/peers/compare.py: trains GPT-2 on the CPU, one step for each line that it reads.
 
-    perf/peers/pytorch_train.py --tokens FILE [--dtype bf16|fp32] [--length T] [--batch B] [--compile] [--model plain|hf] [...]
+    perf/peers/pytorch_train.py --tokens FILE [--dtype bf16|fp32] [--length T] [--batch B] [--compile] [--model plain|hf|mixture]
 
 Answers "ready", then "seconds loss" for each line; it ends at the end of its input. Both sides have the same model
 (GPT-2's shape, tied embeddings, tanh GELU, no dropout), the same tokens in the same order, AdamW in fp32 (here fused),
 clipping of the gradient's norm at 1.0, and bf16 (here by autocast) with fp32 weights. `plain` is a short model with torch's
-fused attention; `hf` is transformers' GPT2LMHeadModel.
+fused attention; `hf` is transformers' GPT2LMHeadModel; `mixture` its Qwen3MoeForCausalLM with experts in a loop (eager).
 
 --zero3 DIR trains the same model by DeepSpeed: ZeRO-3 with parameters and optimizer in files in DIR (offload to "nvme"),
 weights in bf16 and the optimizer's state in fp32. The exit status is 3, with the reason, if DeepSpeed is not installed.
@@ -65,6 +65,20 @@ class Published(nn.Module):
         self.model = GPT2LMHeadModel(GPT2Config(
             vocab_size=vocab, n_positions=length, n_embd=width, n_layer=layers, n_head=heads, resid_pdrop=0,
             embd_pdrop=0, attn_pdrop=0, attn_implementation="sdpa"))
+
+    def forward(self, ids):
+        return self.model(ids, use_cache=False).logits
+
+
+class Mixture(nn.Module):
+    def __init__(self, layers, width, heads, vocab, length):
+        super().__init__()
+        from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+        self.model = AutoModelForCausalLM.from_config(Qwen3MoeConfig(
+            vocab_size=vocab, max_position_embeddings=length, hidden_size=width, num_hidden_layers=layers,
+            num_attention_heads=heads, num_key_value_heads=heads // 2, head_dim=64, num_experts=16,
+            num_experts_per_tok=2, moe_intermediate_size=width, norm_topk_prob=True, tie_word_embeddings=True,
+            pad_token_id=None), attn_implementation="sdpa", experts_implementation="eager")
 
     def forward(self, ids):
         return self.model(ids, use_cache=False).logits
@@ -140,12 +154,12 @@ def main():
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--accumulation", type=int, default=1, help="micro-batches of a step")
     parser.add_argument("--zero3", metavar="DIR", help="by DeepSpeed, with parameters and optimizer in DIR")
-    parser.add_argument("--model", choices=("plain", "hf"), default="plain")
+    parser.add_argument("--model", choices=("plain", "hf", "mixture"), default="plain")
     options = parser.parse_args()
     torch.manual_seed(1)
     if options.threads:
         torch.set_num_threads(options.threads)
-    kind = Plain if options.model == "plain" else Published
+    kind = {"plain": Plain, "hf": Published, "mixture": Mixture}[options.model]
     model = kind(options.layers, options.width, options.width // 64, options.vocab, options.length)
     model.train()
     make_step = (zero3_stepper if options.zero3 else plain_stepper)(options, model)

@@ -10,6 +10,8 @@ Trials:
   train-10b   10B trained on text in one process, split masters and 8-bit moments: 5 steps of 1024 tokens. The run is
               stopped in step 2 and goes on; a run that is not stopped has the same losses, to the bit
   train-4b    4B trained on text, exact Adam in fp32: 5 steps of 1024 tokens
+  train-moe   a mixture of 8B parameters, 4 of 64 experts a token, so that 1B compute a token, trained on text as train-10b is:
+              5 steps of 1024 tokens; beside it 3 steps of a model of the same size without experts
 
 Each trial first says what disk, memory and time it needs, and is left out if the machine has too little. It prints its
 figures and checks them: the bytes of each lane are those of the plan; the memory of each tier is what the plan says, and
@@ -247,9 +249,19 @@ def train_4b(options, work, checks):
     train(options, work, checks, large_job(work, {"preset": "zero-offload-4b"}, "5GiB", "7GiB", {}), "run", 5)
 
 
+def train_moe(options, work, checks):
+    write_text(os.path.join(work, "text"))
+    small = {"state": {"master": "split", "moments": "8bit"}}
+    width = {"hidden_size": 2048, "num_heads": 16, "seq_length": 1024, "vocab_size": 32000}
+    mixture = dict(width, family="olmoe", num_layers=19, num_experts=64, num_experts_per_tok=4, expert_ffn_size=1024)
+    dense = dict(width, family="llama", num_layers=19, ffn_size=66560)
+    for name, model, steps in ("mixture", mixture, 5), ("dense", dense, 3):
+        train(options, work, checks, large_job(work, model, "4GiB", "6GiB", small), name, steps)
+
+
 # Name: the function; GB of disk, GiB of memory, minutes.
 TRIALS = {"rank-1t": (rank_1t, 46, 13, 10), "rank-100b": (rank_100b, 50, 14, 15), "train-10b": (train_10b, 63, 14, 20),
-          "train-4b": (train_4b, 56, 14, 10)}
+          "train-4b": (train_4b, 56, 14, 10), "train-moe": (train_moe, 53, 11, 20)}
 
 
 def lacks(options, name):
