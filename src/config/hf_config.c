@@ -83,24 +83,49 @@ static int fill_learned(hfi_config *self, const hfi_family *of)
     return 0;
 }
 
-/* Latent attention, in a model without experts. */
+/* Experts of a family whose first blocks may have none. */
+static int put_late_experts(hfi_config *self, const hfi_family *of)
+{
+    const json_t *given = hfi_get(self, "first_k_dense_replace");
+    const char *method = json_string_value(hfi_get(self, "topk_method"));
+    json_int_t dense = given ? json_integer_value(given) : (json_int_t)of->dense_blocks;
+    uint64_t layers = number_of(self, "num_layers"), shared, groups, chosen;
+    if (given && (!json_is_integer(given) || dense < 0))
+        return hfi_error(self, "first_k_dense_replace", "it is no whole number from 0 on");
+    dense = (json_int_t)size_min((uint64_t)dense, layers);
+    if (dense > 0)
+        TRY(hfi_put(self, "first_k_dense_replace", json_integer(dense)));
+    if ((uint64_t)dense == layers)
+        return 0;
+    TRY(hfi_read_late_keys(self, of));
+    TRY(hfi_uint(self, "n_shared_experts", of->shared_experts, &shared));
+    TRY(hfi_put(self, "shared_ffn_size",
+                json_integer((json_int_t)(shared * number_of(self, "expert_ffn_size")))));
+    bool is_v2 = strcmp(of->name, "deepseek_v2") == 0;
+    if (is_v2 && method && strcmp(method, "greedy") != 0 &&
+        strcmp(method, "group_limited_greedy") != 0)
+        return hfi_error(self, "topk_method",
+                         "\"%.64s\" is not built; greedy and "
+                         "group_limited_greedy are",
+                         method);
+    if (!is_v2)
+        TRY(hfi_put(self, "scoring_func", json_string("sigmoid")));
+    if (is_v2 && (!method || strcmp(method, "greedy") == 0))
+        return 0; /* the groups have no meaning then */
+    TRY(hfi_uint(self, "n_group", of->groups, &groups));
+    TRY(hfi_uint(self, "topk_group", of->groups_chosen, &chosen));
+    if (groups == 1)
+        return 0;
+    TRY(hfi_put(self, "n_group", json_integer((json_int_t)groups)));
+    return hfi_put(self, "topk_group", json_integer((json_int_t)chosen));
+}
+
 static int put_latents(hfi_config *self, const hfi_family *of)
 {
-    uint64_t layers = number_of(self, "num_layers"), heads = number_of(self, "num_heads");
-    const json_t *given = hfi_get(self, "first_k_dense_replace");
-    json_int_t dense = given ? json_integer_value(given) : (json_int_t)of->dense_blocks;
-    uint64_t other;
+    uint64_t heads = number_of(self, "num_heads"), other;
     bool is_interleaved = true;
     hfi_key q_latent = {NULL, HFI_COUNT, "q_latent_size", "q_lora_rank", 1536};
     hfi_key kv_heads = {NULL, HFI_COUNT, "num_kv_heads", "num_key_value_heads", (double)heads};
-    if (given && (!json_is_integer(given) || dense < 0))
-        return hfi_error(self, "first_k_dense_replace", "it is no whole number from 0 on");
-    if ((uint64_t)dense < layers)
-        return hfi_error(self, "first_k_dense_replace",
-                         "%" JSON_INTEGER_FORMAT " of %" PRIu64
-                         " blocks have no experts; this family "
-                         "is built only without experts in all blocks",
-                         dense, layers);
     if (!json_is_null(json_object_get(self->doc, "q_lora_rank")))
         TRY(hfi_read_key(self, &q_latent));
     TRY(hfi_uint(self, "qk_nope_head_dim", 128, &other));
@@ -171,6 +196,8 @@ static int fill_block(hfi_config *self)
     }
     TRY(hfi_put(self, "family", json_string(of->family)));
     TRY(hfi_read_keys(self, of));
+    if (of->has_late_experts)
+        TRY(put_late_experts(self, of));
     return of->has_table ? fill_learned(self, of) : fill_rotary(self, of);
 }
 
@@ -264,7 +291,11 @@ static int refuse_other_arithmetic(const configi_reader *reader, const hfi_confi
                                        "window",
                                        "window_pattern",
                                        "window_rope_theta",
-                                       "routed_scaling_factor"};
+                                       "routed_scaling_factor",
+                                       "scoring_func",
+                                       "n_group",
+                                       "topk_group",
+                                       "first_k_dense_replace"};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         char path[CONFIGI_PATH_BYTES], given[CONFIGI_VALUE_BYTES];
         configi_join(path, "model", keys[i]);

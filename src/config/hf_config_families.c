@@ -43,8 +43,13 @@ static const hfi_family families[] = {
     {"gemma3_text", "gemma2", .positions = 131072, .kv_heads = 4, .head_dim = 256,
      .rope.theta = 1000000, .has_scaled_rows = true, .has_window_rope = true,
      .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 6}},
-    {"deepseek_v2", "deepseek", .positions = 2048, .has_latents = true},
-    {"deepseek_v3", "deepseek", .positions = 4096, .has_latents = true, .dense_blocks = 3},
+    {"deepseek_v2", "deepseek", .positions = 2048, .has_latents = true, .has_late_experts = true,
+     .shared_experts = 2},
+    {"deepseek_v3", "deepseek", .positions = 4096, .has_latents = true, .has_late_experts = true,
+     .dense_blocks = 3, .shared_experts = 1, .groups = 8, .groups_chosen = 4},
+    {"glm4_moe", "glm4_moe", .positions = 131072, .kv_heads = 8, .rope.share = 0.5,
+     .has_late_experts = true, .dense_blocks = 1, .shared_experts = 1, .groups = 1,
+     .groups_chosen = 1},
 };
 
 /* A family has all rows that name it. Two of them may read one key. */
@@ -74,7 +79,7 @@ static const hfi_key keys[] = {
 
     /* Activations. That of gemma has two keys: hf_config.c. */
     {"llama mistral qwen2 qwen3 granite smollm3 olmo2 exaone4 phi3 cohere stablelm glm glm4 "
-     "mixtral qwen2_moe qwen3_moe olmoe deepseek_v2 deepseek_v3",
+     "mixtral qwen2_moe qwen3_moe olmoe deepseek_v2 deepseek_v3 glm4_moe",
      HFI_GATED, "silu", "hidden_act", 0},
     {"gemma2 gemma3_text", HFI_GATED, "gelu_tanh", "hidden_activation", 0},
     {"starcoder2", HFI_PLAIN, "gelu_tanh", "hidden_act", 0},
@@ -92,6 +97,7 @@ static const hfi_key keys[] = {
     {"mistral", HFI_SWITCH, "qkv_bias", NULL, false},
     {"qwen2", HFI_SWITCH, "qkv_bias", NULL, true},
     {"glm glm4", HFI_SWITCH, "qkv_bias", "attention_bias", true},
+    {"glm4_moe", HFI_SWITCH, "qkv_bias", "attention_bias", false},
     {"stablelm", HFI_SWITCH, "qkv_bias", "use_qkv_bias", false},
     {"olmo2 phi3 gemma stablelm gemma2 gemma3_text", HFI_ONLY,
      "this family has no biases of attention", "attention_bias", false},
@@ -102,12 +108,12 @@ static const hfi_key keys[] = {
     /* Norms. */
     {"llama mistral qwen2 granite smollm3", HFI_SWITCH, "qk_norm", NULL, false},
     {"qwen3 gemma3_text qwen3_moe", HFI_SWITCH, "qk_norm", NULL, true},
-    {"cohere", HFI_SWITCH, "qk_norm", "use_qk_norm", false},
+    {"cohere glm4_moe", HFI_SWITCH, "qk_norm", "use_qk_norm", false},
     {"stablelm", HFI_ONLY, "this family has no norms of heads here", "qk_layernorm", false},
     {"llama mistral qwen2 qwen3 granite smollm3 gemma gemma2 gemma3_text qwen2_moe qwen3_moe "
      "deepseek_v2 deepseek_v3",
      HFI_NUMBER, "norm_epsilon", "rms_norm_eps", 1e-6},
-    {"olmo2 exaone4 phi3 mixtral olmoe", HFI_NUMBER, "norm_epsilon", "rms_norm_eps", 1e-5},
+    {"olmo2 exaone4 phi3 mixtral olmoe glm4_moe", HFI_NUMBER, "norm_epsilon", "rms_norm_eps", 1e-5},
     {"glm glm4", HFI_NUMBER, "norm_epsilon", "rms_norm_eps", 1.5625e-7},
     {"starcoder2", HFI_NUMBER, "norm_epsilon", "norm_epsilon", 1e-5},
     {"gpt_neox cohere stablelm", HFI_NUMBER, "norm_epsilon", "layer_norm_eps", 1e-5},
@@ -149,7 +155,7 @@ static const hfi_key keys[] = {
     {"smollm3 gemma starcoder2 cohere gemma2 gemma3_text gpt2 opt", HFI_SWITCH, "tie_embeddings",
      "tie_word_embeddings", true},
     {"llama mistral qwen2 qwen3 granite olmo2 exaone4 phi3 gpt_neox stablelm glm glm4 mixtral "
-     "qwen2_moe qwen3_moe olmoe deepseek_v2 deepseek_v3",
+     "qwen2_moe qwen3_moe olmoe deepseek_v2 deepseek_v3 glm4_moe",
      HFI_SWITCH, "tie_embeddings", "tie_word_embeddings", false},
     {"bert", HFI_ONLY, "the output matrix is the embedding", "tie_word_embeddings", true},
 
@@ -187,6 +193,28 @@ static const hfi_key keys[] = {
     {"gpt2", HFI_DROPOUT, "embedding_dropout", "embd_pdrop", 0.1},
 };
 
+/* The same of mixtures of experts whose first blocks may have none, if others have. */
+static const hfi_key late_keys[] = {
+    {"deepseek_v2", HFI_COUNT, "num_experts", "n_routed_experts", 64},
+    {"deepseek_v3", HFI_COUNT, "num_experts", "n_routed_experts", 256},
+    {"glm4_moe", HFI_COUNT, "num_experts", "n_routed_experts", 128},
+    {"deepseek_v2", HFI_COUNT, "num_experts_per_tok", "num_experts_per_tok", 0},
+    {"deepseek_v3 glm4_moe", HFI_COUNT, "num_experts_per_tok", "num_experts_per_tok", 8},
+    {"deepseek_v2", HFI_COUNT, "expert_ffn_size", "moe_intermediate_size", 1407},
+    {"deepseek_v3", HFI_COUNT, "expert_ffn_size", "moe_intermediate_size", 2048},
+    {"glm4_moe", HFI_COUNT, "expert_ffn_size", "moe_intermediate_size", 1408},
+    {"deepseek_v2 glm4_moe", HFI_FACTOR, "routed_scaling_factor", "routed_scaling_factor", 1},
+    {"deepseek_v3", HFI_FACTOR, "routed_scaling_factor", "routed_scaling_factor", 2.5},
+    {"deepseek_v2", HFI_ONLY, "transformers does not divide the weights of this family",
+     "norm_topk_prob", false},
+    {"deepseek_v3 glm4_moe", HFI_SWITCH, "norm_topk_prob", "norm_topk_prob", true},
+    {"deepseek_v2", HFI_WORD, "softmax", "scoring_func", 0},
+    {"deepseek_v3 glm4_moe", HFI_WORD, "sigmoid", "scoring_func", 0},
+    {"deepseek_v3 glm4_moe", HFI_WORD, "noaux_tc", "topk_method", 0},
+    {"rope", HFI_FIXED, "every block from first_k_dense_replace on is a mixture", "moe_layer_freq",
+     1},
+};
+
 const hfi_family *hfi_find_family(const char *name)
 {
     for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
@@ -213,10 +241,20 @@ static bool is_named(const char *list, const char *name)
     return false;
 }
 
+static int read_rows(hfi_config *self, const hfi_family *of, const hfi_key *rows, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (is_named(rows[i].of, of->name) || (!of->has_table && is_named(rows[i].of, "rope")))
+            TRY(hfi_read_key(self, &rows[i]));
+    return 0;
+}
+
 int hfi_read_keys(hfi_config *self, const hfi_family *of)
 {
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
-        if (is_named(keys[i].of, of->name) || (!of->has_table && is_named(keys[i].of, "rope")))
-            TRY(hfi_read_key(self, &keys[i]));
-    return 0;
+    return read_rows(self, of, keys, sizeof keys / sizeof keys[0]);
+}
+
+int hfi_read_late_keys(hfi_config *self, const hfi_family *of)
+{
+    return read_rows(self, of, late_keys, sizeof late_keys / sizeof late_keys[0]);
 }

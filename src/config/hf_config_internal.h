@@ -84,6 +84,7 @@ const hfi_family *hfi_find_family(const char *name);
 void hfi_list_families(char *text, size_t capacity);
 /* Does what all rows of the family say. */
 int hfi_read_keys(hfi_config *self, const hfi_family *of) MUST_CHECK;
+int hfi_read_late_keys(hfi_config *self, const hfi_family *of) MUST_CHECK; /* has_late_experts */
 
 /* --- hf_config_rope.c --- */
 
@@ -133,7 +134,8 @@ struct hfi_family {
     bool has_nope;         /* some blocks have none */
     bool has_scaled_rows;  /* the embedding's rows are multiplied by the root of hidden_size */
     bool has_latents;      /* multi-head latent attention; head_dim is the sum of two keys */
-    uint64_t dense_blocks; /* the same: blocks without experts, if config.json does not say */
+    bool has_late_experts; /* the first blocks may have none. If config.json does not say: */
+    uint64_t dense_blocks, shared_experts, groups, groups_chosen;
 };
 
 /* Writes window and window_pattern. Call it after nope_interval is written; WITH_ROPE writes it. */

@@ -28,6 +28,7 @@ enum {
 };
 
 enum job_optimizer { JOB_ADAM, JOB_LION, JOB_ADAGRAD, JOB_MUON };
+enum job_scoring { JOB_SOFTMAX, JOB_SIGMOID }; /* scores of experts from a router's logits */
 /* How Muon's learning rate follows from a matrix's shape, as in torch.optim.Muon. */
 enum job_adjust_lr {
     JOB_ADJUST_ORIGINAL,          /* times sqrt(max(1, rows / columns)) */
@@ -75,6 +76,9 @@ struct job_model {
     uint64_t experts_per_unit;    /* 0: as many as make a useful transfer */
     bool norm_topk_prob;          /* the weights of a token's experts are divided by their sum */
     double routed_scaling_factor; /* of the weights; 0: none */
+    enum job_scoring scoring_func;
+    uint64_t n_group, topk_group;   /* of experts; 0: no groups */
+    uint64_t first_k_dense_replace; /* the first blocks, which have no experts */
     /* units whose working params are larger are cut into parts; 0: no unit is cut */
     uint64_t max_part_bytes;
 };

@@ -91,7 +91,7 @@ struct rules {
     bool is_biased;                  /* qkv_bias is true by default */
     bool has_qkv_bias, has_out_bias, has_mlp_bias, has_qk_norm, has_multiplier, has_parallel;
     bool has_experts, has_shared; /* a mixture of experts; with an expert for all tokens */
-    bool has_sinks, has_latents;
+    bool has_sinks, has_latents, has_dense; /* has_dense: the first blocks may be no mixture */
 };
 
 static struct rules rules_of(const char *family)
@@ -149,7 +149,16 @@ static struct rules rules_of(const char *family)
          .has_qkv_bias = true,
          .has_out_bias = true,
          .has_mlp_bias = true,
-         .has_latents = true},
+         .has_latents = true,
+         .has_experts = true,
+         .has_shared = true,
+         .has_dense = true},
+        {.family = "glm4_moe",
+         .has_qkv_bias = true,
+         .has_qk_norm = true,
+         .has_experts = true,
+         .has_shared = true,
+         .has_dense = true},
         {.family = "stablelm", .drops_branches = true, .has_qkv_bias = true, .has_parallel = true},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
@@ -296,14 +305,20 @@ static int fill_variant(const configi_reader *reader, const struct rules *of,
         {"model.norm_topk_prob", model->norm_topk_prob, of->has_experts},
         {"model.routed_scaling_factor", model->routed_scaling_factor != 0, of->has_experts},
         {"model.shared_ffn_size", model->shared_ffn_size != 0, of->has_shared},
+        {"model.scoring_func", model->scoring_func != JOB_SOFTMAX, of->has_dense},
+        {"model.n_group", model->n_group != 0, of->has_dense},
+        {"model.topk_group", model->topk_group != 0, of->has_dense},
+        {"model.first_k_dense_replace", model->first_k_dense_replace != 0, of->has_dense},
     };
-    if (of->has_experts && !configi_get(reader, "model.norm_topk_prob"))
+    bool is_mixture = of->has_experts && !(of->has_dense && model->num_experts == 0 &&
+                                           model->first_k_dense_replace >= model->num_layers);
+    if (is_mixture && !configi_get(reader, "model.norm_topk_prob"))
         model->norm_topk_prob = strcmp(of->family, "mixtral") == 0;
-    if (of->has_experts) {
+    if (is_mixture) {
         TRY(check_required(reader, "model.num_experts"));
         TRY(check_required(reader, "model.num_experts_per_tok"));
     }
-    if (of->has_shared)
+    if (is_mixture && of->has_shared)
         TRY(check_required(reader, "model.shared_ffn_size"));
     TRY(check_rope_scaling(reader, &model->rope));
     TRY(fill_pairs(reader, &model->rope));

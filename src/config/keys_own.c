@@ -44,14 +44,14 @@ const configi_key configi_own_keys[] = {
     KEY("model.hf", STRING, AT(model.hf), NONE, NONE, NONE, START,
         "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3, starcoder2, "
         "phi3, gemma, gemma2, gemma3_text, olmo2, exaone4, granite, smollm3, glm, glm4, bert, opt, "
-        "gpt_neox, cohere, stablelm, mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2 and "
-        "deepseek_v3 without experts), relative to the current directory. Its config.json defines "
+        "gpt_neox, cohere, stablelm, mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2, "
+        "deepseek_v3, glm4_moe), relative to the current directory. Its config.json defines "
         "the model, and a new run begins with its "
         "weights. The block may add seq_length (default: 1024, or less if the model allows less), "
         "max_part_bytes and experts_per_unit. Other keys may only repeat what config.json says."),
     KEY("model.family", ENUM, AT(model.family), NONE,
         "gpt2|llama|starcoder2|phi3|gemma|olmo2|exaone4|glm|glm4|bert|gpt_neox|opt|cohere|stablelm|"
-        "gemma2|mixtral|qwen2_moe|qwen3_moe|olmoe|deepseek",
+        "gemma2|mixtral|qwen2_moe|qwen3_moe|olmoe|deepseek|glm4_moe",
         NONE, FIXED,
         "gpt2: learned positions, LayerNorm, GELU. llama: rotary positions, RMSNorm, SwiGLU, "
         "grouped keys and values. starcoder2: llama's attention, the rest as gpt2. phi3: llama "
@@ -66,10 +66,14 @@ const configi_key configi_own_keys[] = {
         "rotary positions and exact GELU. opt: gpt2 with ReLU. cohere: llama with parallel "
         "branches of one LayerNorm without bias, and rotary positions of neighbours. stablelm: "
         "llama with LayerNorm. gemma2: gemma with norms before and after both branches. "
-        "mixtral, qwen2_moe, qwen3_moe and olmoe are mixtures of experts: llama with a router and "
+        "mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek and glm4_moe are mixtures of experts: "
+        "llama "
+        "with a router and "
         "num_experts feed-forward parts, of which each token has num_experts_per_tok. qwen2_moe: "
-        "one more that all tokens have. olmoe: norms of all of q and of k. deepseek: llama with "
-        "multi-head latent attention."),
+        "one more that all tokens have. olmoe: norms of all of q and of k. deepseek and glm4_moe: "
+        "one "
+        "more for all tokens, and none in the first blocks. deepseek: multi-head latent "
+        "attention."),
     KEY("model.num_layers", INT, AT(model.num_layers), NONE, "[1,65536]", "blocks", FIXED,
         "Transformer blocks.", .why = program_blocks),
     KEY("model.hidden_size", INT, AT(model.hidden_size), NONE, "[1,1048576]", "elements", FIXED,
@@ -114,7 +118,9 @@ const configi_key configi_own_keys[] = {
         "Whether the projection of attention's output has a bias (llama, cohere, qwen3_moe, "
         "olmoe, deepseek)."),
     KEY("model.mlp_bias", BOOL, AT(model.mlp_bias), "false", NONE, NONE, FIXED,
-        "Whether the linear layers of the feed-forward part have biases (llama, deepseek)."),
+        "Whether the linear layers of the feed-forward part have biases (llama; deepseek: also "
+        "those "
+        "of the expert that all tokens have)."),
     KEY("model.activation", ENUM, AT(model.activation), "default",
         "default|gelu|gelu_tanh|relu|silu", NONE, FIXED,
         "The function of the feed-forward part, or of its gate. default: the family's own. gelu: "
@@ -161,19 +167,35 @@ const configi_key configi_own_keys[] = {
         .why = dimensions),
     KEY("model.num_experts", INT, AT(model.num_experts), NONE, "[1,1024]", "experts", FIXED,
         "Experts of a block, in families that are mixtures of experts (mixtral, qwen2_moe, "
-        "qwen3_moe, olmoe).",
+        "qwen3_moe, olmoe, deepseek, glm4_moe).",
         .why = dimensions),
     KEY("model.num_experts_per_tok", INT, AT(model.num_experts_per_tok), NONE, "[1,1024]",
         "experts", FIXED, "Experts that each token has.", .why = dimensions),
     KEY("model.expert_ffn_size", INT, AT(model.expert_ffn_size), NONE, "[1,16777216]", "elements",
         FIXED, "Inner width of an expert. Default: ffn_size.", .why = dimensions),
     KEY("model.shared_ffn_size", INT, AT(model.shared_ffn_size), NONE, "[1,16777216]", "elements",
-        FIXED, "Inner width of the expert that all tokens have (qwen2_moe).", .why = dimensions),
+        FIXED, "Inner width of the expert that all tokens have (qwen2_moe, deepseek, glm4_moe).",
+        .why = dimensions),
     KEY("model.norm_topk_prob", BOOL, AT(model.norm_topk_prob), NONE, NONE, NONE, FIXED,
         "Whether the weights of a token's experts are divided by their sum (most "
         "models of Qwen3: true). Default: true for mixtral, else false."),
     KEY("model.routed_scaling_factor", FLOAT, AT(model.routed_scaling_factor), NONE, "[1e-6,1e6]",
         NONE, FIXED, "Factor of the weights of a token's experts. Default: none."),
+    KEY("model.scoring_func", ENUM, AT(model.scoring_func), "softmax", "softmax|sigmoid", NONE,
+        FIXED,
+        "What makes the scores of experts of a router's logits (deepseek, glm4_moe). With sigmoid "
+        "(DeepSeek-V3, GLM-4.5) a constant of each expert, its correction, is added where a "
+        "token's experts are chosen."),
+    KEY("model.n_group", INT, AT(model.n_group), NONE, "[1,1024]", "groups", FIXED,
+        "Groups of neighbours into which the experts are divided (deepseek, glm4_moe): a token's "
+        "experts come from its topk_group best groups. Default: none."),
+    KEY("model.topk_group", INT, AT(model.topk_group), NONE, "[1,1024]", "groups", FIXED,
+        "See n_group."),
+    KEY("model.first_k_dense_replace", INT, AT(model.first_k_dense_replace), NONE, "[1,65536]",
+        "blocks", FIXED,
+        "The first blocks, which have a plain feed-forward part of ffn_size in place of experts "
+        "(deepseek, glm4_moe). Default: none.",
+        .why = program_blocks),
     KEY("model.experts_per_unit", INT, AT(model.experts_per_unit), NONE, "[1,1024]", "experts",
         FIXED,
         "Experts that are fetched, placed and updated together. It changes no loss and no "

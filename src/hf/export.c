@@ -203,12 +203,11 @@ static int round_weights(exporter *self, const export_tensor *tensor, const floa
                          uint64_t count, const void **out)
 {
     *out = master;
-    if (self->list.type == DTYPE_FP32)
+    if (tensor->type == DTYPE_FP32)
         return 0;
-    TRY(kernels_cpu.working_copy(self->context, NULL, master, self->rounded, self->list.type,
-                                 count));
+    TRY(kernels_cpu.working_copy(self->context, NULL, master, self->rounded, tensor->type, count));
     *out = self->rounded;
-    return self->list.type == DTYPE_FP16 ? check_range(tensor, master, self->rounded, count) : 0;
+    return tensor->type == DTYPE_FP16 ? check_range(tensor, master, self->rounded, count) : 0;
 }
 
 /* Writes the strip's rows: the matrix in one piece if the strip has all of it, else a piece of each
@@ -312,7 +311,7 @@ static int put_tensor(exporter *self, uint32_t unit, uint32_t part_idx, uint64_t
             TRY(put_turned(self, idx, at, rounded, held));
         else
             TRY(hfi_write(layout, self->list.files[tensor->file_idx].writer, tensor->row_idx, at,
-                          held, rounded, dtype_bytes(self->list.type)));
+                          held, rounded, dtype_bytes(tensor->type)));
         at += held;
         master += held;
         count -= held;

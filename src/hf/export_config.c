@@ -263,7 +263,7 @@ static const struct relative *find_relative(const struct job_model *from)
         {"stablelm", "StableLmForCausalLM", "stablelm"},
         {"glm", "GlmForCausalLM", "glm"},
         {"glm4", "Glm4ForCausalLM", "glm4"},
-        {"deepseek", "DeepseekV3ForCausalLM", "deepseek_v3"},
+        {"glm4_moe", "Glm4MoeForCausalLM", "glm4_moe"},
         {"mixtral", "MixtralForCausalLM", "mixtral"},
         {"qwen2_moe", "Qwen2MoeForCausalLM", "qwen2_moe"},
         {"qwen3_moe", "Qwen3MoeForCausalLM", "qwen3_moe"},
@@ -275,11 +275,17 @@ static const struct relative *find_relative(const struct job_model *from)
         {"llama", "LlamaForCausalLM", "llama"},     {"llama", "Qwen2ForCausalLM", "qwen2"},
         {"llama", "Qwen3ForCausalLM", "qwen3"},     {"llama", "GraniteForCausalLM", "granite"},
         {"llama", "SmolLM3ForCausalLM", "smollm3"}, {"llama", "MistralForCausalLM", "mistral"}};
+    static const struct relative deepseeks[] = {
+        {"deepseek", "DeepseekV3ForCausalLM", "deepseek_v3"},
+        {"deepseek", "DeepseekV2ForCausalLM", "deepseek_v2"},
+    };
     bool is_granite = from->embedding_multiplier != 0 || from->attention_multiplier != 0 ||
                       from->residual_multiplier != 0 || from->logits_scaling != 0;
     for (size_t i = 0; i < sizeof relatives / sizeof relatives[0]; i++)
         if (strcmp(from->family, relatives[i].family) == 0)
             return &relatives[i];
+    if (strcmp(from->family, deepseeks[0].family) == 0)
+        return &deepseeks[from->num_experts > 0 && from->scoring_func == JOB_SOFTMAX];
     if (strcmp(from->family, gemmas[0].family) == 0)
         return &gemmas[from->qk_norm];
     return &llamas[from->qk_norm                       ? 2
@@ -299,7 +305,7 @@ static double or_one(double factor)
 static int fill_own_keys(json_t *config, const struct job_model *from, const char *type)
 {
     bool is_qwen2 = strcmp(type, "qwen2") == 0, is_glm = strncmp(type, "glm", 3) == 0;
-    if (from->num_experts > 0)
+    if (from->num_experts > 0 || from->first_k_dense_replace > 0)
         return add_keys(config, hfi_mixture_keys(from, type));
     if (strcmp(type, "starcoder2") == 0)
         return add_keys(config,

@@ -14,8 +14,27 @@ static bool has_attention_bias(const char *type)
     return is_type(type, "qwen3_moe") || is_type(type, "olmoe");
 }
 
+static bool is_late(const char *type)
+{
+    return is_type(type, "deepseek_v2") || is_type(type, "deepseek_v3") ||
+           is_type(type, "glm4_moe");
+}
+
+/* True if a family whose first blocks have no experts differs from the type. */
+static bool is_other_late(const struct job_model *from, const char *type)
+{
+    uint64_t ffn = from->expert_ffn_size ? from->expert_ffn_size : from->ffn_size;
+    if (from->shared_ffn_size % ffn != 0) /* config.json has their number */
+        return true;
+    if (is_type(type, "deepseek_v2"))
+        return from->norm_topk_prob || from->rope_halves;
+    return from->mlp_bias || (from->num_experts > 0 && from->scoring_func == JOB_SOFTMAX);
+}
+
 bool hfi_is_other_mixture(const struct job_model *from, const char *type)
 {
+    if (is_late(type))
+        return is_other_late(from, type);
     if (from->num_experts == 0)
         return false;
     return (from->routed_scaling_factor != 0 && from->routed_scaling_factor != 1) ||
@@ -24,10 +43,48 @@ bool hfi_is_other_mixture(const struct job_model *from, const char *type)
            (has_attention_bias(type) && from->qkv_bias != from->out_bias);
 }
 
+/* The keys of families whose first blocks have no experts. There may be none at all. */
+static json_t *late_keys(const struct job_model *from, const char *type)
+{
+    uint64_t ffn = from->expert_ffn_size ? from->expert_ffn_size : from->ffn_size;
+    bool is_glm = is_type(type, "glm4_moe");
+    json_t *keys =
+        json_pack("{s:I, s:b, s:n}", "first_k_dense_replace",
+                  (json_int_t)(from->num_experts ? from->first_k_dense_replace : from->num_layers),
+                  "attention_bias", (int)from->qkv_bias, "pad_token_id");
+    json_t *experts =
+        from->num_experts == 0
+            ? json_object()
+            : json_pack("{s:I, s:I, s:I, s:I, s:b, s:f, s:I, s:I}", "n_routed_experts",
+                        (json_int_t)from->num_experts, "num_experts_per_tok",
+                        (json_int_t)from->num_experts_per_tok, "moe_intermediate_size",
+                        (json_int_t)ffn, "n_shared_experts",
+                        (json_int_t)(from->shared_ffn_size / ffn), "norm_topk_prob",
+                        (int)from->norm_topk_prob, "routed_scaling_factor",
+                        from->routed_scaling_factor != 0 ? from->routed_scaling_factor : 1,
+                        "n_group", (json_int_t)(from->n_group ? from->n_group : 1), "topk_group",
+                        (json_int_t)(from->n_group ? from->topk_group : 1));
+    json_t *own = is_glm ? json_pack("{s:b}", "use_qk_norm", (int)from->qk_norm)
+                  : is_type(type, "deepseek_v2")
+                      ? json_pack("{s:b, s:s}", "mlp_bias", (int)from->mlp_bias, "topk_method",
+                                  from->n_group ? "group_limited_greedy" : "greedy")
+                      : json_object();
+    bool is_whole = keys && experts && own && json_object_update(keys, experts) == 0 &&
+                    json_object_update(keys, own) == 0;
+    json_decref(experts);
+    json_decref(own);
+    if (is_whole)
+        return keys;
+    json_decref(keys);
+    return NULL;
+}
+
 json_t *hfi_mixture_keys(const struct job_model *from, const char *type)
 {
     json_int_t experts = (json_int_t)from->num_experts, ffn = (json_int_t)from->expert_ffn_size;
     json_int_t each = (json_int_t)from->num_experts_per_tok;
+    if (is_late(type))
+        return late_keys(from, type);
     if (ffn == 0)
         ffn = (json_int_t)from->ffn_size;
     if (is_type(type, "mixtral"))

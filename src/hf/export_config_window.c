@@ -65,8 +65,7 @@ bool hfi_is_other_attention(const struct job_model *from, const char *type)
         return true;
     if (from->window_rope_theta != 0 && !is_gemma3)
         return true;
-    if (from->attention_sinks ||
-        (from->kv_latent_size != 0 && (from->mlp_bias || from->qkv_bias != from->out_bias)))
+    if (from->attention_sinks || (from->kv_latent_size != 0 && from->qkv_bias != from->out_bias))
         return true;
     if (strcmp(type, "exaone4") == 0 && !turns_in_windows(from))
         return true;
@@ -115,18 +114,17 @@ static json_t *gemma_keys(const struct job_model *from, const char *type)
     return keys;
 }
 
-/* Latent attention, in a model without experts. config.json calls the rotary part head_dim. */
+/* Latent attention. config.json calls the rotary part head_dim. */
 static json_t *latent_keys(const struct job_model *from)
 {
     uint64_t value = from->value_head_dim ? from->value_head_dim : from->head_dim;
     json_t *q = from->q_latent_size ? json_integer((json_int_t)from->q_latent_size) : json_null();
-    return json_pack("{s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:b}", "kv_lora_rank",
+    return json_pack("{s:I, s:o, s:I, s:I, s:I, s:I, s:b}", "kv_lora_rank",
                      (json_int_t)from->kv_latent_size, "q_lora_rank", q, "qk_rope_head_dim",
                      (json_int_t)from->rope_head_dim, "qk_nope_head_dim",
                      (json_int_t)(from->head_dim - from->rope_head_dim), "head_dim",
                      (json_int_t)from->rope_head_dim, "v_head_dim", (json_int_t)value,
-                     "first_k_dense_replace", (json_int_t)from->num_layers, "rope_interleave",
-                     (int)!from->rope_halves);
+                     "rope_interleave", (int)!from->rope_halves);
 }
 
 json_t *hfi_attention_keys(const struct job_model *from, const char *type)

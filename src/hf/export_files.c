@@ -53,7 +53,8 @@ static void add_tensors(export_list *self, const model *net, const model_tensor 
         tensor->layout = layout;
         tensor->rows = layout.shape[1];
         tensor->columns = layout.shape[0];
-        tensor->size_bytes = layout.elems * dtype_bytes(self->type);
+        tensor->type = from->is_exact ? DTYPE_FP32 : self->type;
+        tensor->size_bytes = layout.elems * dtype_bytes(tensor->type);
         self->total_bytes += tensor->size_bytes;
         self->elem_count += layout.elems;
     }
@@ -134,9 +135,10 @@ void hfi_list_fini(export_list *self)
     memset(self, 0, sizeof *self);
 }
 
-static void fill_row(const export_tensor *from, enum dtype type, safetensors_row *row)
+static void fill_row(const export_tensor *from, safetensors_row *row)
 {
-    *row = (safetensors_row){.name = from->name, .type = type, .dim_count = from->layout.dim_count};
+    *row = (safetensors_row){
+        .name = from->name, .type = from->type, .dim_count = from->layout.dim_count};
     memcpy(row->shape, from->layout.shape, sizeof from->layout.shape);
 }
 
@@ -149,7 +151,7 @@ int hfi_create(export_list *self, const char *dir)
         if (!rows)
             return -ENOMEM;
         for (uint32_t i = 0; i < file->count; i++)
-            fill_row(&self->tensors[file->first + i], self->type, &rows[i]);
+            fill_row(&self->tensors[file->first + i], &rows[i]);
         int rc = file_join(path, sizeof path, dir, file->name);
         if (rc == 0)
             rc = safetensors_create(path, rows, file->count, &file->writer);

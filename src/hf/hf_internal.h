@@ -17,6 +17,7 @@
 struct export_tensor {
     char name[2 * HF_NAME_BYTES]; /* name in the checkpoint */
     hf_layout layout;
+    enum dtype type;            /* that of the list, or fp32 for constants */
     uint64_t rows, columns;     /* of a transposed matrix, as the model has it */
     uint32_t file_idx, row_idx; /* the file of the export that has it, and its row there */
     uint64_t size_bytes;

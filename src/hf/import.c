@@ -192,35 +192,45 @@ static int take_directory(importer *self)
     return rc < 0 ? rc : 0;
 }
 
+/* Where the tiles of a unit begin and end: fp32 masters with room for moments or, of a unit of
+ * constants, its vector as runs keep it. */
+static void place_tiles(importer *self, uint32_t unit, uint64_t *idx, uint64_t *offset)
+{
+    manifest *record = self->record;
+    const model_unit *of = &self->net->units[unit];
+    uint32_t width = of->is_packed ? (uint32_t)dtype_bytes(self->job->type) : 0;
+    /* in fp32, whatever the job's formats are */
+    uint32_t streams = width ? 0 : tile_stream_count(setup_streams_of(self->job, self->net, unit));
+    record->state_streams = (uint32_t)size_max(record->state_streams, streams);
+    for (uint64_t t = 0; t < tile_count(of->rest_elems, TILE_ELEMS); t++) {
+        uint64_t held = tile_elems_at(of->rest_elems, TILE_ELEMS, t);
+        uint64_t size_bytes = width ? held * width : tile_bytes(held, streams);
+        record->extents[(*idx)++] = (manifest_extent){
+            .unit = unit,
+            .tile = (uint32_t)t,
+            .offset_bytes = *offset,
+            .size_bytes = size_bytes,
+            .elem_begin = t * TILE_ELEMS,
+            .elem_count = held,
+            .param_bytes = width,
+        };
+        *offset = size_round_up(*offset + size_bytes, TILE_PERIOD_BYTES);
+    }
+}
+
 /* Fills the record with one place for each tile, unit after unit. */
 static int lay_out(importer *self)
 {
     manifest *record = self->record;
     const model *net = self->net;
     for (uint32_t u = 0; u < net->unit_count; u++)
-        record->extent_count += tile_count(net->units[u].elems, TILE_ELEMS);
+        record->extent_count += tile_count(net->units[u].rest_elems, TILE_ELEMS);
     record->extents = mem_alloc(record->extent_count, sizeof *record->extents, "manifest extents");
     if (!record->extents)
         return -ENOMEM;
     uint64_t offset = 0, idx = 0;
-    for (uint32_t u = 0; u < net->unit_count; u++) {
-        uint64_t elems = net->units[u].elems;
-        /* in fp32, whatever the job's formats are */
-        uint32_t streams = tile_stream_count(setup_streams_of(self->job, net, u));
-        record->state_streams = (uint32_t)size_max(record->state_streams, streams);
-        for (uint64_t t = 0; t < tile_count(elems, TILE_ELEMS); t++, idx++) {
-            uint64_t held = tile_elems_at(elems, TILE_ELEMS, t);
-            record->extents[idx] = (manifest_extent){
-                .unit = u,
-                .tile = (uint32_t)t,
-                .offset_bytes = offset,
-                .size_bytes = tile_bytes(held, streams),
-                .elem_begin = t * TILE_ELEMS,
-                .elem_count = held,
-            };
-            offset = size_round_up(offset + tile_bytes(held, streams), TILE_PERIOD_BYTES);
-        }
-    }
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        place_tiles(self, u, &idx, &offset);
     record->total_bytes = offset;
     record->tile_elems = TILE_ELEMS;
     record->world_size = 1;

@@ -82,10 +82,22 @@ static int await_slot(struct lane *self, const struct slot *slot)
     return 0;
 }
 
+/* Constants: fp32 values, and zeros up to the end. They are the unit's one tensor and one tile. */
+static int read_constants(struct lane *self, const manifest_extent *extent, struct slot *slot)
+{
+    const import_stream *asked = self->shared->asked;
+    const model_tensor *tensor = asked->net->units[extent->unit].tensors;
+    memset(slot->data, 0, extent->size_bytes);
+    return hf_weights_read_alone(asked->from, extent->unit, 0, tensor->rows * tensor->columns,
+                                 self->room, slot->data);
+}
+
 static int read_tile(struct lane *self, const manifest_extent *extent, struct slot *slot)
 {
     const import_stream *asked = self->shared->asked;
     uint64_t elems = extent->elem_count;
+    if (extent->param_bytes != 0)
+        return read_constants(self, extent, slot);
     if (!hf_weights_has_all(asked->from, extent->unit)) /* adapters begin as the model says */
         model_init_elems(asked->net, extent->unit, asked->record->seed, extent->elem_begin, elems,
                          slot->data);
@@ -121,12 +133,15 @@ static int write_tile(struct lane *self, manifest_extent *extent, struct slot *s
 {
     struct shared *shared = self->shared;
     uint64_t elems = extent->elem_count;
-    extent->checksum =
-        checksum_sum_fresh(slot->data, elems, manifest_streams_of(shared->asked->record, extent));
+    uint64_t size_bytes = extent->param_bytes ? extent->size_bytes : sizeof(float) * elems;
+    extent->checksum = extent->param_bytes
+                           ? checksum_sum(slot->data, size_bytes, 0, 0)
+                           : checksum_sum_fresh(slot->data, elems,
+                                                manifest_streams_of(shared->asked->record, extent));
     slot->request = (io_request){.direction = IO_WRITE,
                                  .offset = extent->offset_bytes,
                                  .data = slot->data,
-                                 .size_bytes = size_round_up(4 * elems, TILE_BLOCK_BYTES),
+                                 .size_bytes = size_round_up(size_bytes, TILE_BLOCK_BYTES),
                                  .user = slot};
     TRY(io_submit(self->transport, &slot->request));
     slot->is_writing = true;

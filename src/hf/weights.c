@@ -243,10 +243,16 @@ static bool is_repeated(const hf_weights *self, const safetensors_tensor *tensor
             (is_bias && has_shape(tensor, table->shape, 1)));
 }
 
-/* True for what BERT has for the prediction of the next sentence, which is not trained here. */
+/* True for what is not trained here: what BERT has for the prediction of the next sentence, and the
+ * blocks of DeepSeek-V3 and GLM-4.5 after the last, which predict tokens further ahead. */
 static bool is_left_out(const hf_weights *self, const char *name)
 {
-    return self->net->spec.family == MODEL_BERT &&
+    enum model_family family = self->net->spec.family;
+    unsigned long long block;
+    if (family == MODEL_DEEPSEEK || family == MODEL_GLM4_MOE)
+        return sscanf(name, "model.layers.%llu.", &block) == 1 &&
+               block >= self->net->spec.num_layers;
+    return family == MODEL_BERT &&
            (begins_with(name, "bert.pooler.") || begins_with(name, "pooler.") ||
             begins_with(name, "cls.seq_relationship."));
 }
@@ -292,8 +298,7 @@ static int check_rest(const hf_weights *self)
     }
     mem_free(known);
     if (left_out[0] != '\0')
-        log_info("%s: left out, since filling in masked tokens does not need them: %s", self->dir,
-                 left_out);
+        log_info("%s: left out, since training here does not need them: %s", self->dir, left_out);
     if (extra_count == 0)
         return 0;
     char shape[SAFETENSORS_SHAPE_BYTES];

@@ -436,7 +436,7 @@ static const modeli_row qwen2_moe_experts[] = {
     {0},
 };
 
-/* ---- DeepSeek V2 and V3: Llama with latent attention ----
+/* ---- DeepSeek V2 and V3: latent attention, and experts ----
  *
  * k and v of all heads are made from one latent of each token, to which belongs the rotary part of
  * k, one for all heads; q is made from a latent of its own, or as Llama's. The norms of latents
@@ -458,11 +458,48 @@ static const modeli_row qwen2_moe_experts[] = {
 static const modeli_row deepseek_block[] = {
     NORM("norm1", "x", "a", LAYER "input_layernorm"),
     LATENT_ATTENTION,
-    ADD("add1", "x p", "m"),
-    NORM("norm2", "m", "b", LAYER "post_attention_layernorm"),
+    ADD("add1", "x p", "y"),
+    {0},
+};
+
+/* The first blocks have a feed-forward part, the others experts: one that all tokens have, and
+ * those that the router chooses. */
+static const modeli_row deepseek_dense[] = {
+    NORM("norm2", "x", "b", LAYER "post_attention_layernorm"),
     LLAMA_UP("b", BIAS_IF(MLP_BIAS)),
     LLAMA_DOWN(BIAS_IF(MLP_BIAS)),
-    ADD("add2", "m d", "y"),
+    ADD("add2", "x d", "y"),
+    {0},
+};
+
+#define SHARED LAYER "mlp.shared_experts."
+
+static const modeli_row deepseek_experts[] = {
+    NORM("norm2", "x", "b", LAYER "post_attention_layernorm"),
+    ROW(linear, "shared_up", "b", "f",
+        .weights = {{SHARED "gate_proj", MODELI_SHARED}, {SHARED "up_proj", MODELI_SHARED}},
+        BIAS_IF(MLP_BIAS)),
+    GATE,
+    LINEAR("shared_down", "g", "s", SHARED "down_proj", HIDDEN, RESIDUAL, BIAS_IF(MLP_BIAS)),
+    ROW(correction, "correction", "", "c",
+        .weights = {{LAYER "mlp.gate.e_score_correction_bias", MODELI_EXPERTS}}, IF(SIGMOID)),
+    ROW(router, "router", "b c", "w", .weights = {{LAYER "mlp.gate", MODELI_EXPERTS}}, IF(SIGMOID)),
+    ROW(router, "router", "b", "w", .weights = {{LAYER "mlp.gate", MODELI_EXPERTS}},
+        .is_there = MODELI_UNLESS_SIGMOID),
+    EXPERTS(LAYER "mlp.experts"),
+    ADD("add2", "s d", "e"),
+    ADD("add3", "x e", "y"),
+    {0},
+};
+
+/* ---- GLM-4 MoE (GLM-4.5): attention of Qwen3, experts of DeepSeek-V3 ---- */
+
+static const modeli_row glm4_moe_block[] = {
+    NORM("norm1", "x", "a", LAYER "input_layernorm"),
+    LLAMA_QKV("a", BIAS_IF(QKV_BIAS)),
+    LLAMA_HEAD_NORMS(HEAD, HEAD, IF(QK_NORM)),
+    LLAMA_ATTEND(),
+    ADD("add1", "x p", "y"),
     {0},
 };
 
@@ -506,7 +543,10 @@ const modeli_family *modeli_family_of(enum model_family family)
         [MODEL_OLMOE] = {"olmoe", llama_embed, olmoe_block, llama_head, LLAMA_FORM,
                          .experts = mixtral_experts},
         [MODEL_DEEPSEEK] = {"deepseek", llama_embed, deepseek_block, llama_head, LLAMA_FORM,
+                            .experts = deepseek_experts, .dense = deepseek_dense,
                             .interleaved = true},
+        [MODEL_GLM4_MOE] = {"glm4_moe", llama_embed, glm4_moe_block, llama_head, LLAMA_FORM,
+                            .experts = deepseek_experts, .dense = deepseek_dense},
     };
     return &families[family];
 }

@@ -1,7 +1,8 @@
 /* ROUTER: chooses the experts of each token, and gives every choice a place among those of its
  * expert (kernels/ops_experts.h). Its value holds no activation. It holds all that the layers of
  * the experts need (struct modeli_routing), and the gradients of the choices' weights, which the
- * backward of the experts leaves here. Allocates nothing. */
+ * backward of the experts leaves here. CORRECTION: what is added to scores for that choice. Allocates
+ * nothing. */
 #include <assert.h>
 
 #include "model/model_internal.h"
@@ -54,10 +55,13 @@ static router_args args_of(const modeli_run *run, const modeli_layer *layer,
     char *routed = modeli_value_at(run, layer->writes);
     bool is_shared = layer->row->is_shared;
     return (router_args){
-        .score = is_shared ? ROUTER_SIGMOID : ROUTER_SOFTMAX,
+        .score = is_shared || spec->sigmoid_scores ? ROUTER_SIGMOID : ROUTER_SOFTMAX,
         .rows = modeli_rows(run->self),
         .experts = at->experts,
         .choices = at->choices,
+        .groups = is_shared ? 0 : spec->expert_groups,
+        .groups_chosen = is_shared ? 0 : spec->groups_per_token,
+        .group_best = spec->sigmoid_scores ? 2 : 1,
         .normalizes = !is_shared && spec->normalizes_experts,
         .scale = is_shared || spec->routed_scaling == 0 ? 1.0f : (float)spec->routed_scaling,
         .logits = modeli_at(routed, at->logits),
@@ -76,6 +80,7 @@ static int forward(const modeli_run *run, const modeli_layer *layer)
     modeli_routing at = modeli_routing_of(layer);
     char *routed = modeli_value_at(run, layer->writes);
     router_args args = args_of(run, layer, &at);
+    args.bias = modeli_value_at(run, layer->reads[1]);
     experts_sort_args sort = {
         .rows = args.rows,
         .experts = at.experts,
@@ -146,4 +151,33 @@ const modeli_kind modeli_router = {
     .scratch = scratch,
     .columns = columns,
     .costs = costs,
+};
+
+/* ---- CORRECTION ----
+ *
+ * A constant of each expert, which its score is increased by where experts are chosen (DeepSeek-V3,
+ * e_score_correction_bias). It has no gradient. Checkpoints have it in fp32, and in fewer bits other
+ * experts would be chosen; so it is a unit of its own, kept in fp32. The value is those E numbers,
+ * one after the other. */
+
+static uint64_t correction_columns(const modeli_layer *layer)
+{
+    const model *self = layer->net;
+    return size_div_up(self->spec.expert_count * sizeof(float),
+                       modeli_rows(self) * dtype_bytes(self->type));
+}
+
+static int correction_forward(const modeli_run *run, const modeli_layer *layer)
+{
+    const model *self = run->self;
+    return self->ops->convert(self->context, run->stream, run->call->params[layer->unit],
+                              DTYPE_FP32, modeli_value_at(run, layer->writes), DTYPE_FP32,
+                              self->spec.expert_count);
+}
+
+const modeli_kind modeli_correction = {
+    .is_constant = true,
+    .out = correction_columns,
+    .forward = correction_forward,
+    .row_kinds = {MODEL_ROWS_PLAIN, MODEL_ROWS_PLAIN},
 };

@@ -36,6 +36,9 @@
  *   experts    EXPERTS      b w      d         C         b, w
  *   add2       ADD          x d      y         C         -
  *
+ * The first spec.dense_blocks blocks of a mixture have a feed-forward part in place of experts, in a
+ * second stage with the rows of modeli_family.dense.
+ *
  * A family may have one block of another kind after all others (modeli_family.last).
  *
  * Embedding and head are lists of layers too, with the same tensors, parts and costs; but embed.c
@@ -139,7 +142,9 @@ enum modeli_when {
     MODELI_IF_TIED,    /* spec.tie_embeddings */
     MODELI_IF_UNTIED,
     MODELI_IF_PARALLEL,
-    MODELI_UNLESS_PARALLEL
+    MODELI_UNLESS_PARALLEL,
+    MODELI_IF_SIGMOID, /* spec.sigmoid_scores */
+    MODELI_UNLESS_SIGMOID
 };
 
 /* "<name>.weight" in Hugging Face's files; a %llu in it is the block's index. A vector [width], or
@@ -147,7 +152,7 @@ enum modeli_when {
  * one after the other without padding: for the layer they are one matrix. The last one of EXPERTS
  * is `down`, which is apart. Matrices of all routed experts together are named "<name>", as
  * transformers names them; those of expert 1 follow those of expert 0. So are the sinks of
- * ATTENTION. */
+ * ATTENTION and the vector of a CORRECTION. */
 struct modeli_weight {
     const char *name;
     enum modeli_width width;
@@ -178,8 +183,9 @@ struct modeli_family {
     const char *name;
     const modeli_row *embed, *block, *head;
     const modeli_row *last; /* one more block, between the others and the head; NULL: none */
-    /* A mixture's blocks are two stages: `block` up to the sum after attention, then these. */
-    const modeli_row *experts;
+    /* A mixture's blocks are two stages: `block` up to the sum after attention, then these; or
+     * `dense`, which may be NULL, in the first blocks (spec.dense_blocks). */
+    const modeli_row *experts, *dense;
     enum norm_kind norm;             /* of all norms */
     bool adds_one;                   /* their weights are stored less 1 */
     enum activation_kind activation; /* of all gates, unless the spec names another */
@@ -197,7 +203,7 @@ uint64_t modeli_rotated(const model_spec *spec); /* R: the elements of each head
 bool modeli_has_table(enum model_family family, enum modeli_width rows);
 /* True if the block has latent attention. */
 bool modeli_has_latents(enum model_family family);
-/* True if a row of the block asks for this option. */
+/* True if a row of a block asks for this option. */
 bool modeli_has_option(enum model_family family, enum modeli_when option);
 /* True if the spec fulfils the condition. */
 bool modeli_is_there(const model_spec *spec, enum modeli_when when);
@@ -267,7 +273,7 @@ struct modeli_layer {
     const modeli_kind *kind;
     uint64_t in, out;     /* columns of what it reads and writes */
     uint64_t matrix_rows; /* 0: it has no matrix. Its columns are `in`. EXPERTS: E, as one row has
-                           * all parameters of an expert */
+                           * all parameters of an expert. Constants: 1, so that they own a part */
     modeli_params at;     /* in the whole or split unit; all blocks have the same offsets */
     uint32_t unit;        /* 0 or 1: index into stage.units; that of the bias is bias_unit */
     uint32_t bias_unit;
@@ -296,6 +302,7 @@ struct modeli_kind {
     bool has_matrix;  /* its weights are [width, in], else vectors [width] */
     bool has_experts; /* has_matrix, of rows that are experts (layer_experts.c) */
     bool is_one_part; /* has_matrix, which is never cut by rows */
+    bool is_constant; /* a vector that is never learned, a part of its own; kept in fp32 */
     bool has_product; /* a layer without products is cheap to compute again */
     bool is_norm;     /* its weights begin as 1, and are the "norms" of train.only */
     /* Values that its backward reads besides the gradient; `saved` keeps them. */
@@ -329,7 +336,7 @@ struct modeli_kind {
 
 extern const modeli_kind modeli_norm, modeli_linear, modeli_head_norm, modeli_rope,
     modeli_attention, modeli_gate, modeli_add, modeli_scale, modeli_dropout, modeli_router,
-    modeli_experts, modeli_take, modeli_join;         /* layer_*.c */
+    modeli_correction, modeli_experts, modeli_take, modeli_join; /* layer_*.c */
 extern const modeli_kind modeli_table, modeli_output; /* embed.c, head.c: output matrix */
 
 /* One part of a cut unit: rows [row_begin, row_begin + rows) of the matrix of one owner. All blocks

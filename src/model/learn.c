@@ -219,7 +219,7 @@ int modeli_check_split(const model *self)
     const modeli_list *block = &self->products->block, *last = &self->products->last;
     bool has_both =
         (block->part_count > 0 && block->is_split) || (last->part_count > 0 && last->is_split);
-    if (self->products->experts.layer_count > 0 && norms_are_apart(&self->spec))
+    if (modeli_block_stages(self) > 1 && norms_are_apart(&self->spec))
         return err_set(ERR_CONFIG,
                        "train.only selects norms apart from the blocks' matrices, but a norm of a "
                        "mixture lies beside its router and learns with it: leave norms out");
@@ -349,7 +349,8 @@ void modeli_note_learning(model *self)
         if (learns || splits)
             self->first_learning = (uint32_t)size_min(self->first_learning, stage);
         for (; unit < end; unit++) /* other second units exist only if they learn */
-            self->units[unit].is_frozen = !learns && !(splits && unit + 1 == end);
+            self->units[unit].is_frozen =
+                self->units[unit].tensors[0].is_exact || (!learns && !(splits && unit + 1 == end));
     }
     assert(unit == head_unit);
     for (; unit < self->unit_count; unit++)

@@ -130,6 +130,9 @@ static int check_variant(const model_spec *spec)
         {"mlp_bias", spec->mlp_bias, MODELI_IF_MLP_BIAS},
         {"residual_multiplier", spec->residual_multiplier != 0, MODELI_IF_SCALED},
         {"parallel_residual", spec->parallel_residual, MODELI_IF_PARALLEL},
+        {"scoring_func", spec->sigmoid_scores, MODELI_IF_SIGMOID},
+        {"n_group", spec->expert_groups != 0, MODELI_IF_SIGMOID},
+        {"first_k_dense_replace", spec->dense_blocks != 0, MODELI_IF_SIGMOID},
     };
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
         if (options[i].is_given && !modeli_has_option(spec->family, options[i].option))
@@ -232,10 +235,34 @@ static int check_sizes(const model_spec *spec, uint64_t micro_batch)
     return check_elems("a chunk of logits", fmin(rows, channels + CHUNK_ROWS_MIN) * vocab);
 }
 
+static int check_groups(const model_spec *spec)
+{
+    unsigned long long all = spec->expert_count, groups = spec->expert_groups;
+    unsigned long long chosen = spec->groups_per_token, size = groups ? all / groups : all;
+    if (groups == 0 && chosen == 0)
+        return 0;
+    if (groups == 0 || all % groups != 0 || size < (spec->sigmoid_scores ? 2 : 1))
+        return err_set(ERR_CONFIG,
+                       "model.n_group is %llu, but must divide model.num_experts %llu into groups "
+                       "of at least %d",
+                       groups, all, spec->sigmoid_scores ? 2 : 1);
+    if (chosen < 1 || chosen > groups || chosen * size < spec->experts_per_token)
+        return err_set(
+            ERR_CONFIG,
+            "model.topk_group is %llu, but must lie between 1 and model.n_group %llu, "
+            "and so many groups of %llu must have model.num_experts_per_tok %llu experts",
+            chosen, groups, size, (unsigned long long)spec->experts_per_token);
+    return 0;
+}
+
 static int check_experts(const model_spec *spec)
 {
     const char *family = model_family_name(spec->family);
     unsigned long long all = spec->expert_count, chosen = spec->experts_per_token;
+    bool has_dense = modeli_family_of(spec->family)->dense != NULL;
+    if (has_dense && spec->dense_blocks == spec->num_layers && all == 0 && chosen == 0 &&
+        spec->shared_ffn_size == 0)
+        return 0; /* no block has experts */
     if (modeli_family_of(spec->family)->experts == NULL) {
         if (all == 0 && chosen == 0 && spec->shared_ffn_size == 0)
             return 0;
@@ -255,6 +282,7 @@ static int check_experts(const model_spec *spec)
                        "model.num_experts %llu",
                        chosen, all);
     TRY(check_range("expert_ffn_size", spec->expert_ffn_size, 1, INT32_MAX));
+    TRY(check_groups(spec));
     double scale = spec->routed_scaling;
     if (scale != 0 && !(scale >= 1e-6 && scale <= 1e6))
         return err_set(ERR_CONFIG,
@@ -437,6 +465,7 @@ int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_
         full.type_count = 0;
     else if (full.type_count == 0)
         full.type_count = 2;
+    full.dense_blocks = size_min(full.dense_blocks, full.num_layers);
     if (full.expert_ffn_size == 0)
         full.expert_ffn_size = modeli_family_of(full.family)->experts ? full.ffn_size : 0;
     if (full.head_dim > HEAD_DIM_MAX || full.value_head_dim > HEAD_DIM_MAX)
@@ -496,6 +525,7 @@ void model_destroy(model *self)
         modeli_release_products(self);
         mem_free(self->products->embed.parts);
         mem_free(self->products->block.parts);
+        mem_free(self->products->dense.parts);
         mem_free(self->products->experts.parts);
         mem_free(self->products->last.parts);
         mem_free(self->products->head.parts);
@@ -525,7 +555,8 @@ static double matrix_elems(const modeli_list *list)
         const modeli_layer *layer = &list->layers[i];
         elems += layer->kind->has_experts
                      ? (double)modeli_choices_of(layer) * (double)modeli_expert_elems(layer)
-                     : (double)layer->matrix_rows * (double)layer->in;
+                 : layer->kind->has_matrix ? (double)layer->matrix_rows * (double)layer->in
+                                           : 0;
     }
     return elems;
 }

@@ -22,7 +22,8 @@
  *   stage 2i+1    block i, attention    unit block.i
  *   stage 2i+2    block i, experts      units block.i.router.0, block.i.experts.0, ..
  *
- * The second is always cut (see PARTS). The parts of the experts have whole experts,
+ * The second is always cut (see PARTS), except in the first spec.dense_blocks blocks, where it is a
+ * plain feed-forward part, unit block.i.ffn. The parts of the experts have whole experts,
  * spec.experts_per_unit each, so that experts are fetched, placed and updated apart. The part of
  * the router finds the experts of each token. How experts are cut into units changes no bit of
  * activations and gradients.
@@ -79,7 +80,8 @@
  * MODEL_REST_ALIGN_BYTES: values of the working dtype, or codes and then scales (base/stored.h),
  * which begin at such a multiple too. A pass expands its packed units into its temp before it
  * computes. model/pack.h packs. The parts of a cut matrix are packed apart, and so are the matrices
- * of each expert.
+ * of each expert. A unit of constants (model_tensor.is_exact) is packed too; passes read its fp32
+ * values as they are kept.
  *
  * CALLS. model_create needs no device: shapes, bytes and flops are known before anything is
  * allocated. model_prepare makes the products for one backend. A model belongs to one thread. */
@@ -122,6 +124,7 @@ enum model_family {
     MODEL_QWEN3_MOE,
     MODEL_OLMOE,
     MODEL_DEEPSEEK,
+    MODEL_GLM4_MOE,
     MODEL_FAMILY_COUNT
 };
 
@@ -220,10 +223,17 @@ struct model_spec {
      * shared_ffn_size: those of the expert that all tokens have, in families with one. */
     uint64_t expert_count, experts_per_token, expert_ffn_size, shared_ffn_size;
     uint64_t experts_per_unit; /* 0: as many as make about MODEL_EXPERTS_UNIT_ELEMS */
+    uint64_t dense_blocks;     /* deepseek, glm4_moe: the first blocks, which have no experts */
     /* The weights of a token's experts are divided by their sum; and multiplied by this, if it is
      * not 0. */
     bool normalizes_experts;
     double routed_scaling;
+    /* Scores are sigmoids of logits, in place of their softmax; a constant of each expert (its
+     * correction) is added where experts are chosen. */
+    bool sigmoid_scores;
+    /* Experts are in so many groups of neighbours, and a token's come from the best
+     * groups_per_token of them (kernels/ops_experts.h); 0: no groups. */
+    uint64_t expert_groups, groups_per_token;
     uint64_t max_part_bytes; /* the largest working params of a unit; 0: units are never cut */
     /* The vectors of a block that is not cut (norms, biases) are a unit beside its matrices. Muon
      * updates these, and keeps less state for them. Not with adapters or with norms apart. */
@@ -266,6 +276,7 @@ struct model_tensor {
     uint64_t row_begin, whole_rows;
     enum tensor_init init;
     bool is_adapter;           /* A or B of an adapter, "h.0.attn.c_attn.lora_A.weight" */
+    bool is_exact;             /* kept and read in fp32, whatever the working dtype is */
     enum stored_format stored; /* how it is kept at rest */
     /* So many rows are a matrix of their own in that format: `rows`, or those of one matrix of an
      * expert. */

@@ -36,9 +36,9 @@ typedef struct modeli_mixture modeli_mixture;
 /* model.products. model_create fills all but what model_prepare makes: products and attention. */
 struct model_products {
     const modeli_family *family;
-    /* experts: the second stage of a mixture's blocks. It and `last` have no layers in models
-     * without such stages. */
-    modeli_list embed, block, experts, last, head;
+    /* dense, experts: the second stages of a mixture's first blocks, and of its others. They and
+     * `last` have no layers in models without such stages. */
+    modeli_list embed, block, dense, experts, last, head;
     modeli_mixture mixtures[2]; /* the products of the routed experts, and of the shared one */
     modeli_adapter adapters[MODEL_LORA_TARGETS_MAX];
     uint32_t adapter_count;
@@ -57,17 +57,18 @@ struct model_products {
 /* Stages of a block. */
 static inline uint32_t modeli_block_stages(const model *self)
 {
-    return self->products->experts.layer_count > 0 ? 2 : 1;
+    return self->products->family->experts != NULL ? 2 : 1;
 }
 
 static inline modeli_list *modeli_list_of(const model *self, uint32_t stage)
 {
     uint32_t stages = modeli_block_stages(self);
-    return stage == 0                               ? &self->products->embed
-           : stage + 1 == self->stage_count         ? &self->products->head
-           : stage > self->spec.num_layers * stages ? &self->products->last
-           : (stage - 1) % stages == 1              ? &self->products->experts
-                                                    : &self->products->block;
+    return stage == 0                                       ? &self->products->embed
+           : stage + 1 == self->stage_count                 ? &self->products->head
+           : stage > self->spec.num_layers * stages         ? &self->products->last
+           : (stage - 1) % stages == 0                      ? &self->products->block
+           : (stage - 1) / stages < self->spec.dense_blocks ? &self->products->dense
+                                                            : &self->products->experts;
 }
 
 /* ---- rows.c ---- */

@@ -28,10 +28,16 @@ static uint64_t matrix_bytes(const model_tensor *tensor)
     return codes_bytes(&layout) + size_round_up(layout.scale_bytes, MODEL_REST_ALIGN_BYTES);
 }
 
+/* The type of what is not in a stored format. */
+static enum dtype kept_type(const model *self, const model_tensor *tensor)
+{
+    return tensor->is_exact ? DTYPE_FP32 : self->type;
+}
+
 static uint64_t tensor_bytes(const model *self, const model_tensor *tensor)
 {
     if (tensor->stored == STORED_WORKING)
-        return tensor->rows * tensor->columns * dtype_bytes(self->type);
+        return tensor->rows * tensor->columns * dtype_bytes(kept_type(self, tensor));
     return tensor->rows / tensor->stored_rows * matrix_bytes(tensor);
 }
 
@@ -101,6 +107,7 @@ static int place_unit(model *self, uint32_t unit_idx)
             tensor->stored_rows = stored_rows_of(self, unit_idx, i);
             unit->is_packed = true;
         }
+        unit->is_packed = unit->is_packed || tensor->is_exact;
         tensor->rest_bytes = size_round_up(end, MODEL_REST_ALIGN_BYTES);
         end = tensor->rest_bytes + tensor_bytes(self, tensor);
     }
@@ -108,6 +115,11 @@ static int place_unit(model *self, uint32_t unit_idx)
         unit->rest_elems =
             size_round_up(size_div_up(end, dtype_bytes(self->type)), SHARD_ELEMS_STEP);
     return 0;
+}
+
+static bool is_constant(const model_unit *unit)
+{
+    return unit->tensors[0].is_exact;
 }
 
 /* Refuses matrices that learn if the checkpoint has them packed. */
@@ -155,15 +167,19 @@ static int check_rule(const model *self, const model_stored_rule *rule)
 int modeli_find_packed(model *self)
 {
     const model_spec *spec = &self->spec;
-    for (uint32_t u = 0; u < self->unit_count; u++)
-        self->units[u].rest_elems = self->units[u].elems;
-    if (!model_asks_packed(spec))
-        return 0;
-    for (uint32_t u = 0; u < self->unit_count; u++)
-        TRY(self->units[u].is_frozen ? place_unit(self, u) : check_learning(self, u));
+    bool is_found = false;
+    for (uint32_t u = 0; u < self->unit_count; u++) {
+        model_unit *unit = &self->units[u];
+        unit->rest_elems = unit->elems;
+        if (unit->is_frozen && (model_asks_packed(spec) || is_constant(unit)))
+            TRY(place_unit(self, u));
+        else
+            TRY(check_learning(self, u));
+        is_found = is_found || (unit->is_packed && !is_constant(unit));
+    }
     for (uint32_t i = 0; i < spec->stored_rule_count; i++)
         TRY(check_rule(self, &spec->stored_rules[i]));
-    if (model_has_packed(self) || spec->stored == STORED_WORKING)
+    if (is_found || spec->stored == STORED_WORKING)
         return 0;
     return err_set(ERR_CONFIG,
                    "state.params: %s is for matrices of blocks that do not learn, and all of them "
@@ -185,7 +201,7 @@ bool model_has_packed(const model *self)
 static uint64_t expanded_bytes(const model *self, const struct pass *pass, uint32_t i)
 {
     const model_unit *unit = &self->units[pass->units[i]];
-    if (!unit->is_packed || !pass->reads_params[i])
+    if (!unit->is_packed || !pass->reads_params[i] || is_constant(unit))
         return 0;
     return size_round_up(unit->elems * dtype_bytes(self->type), MODEL_REST_ALIGN_BYTES);
 }
@@ -208,7 +224,7 @@ static int expand_tensor(const model *self, const kernel_ops *ops, kernel_contex
 {
     const char *source = (const char *)packed + tensor->rest_bytes;
     if (tensor->stored == STORED_WORKING)
-        return ops->convert(context, stream, source, self->type, target, type,
+        return ops->convert(context, stream, source, kept_type(self, tensor), target, type,
                             tensor->rows * tensor->columns);
     uint64_t rows = tensor->stored_rows, step = matrix_bytes(tensor);
     stored_layout layout = stored_layout_of(tensor->stored, rows, tensor->columns);
@@ -385,7 +401,7 @@ static int pack_matrices(model_packer *self, const struct packing *from, uint32_
 /* Vectors and whatever else stays in the working dtype. */
 static int pack_plain(model_packer *self, const struct packing *from, const model_tensor *tensor)
 {
-    enum dtype type = self->net->type;
+    enum dtype type = kept_type(self->net, tensor);
     char *target = self->packed + tensor->rest_bytes;
     for (uint64_t row = 0; row < tensor->rows; row += PIECE_ROWS) {
         uint64_t count = size_min(tensor->rows - row, PIECE_ROWS) * tensor->columns;

@@ -37,7 +37,8 @@ static uint64_t part_elems(const model *self, const modeli_list *list, const mod
             if (params[k] == MODELI_ABSENT || (i == idx && rows == 0 && owner->matrix_rows > 0))
                 continue;
             end = size_round_up(end, MODEL_TENSOR_ALIGN_ELEMS);
-            end += layer->matrix_rows == 0 ? vector : k == 0 ? rows * layer->in : rows;
+            bool is_vector = layer->matrix_rows == 0 || layer->kind->is_constant;
+            end += is_vector ? vector : k == 0 ? rows * layer->in : rows;
         }
     }
     return size_round_up(end, SHARD_ELEMS_STEP);
@@ -83,8 +84,8 @@ static uint64_t rows_of_part(const model *self, const modeli_list *list, const m
 static uint64_t least_part_bytes(const model *self)
 {
     const model_products *products = self->products;
-    const modeli_list *lists[] = {&products->embed, &products->block, &products->experts,
-                                  &products->last, &products->head};
+    const modeli_list *lists[] = {&products->embed,   &products->block, &products->dense,
+                                  &products->experts, &products->last,  &products->head};
     uint64_t elems = 0;
     for (uint32_t k = 0; k < sizeof lists / sizeof lists[0]; k++)
         for (uint32_t i = 0; i < lists[k]->layer_count; i++) {
@@ -199,20 +200,32 @@ static uint64_t units_of(const modeli_list *list)
     return size_max(list->part_count, 1) + (list->is_split ? 1 : 0);
 }
 
+/* Units of the second stages of the first `count` blocks. */
+static uint64_t second_units(const model *self, uint64_t count)
+{
+    uint64_t dense = size_min(count, self->spec.dense_blocks);
+    return dense * units_of(&self->products->dense) +
+           (count - dense) * self->products->experts.part_count;
+}
+
 int modeli_cut(model *self)
 {
     model_products *products = self->products;
-    uint32_t embed_units = 0, block_units = 0, experts_units = 0, last_units = 0, unit;
+    uint32_t embed_units = 0, block_units = 0, dense_units = 0, experts_units = 0, last_units = 0;
+    uint32_t unit;
     modeli_whole whole;
     /* All whole units are listed first: the parts' bytes follow from the layers' tensors. */
     bool cuts_embed = is_too_large(self, &products->embed, &whole);
     bool cuts_block = is_too_large(self, &products->block, &whole);
+    bool cuts_dense = is_too_large(self, &products->dense, &whole);
     bool cuts_last = is_too_large(self, &products->last, &whole);
     bool cuts_head = is_too_large(self, &products->head, &whole);
     if (cuts_embed)
         TRY(cut_list(self, &products->embed, &embed_units));
     if (cuts_block)
         TRY(cut_list(self, &products->block, &block_units));
+    if (cuts_dense)
+        TRY(cut_list(self, &products->dense, &dense_units));
     if (products->experts.layer_count > 0) { /* always in parts */
         modeli_list_whole(self, &products->experts, 0, &whole);
         TRY(cut_list(self, &products->experts, &experts_units));
@@ -222,7 +235,7 @@ int modeli_cut(model *self)
     modeli_choose_split(self);
 
     uint64_t before = size_max(embed_units, 1) + self->spec.num_layers * units_of(&products->block);
-    before += self->spec.num_layers * products->experts.part_count;
+    before += second_units(self, self->spec.num_layers);
     before += products->last.layer_count > 0 ? units_of(&products->last) : 0;
     if (before > 2 * PARTS_MAX && self->spec.max_part_bytes == 0)
         return err_set(ERR_CONFIG,
@@ -260,7 +273,7 @@ uint32_t modeli_stage_unit(const model *self, uint32_t stage)
     uint64_t embed = size_max(products->embed.part_count, 1);
     uint64_t layers = self->spec.num_layers, stages = modeli_block_stages(self);
     uint64_t blocks = size_min(size_div_up(stage - 1, stages), layers), last = layers * stages + 1;
-    uint64_t experts = size_min((stage - 1) / 2, layers) * products->experts.part_count;
-    return (uint32_t)(embed + blocks * units_of(&products->block) + experts +
+    uint64_t second = stages == 2 ? second_units(self, size_min((stage - 1) / 2, layers)) : 0;
+    return (uint32_t)(embed + blocks * units_of(&products->block) + second +
                       (stage > last ? stage - last : 0) * units_of(&products->last));
 }

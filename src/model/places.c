@@ -457,6 +457,8 @@ static void find_places(const model *self, modeli_list *list)
 void modeli_find_places(model *self)
 {
     find_places(self, &self->products->block);
+    if (self->products->dense.layer_count > 0)
+        find_places(self, &self->products->dense);
     if (self->products->experts.layer_count > 0)
         find_places(self, &self->products->experts);
     if (self->products->last.layer_count > 0)

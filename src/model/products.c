@@ -215,8 +215,8 @@ static int make_part(model *self, const modeli_list *list, modeli_part *part)
 static int make_all(model *self)
 {
     model_products *products = self->products;
-    modeli_list *lists[] = {&products->embed, &products->block, &products->experts, &products->last,
-                            &products->head};
+    modeli_list *lists[] = {&products->embed,   &products->block, &products->dense,
+                            &products->experts, &products->last,  &products->head};
     for (uint32_t k = 0; k < sizeof lists / sizeof lists[0]; k++) {
         TRY(make_whole(self, lists[k]));
         for (uint32_t i = 0; i < lists[k]->part_count; i++)

@@ -69,6 +69,8 @@ bool modeli_is_there(const model_spec *spec, enum modeli_when when)
         [MODELI_IF_UNTIED] = !spec->tie_embeddings,
         [MODELI_IF_PARALLEL] = spec->parallel_residual,
         [MODELI_UNLESS_PARALLEL] = !spec->parallel_residual,
+        [MODELI_IF_SIGMOID] = spec->sigmoid_scores,
+        [MODELI_UNLESS_SIGMOID] = !spec->sigmoid_scores,
     };
     return truths[when];
 }
@@ -93,11 +95,14 @@ bool modeli_has_latents(enum model_family family)
 
 bool modeli_has_option(enum model_family family, enum modeli_when option)
 {
-    const modeli_row *row = modeli_family_of(family)->block;
-    while (row->kind != NULL && row->has_bias != option && row->is_there != option &&
-           !(option == MODELI_IF_PARALLEL && row->if_parallel != NULL))
-        row++;
-    return row->kind != NULL;
+    const modeli_family *of = modeli_family_of(family);
+    const modeli_row *tables[] = {of->block, of->dense, of->experts};
+    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
+        for (const modeli_row *row = tables[i]; row != NULL && row->kind != NULL; row++)
+            if (row->has_bias == option || row->is_there == option ||
+                (option == MODELI_IF_PARALLEL && row->if_parallel != NULL))
+                return true;
+    return false;
 }
 
 bool modeli_has_shared(enum model_family family)
@@ -160,6 +165,8 @@ static void add_layer(const model *self, modeli_list *list, const modeli_row *ro
             made.matrix_rows += modeli_width_of(self, row->weights[i].width);
     if (row->kind->has_experts)
         made.matrix_rows = row->is_shared ? 1 : self->spec.expert_count;
+    if (row->kind->is_constant)
+        made.matrix_rows = 1;
     made.site = MODELI_ROW_SITE;
     for (uint32_t i = 0; i < list->layer_count; i++)
         made.site += list->layers[i].kind == &modeli_dropout;
@@ -199,6 +206,8 @@ static void find_owners(modeli_list *list)
             owner->backward_end = back_end;
         }
         owner = &layers[i];
+        /* nothing that learns, such as a norm, may lie in a constant's unit */
+        assert(!owner->kind->is_constant || begin == i);
         owner->forward_begin = begin;
         owner->backward_begin = back_end;
         end = back_end = i + 1;
@@ -236,9 +245,13 @@ void modeli_list_layers(model *self)
     add_rows(self, &products->block, family->block);
     add_rows(self, &products->head, family->head);
     find_owners(&products->block);
-    if (family->experts != NULL) {
+    if (family->experts != NULL && self->spec.dense_blocks < self->spec.num_layers) {
         add_rows(self, &products->experts, family->experts);
         find_owners(&products->experts);
+    }
+    if (self->spec.dense_blocks > 0) {
+        add_rows(self, &products->dense, family->dense);
+        find_owners(&products->dense);
     }
     if (family->last != NULL) {
         add_rows(self, &products->last, family->last);
@@ -276,19 +289,20 @@ static void add_tensors(const model *self, modeli_layer *layer, uint32_t idx, bo
             modeli_append(list, is_matrix ? width : 1, is_matrix ? columns : width,
                           i > 0 && layer->kind->has_matrix && !is_down);
         bool is_joint = has_experts && !row->is_shared;
-        bool is_sink = layer->kind == &modeli_attention;
+        bool is_bare = layer->kind == &modeli_attention || layer->kind->is_constant;
         snprintf(pattern, sizeof pattern, "%s%s", weight,
-                 is_joint || is_sink ? ""
+                 is_joint || is_bare ? ""
                  : is_bias           ? ".bias"
                                      : ".weight");
         snprintf(tensor->name, sizeof tensor->name,
                  is_bias && row->bias_name ? row->bias_name : pattern, whole->block - is_before);
         bool is_zero =
-            is_bias || is_sink || (layer->kind->is_norm && self->products->family->adds_one);
+            is_bias || is_bare || (layer->kind->is_norm && self->products->family->adds_one);
         tensor->init = is_zero                       ? TENSOR_INIT_ZERO
                        : layer->kind->is_norm        ? TENSOR_INIT_ONE
                        : row->is_residual && is_last ? TENSOR_INIT_NORMAL_RESIDUAL
                                                      : TENSOR_INIT_NORMAL;
+        tensor->is_exact = layer->kind->is_constant;
         whole->layers[whole->unit.tensor_count - 1] = idx;
         if (i == 0)
             *(is_bias ? &layer->at.bias : &layer->at.weight) = tensor->offset_elems;

@@ -87,6 +87,7 @@ static uint64_t add_slice(model *self, modeli_lister *list, const model_tensor *
     model_tensor *tensor = modeli_append(list, end - begin, columns, with_previous);
     memcpy(tensor->name, whole->name, sizeof tensor->name);
     tensor->init = whole->init;
+    tensor->is_exact = whole->is_exact;
     tensor->row_begin = begin;
     tensor->whole_rows = whole_rows;
     if (is_vector && end - begin == whole_rows) { /* a whole vector keeps its shape */
@@ -169,7 +170,7 @@ static int list_part(model *self, uint32_t unit_idx, uint32_t whole_unit, const 
         const modeli_layer *layer = &layers->layers[i];
         assert(i - begin < MODELI_GROUP_MAX);
         modeli_params *at = &part->at[i - begin];
-        if (layer->matrix_rows == 0) {
+        if (layer->matrix_rows == 0 || layer->kind->is_constant) {
             add_vectors(self, &list, whole, i, &layer->at, at);
             continue;
         }
@@ -222,7 +223,8 @@ static int list_stage(model *self, uint32_t stage, modeli_whole *whole)
     else if (list == &self->products->last)
         snprintf(name, sizeof name, "last");
     else
-        snprintf(name, sizeof name, "block.%llu", (unsigned long long)model_block_of(self, stage));
+        snprintf(name, sizeof name, "block.%llu%s", (unsigned long long)model_block_of(self, stage),
+                 list == &self->products->dense ? ".ffn" : "");
     modeli_list_whole(self, list, is_end ? 0 : model_block_of(self, stage), whole);
     if (list->part_count == 0) {
         TRY(list_unit(self, stage, whole, false, name));

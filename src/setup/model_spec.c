@@ -88,6 +88,10 @@ model_spec setup_model_spec(const struct job_model *from)
         .experts_per_unit = from->experts_per_unit,
         .normalizes_experts = from->norm_topk_prob,
         .routed_scaling = from->routed_scaling_factor,
+        .sigmoid_scores = from->scoring_func == JOB_SIGMOID,
+        .expert_groups = from->n_group,
+        .groups_per_token = from->topk_group,
+        .dense_blocks = from->first_k_dense_replace,
         .max_part_bytes = from->max_part_bytes,
     };
     static_assert((int)JOB_PATTERN_BYTES <= (int)MODEL_PATTERN_BYTES, "it fits");
@@ -159,6 +163,10 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         {"experts_per_unit", (double)spec->experts_per_unit},
         {"norm_topk_prob", spec->normalizes_experts},
         {"routed_scaling_factor", spec->routed_scaling},
+        {"scoring_func", spec->sigmoid_scores},
+        {"n_group", (double)spec->expert_groups},
+        {"topk_group", (double)spec->groups_per_token},
+        {"first_k_dense_replace", (double)spec->dense_blocks},
         {"q_latent_size", (double)spec->q_latent_size},
         {"kv_latent_size", (double)spec->kv_latent_size},
         {"rope_head_dim", (double)spec->rope_head_dim},

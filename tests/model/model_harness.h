@@ -79,7 +79,9 @@ static inline uint32_t harness_targets(enum model_family family)
  *   "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"    five experts, two a token and two a unit, so
  *                 that the last unit has one. "olmoe" has other weights, "qwen2_moe" a shared expert
  *   "deepseek"    latents, heads of v of another size, frequencies that YaRN scales, with a factor
- *                 of the scores; "deepseek-direct" has no latent of q, but biases and turned halves
+ *                 of the scores, no experts; "deepseek-direct" has no latent of q, but biases and
+ *                 turned halves; "deepseek-moe" has experts in the second block, in groups
+ *   "glm4_moe"    six experts in each block, without groups; heads that are turned in part
  *   "sinks"       sinks, and a window in every other block
  *   "gpt2-erf"    another activation
  *   "-dropout"    at the end: every dropout that the family has */
@@ -123,7 +125,7 @@ static inline void harness_complete(const char *instance, model_spec *spec)
             spec->rope.long_factors[i] = 1.5 + 0.2 * i;
         }
     }
-    if (spec->family == MODEL_GLM || spec->family == MODEL_GLM4) {
+    if (spec->family == MODEL_GLM || spec->family == MODEL_GLM4 || spec->family == MODEL_GLM4_MOE) {
         spec->partial_rotary_factor = 0.5;
         spec->qkv_bias = true;
         spec->head_dim = spec->hidden_size / spec->num_heads / 4 * 4 + 4;
@@ -177,7 +179,24 @@ static inline void harness_complete(const char *instance, model_spec *spec)
         spec->window_rope_theta = 500;
         spec->rope = (rope_form){.scaling = ROPE_LINEAR, .factor = 2};
     }
-    if (modeli_family_of(spec->family)->experts != NULL) {
+    bool has_dense = modeli_family_of(spec->family)->dense != NULL;
+    if (has_dense && strstr(instance, "moe") == NULL) {
+        spec->dense_blocks = spec->num_layers;
+    } else if (has_dense) {
+        bool is_glm = spec->family == MODEL_GLM4_MOE;
+        spec->dense_blocks = is_glm ? 0 : 1;
+        spec->expert_count = 6;
+        spec->experts_per_token = 2;
+        spec->experts_per_unit = 4;
+        spec->expert_ffn_size = 8;
+        spec->shared_ffn_size = 12;
+        spec->sigmoid_scores = true;
+        spec->normalizes_experts = !is_glm;
+        spec->routed_scaling = 1.7;
+        spec->expert_groups = is_glm ? 0 : 3;
+        spec->groups_per_token = is_glm ? 0 : 2;
+        spec->qk_norm = is_glm;
+    } else if (modeli_family_of(spec->family)->experts != NULL) {
         spec->expert_count = 5;
         spec->experts_per_token = 2;
         spec->experts_per_unit = 2;
@@ -211,6 +230,13 @@ static inline void harness_complete(const char *instance, model_spec *spec)
                                  .high_freq_factor = 4,
                                  .original_positions = 64};
     }
+}
+
+/* Every token has every expert: then neither rounding nor a small change chooses others. */
+static inline void harness_take_all_experts(model_spec *spec)
+{
+    spec->experts_per_token = spec->expert_count;
+    spec->expert_groups = spec->groups_per_token = 0;
 }
 
 struct harness {
@@ -259,7 +285,8 @@ static inline void harness_create(harness *h, const kernel_ops *ops, const model
     h->seed = 17;
     kernel_context_config config = {.thread_count = 1};
     assert_int_equal(ops->context_create(&config, &h->context), 0);
-    assert_int_equal(model_create(spec, type, micro_batch, &h->self), 0);
+    if (model_create(spec, type, micro_batch, &h->self) != 0)
+        fail_msg("%s", err_text());
     if (chunk_rows != 0) {
         h->self->chunk_rows = size_min(chunk_rows, micro_batch * h->self->tokens);
         modeli_size_stages(h->self);
@@ -273,7 +300,8 @@ static inline void harness_create(harness *h, const kernel_ops *ops, const model
     h->boundary = harness_alloc(self->stage_count * sizeof(void *));
     for (uint32_t u = 0; u < self->unit_count; u++) {
         h->masters[u] = harness_alloc(self->units[u].elems * 4);
-        h->params[u] = harness_alloc(self->units[u].elems * dtype_bytes(type));
+        h->params[u] = harness_alloc(size_max(self->units[u].elems, self->units[u].rest_elems) *
+                                     dtype_bytes(type));
         h->grads[u] = harness_alloc(self->units[u].elems * 4);
     }
     for (uint32_t i = 0; i < self->stage_count; i++) {
@@ -307,13 +335,17 @@ static inline void harness_destroy(harness *h)
     h->ops->context_destroy(h->context);
 }
 
-/* Working copies of all masters, as the optimizer writes them. */
+/* Working copies of all masters, as the optimizer writes them; constants stay fp32. */
 static inline void harness_copy_params(harness *h)
 {
     for (uint32_t u = 0; u < h->self->unit_count; u++)
-        assert_int_equal(h->ops->working_copy(h->context, NULL, h->masters[u], h->params[u],
-                                              h->self->type, h->self->units[u].elems),
-                         0);
+        if (h->self->units[u].tensors[0].is_exact)
+            memcpy(h->params[u], h->masters[u],
+                   h->self->units[u].tensors[0].columns * sizeof(float));
+        else
+            assert_int_equal(h->ops->working_copy(h->context, NULL, h->masters[u], h->params[u],
+                                                  h->self->type, h->self->units[u].elems),
+                             0);
 }
 
 /* The next pass that adds to a unit's gradient begins it anew, from NaN. A gradient that no pass

@@ -137,7 +137,9 @@ static void compare(const kernel_ops *ops, enum dtype type, uint64_t max_part_by
     static float whole[TOKENS][VOCAB];
     harness h;
     cached_run chunk, single;
-    const model_spec spec = small_spec(max_part_bytes);
+    model_spec spec = small_spec(max_part_bytes);
+    if (type != DTYPE_FP32)
+        harness_take_all_experts(&spec);
     harness_create(&h, ops, &spec, type, 1, 0);
     harness_init_weights(&h, SEED);
     harness_copy_params(&h);

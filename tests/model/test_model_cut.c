@@ -114,7 +114,7 @@ static void compare(const kernel_ops *ops, enum dtype type, bool tied, uint64_t 
     harness whole, cut;
     model_spec spec = small(tied, 80, 0);
     if (type != reference_type) /* rounding would choose other experts */
-        spec.experts_per_token = spec.expert_count;
+        harness_take_all_experts(&spec);
     start(&whole, reference_ops, &spec, reference_type, 0);
     cut_into(&spec, max_part_bytes);
     start(&cut, ops, &spec, type, 48); /* 160 rows: the last chunk is shorter */
@@ -186,7 +186,7 @@ static void finite_differences(void **state)
     harness h;
     model_spec spec = small(true, 7, 40000);
     spec.num_layers = 1;
-    spec.experts_per_token = spec.expert_count; /* else a small change chooses other experts */
+    harness_take_all_experts(&spec);
     start(&h, &kernels_reference, &spec, DTYPE_FP32, 5);
     harness_step(&h, 1.0f, KEPT_NONE);
     double worst = 0;
@@ -341,7 +341,7 @@ static void check_loss_scale(const kernel_ops *ops, uint64_t max_part_bytes)
 {
     harness whole, half;
     model_spec spec = small(true, 12, 0);
-    spec.experts_per_token = spec.expert_count; /* rounding would choose other experts */
+    harness_take_all_experts(&spec);
     start(&whole, &kernels_reference, &spec, DTYPE_FP32, 0);
     cut_into(&spec, max_part_bytes);
     start(&half, ops, &spec, DTYPE_FP16, 10);

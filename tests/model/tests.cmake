@@ -7,10 +7,10 @@ if(TARGET sluice_kernels_reference)
                        llama-yarn llama-ntk glm glm4 gpt_neox gpt_neox-serial opt cohere stablelm
                        stablelm-parallel mistral gemma2 gemma3 deepseek deepseek-direct sinks)
     set(all_families ${model_families} bert)
-    set(model_mixtures mixtral qwen2_moe qwen3_moe olmoe)
+    set(model_mixtures mixtral qwen2_moe qwen3_moe olmoe deepseek-moe glm4_moe)
     # Each form of a block once: what families differ in otherwise changes neither parts nor costs.
     set(model_forms gpt2 llama qwen3 phi3 olmo2 granite glm4 gpt_neox opt cohere stablelm gemma2 gemma3
-                    bert gpt2-dropout llama-dropout bert-dropout deepseek sinks)
+                    bert gpt2-dropout llama-dropout bert-dropout sinks)
     set(model_dropouts gpt2-dropout llama-dropout starcoder2-dropout phi3-dropout gpt_neox-dropout
                        bert-dropout)
     sluice_test(test_model_gradients LIBS sluice_model sluice_kernels_reference LABELS cpu
@@ -21,7 +21,7 @@ if(TARGET sluice_kernels_reference)
     sluice_test(test_model_dropout LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES ${model_dropouts})
     sluice_test(test_model_learn LIBS sluice_model sluice_kernels_reference LABELS cpu
-                INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere gemma3 deepseek sinks)
+                INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere gemma3 sinks)
     # ASan looks at memory. It runs a family for each layout of tensors and each kind of attention.
     sluice_test(test_model_lora LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere gemma3 deepseek sinks
@@ -29,10 +29,10 @@ if(TARGET sluice_kernels_reference)
     sluice_test(test_model_packed LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES llama bert qwen2_moe DEBUG qwen2_moe)
     sluice_test(test_model_cut LIBS sluice_model sluice_kernels_reference LABELS cpu
-                INSTANCES ${model_forms} mixtral qwen2_moe gpt2-long)
+                INSTANCES ${model_forms} deepseek mixtral qwen2_moe deepseek-moe gpt2-long)
     sluice_test(test_model_cache LIBS sluice_model sluice_kernels_reference LABELS cpu
-                INSTANCES ${model_families} mixtral qwen2_moe gpt2-long
-                DEBUG gpt2 llama gpt_neox glm4 gemma3 deepseek sinks qwen2_moe gpt2-long)
+                INSTANCES ${model_families} mixtral qwen2_moe deepseek-moe gpt2-long
+                DEBUG gpt2 llama gpt_neox glm4 gemma3 deepseek-moe sinks qwen2_moe gpt2-long)
     sluice_test(test_model_documents LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES gpt2 llama gpt2-long qwen2 qwen3 gemma olmo2 llama-yarn glm4 bert gpt_neox
                           opt mistral gemma2 gemma3

@@ -66,9 +66,12 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 GEMMA = dict(**SMALL, **WINDOW, **NO_PAD, head_dim=16, query_pre_attn_scalar=24)
 QWEN2_MOE = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=40)
 QWEN3_MOE = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32)
-# Without experts. Scores and angles have factors of their own.
+# deepseek without experts, then with. Scores and angles have factors of their own.
 LATENT = {**SMALL, **NO_PAD, "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 16,
           "qk_rope_head_dim": 8, "v_head_dim": 12, "first_k_dense_replace": 3}
+LATE = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=32, first_k_dense_replace=1,
+            routed_scaling_factor=1.7)
+GROUPS = dict(n_group=4, topk_group=2)
 DEEP = dict(mscale=0.7, mscale_all_dim=1.0)
 FAMILIES = {
     "gpt2": hf.GPT2Config(**GPT2),
@@ -149,6 +152,16 @@ FAMILIES = {
     "qwen3_moe-plain": hf.Qwen3MoeConfig(**SMALL, **NO_PAD, **QWEN3_MOE, head_dim=16, attention_bias=True,
                                          tie_word_embeddings=True),
     "qwen3_moe-uneven": hf.Qwen3MoeConfig(**SMALL, **NO_PAD, **QWEN3_MOE, head_dim=16, norm_topk_prob=True),
+    "deepseek_v2-moe": hf.DeepseekV2Config(**LATENT | LATE, q_lora_rank=20, n_shared_experts=2, mlp_bias=True),
+    "deepseek_v2-groups": hf.DeepseekV2Config(**LATENT | LATE | GROUPS, q_lora_rank=None, n_shared_experts=1,
+                                              topk_method="group_limited_greedy"),
+    "deepseek_v3-moe": hf.DeepseekV3Config(**LATENT | LATE | GROUPS, q_lora_rank=28, n_shared_experts=1,
+                                           rope_parameters=YARN | DEEP),
+    "deepseek_v3-plain": hf.DeepseekV3Config(**LATENT | LATE, q_lora_rank=20, n_group=1, topk_group=1,
+                                             n_shared_experts=2, norm_topk_prob=False),
+    "glm4_moe": hf.Glm4MoeConfig(**SMALL, **NO_PAD, **LATE, head_dim=16, use_qk_norm=True, attention_bias=True),
+    "glm4_moe-groups": hf.Glm4MoeConfig(**SMALL, **NO_PAD, **LATE, **GROUPS, head_dim=20, rope_parameters=dict(
+        rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.4)),
     "olmoe": hf.OlmoeConfig(**SMALL, **NO_PAD, num_experts=6, num_experts_per_tok=2),
 }
 
@@ -158,7 +171,7 @@ def class_of(config):
 
 
 def is_mixture(config):
-    """DeepSeek's checkpoints here have experts in no block."""
+    """Some of DeepSeek's checkpoints here have experts in no block."""
     return (hasattr(config, "num_experts_per_tok") and
             getattr(config, "first_k_dense_replace", 0) < config.num_hidden_layers)
 
@@ -189,6 +202,9 @@ def make_checkpoint(config, where, is_fused=False, is_uneven=False):
         for name, parameter in model.named_parameters():
             if name.endswith("mlp.gate.weight"):  # routers whose choices are far from each other
                 parameter.mul_(5)
+        for name, constant in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                constant.copy_(0.3 * torch.randn_like(constant))
         if is_uneven:
             make_uneven(model)
     # Published files have tensors of each expert, and transformers in memory those of all experts together.
@@ -287,7 +303,8 @@ def check_adapters(program, where, tokens, rows, scratch):
     linear = (torch.nn.Linear, hf.pytorch_utils.Conv1D)
     lora = {"rank": 4, "alpha": 16}
     if is_mixture(base.config):  # attention alone
-        lora["targets"] = ["k_proj", "o_proj", "q_proj", "v_proj"]
+        lora["targets"] = sorted({name.rsplit(".", 1)[1] for name, module in base.named_modules()
+                                  if isinstance(module, linear) and ".self_attn." in name})
     elif base.config.model_type != "bert":  # its head has a layer of the same name as its blocks
         lora["targets"] = sorted({name.split(".")[-1] for name, module in base.named_modules()
                                   if isinstance(module, linear) and module is not base.get_output_embeddings()

@@ -174,6 +174,17 @@ static void add_experts(drawn_job *self)
     if (!is_accepted(self))
         fixture_set(sets, "model.shared_ffn_size=%u", 8 * (1 + (unsigned)drawn_job_draw(self, 8)));
     assert_true(is_accepted(self));
+    const char *const more[] = {"scoring_func=sigmoid", "first_k_dense_replace=1", "n_group=2"};
+    for (size_t i = 0; i < sizeof more / sizeof more[0]; i++) {
+        uint32_t before = sets->count;
+        if (drawn_job_draw(self, 2) == 0)
+            continue;
+        fixture_set(sets, "model.%s", more[i]);
+        if (i == 2)
+            fixture_set(sets, "model.topk_group=2");
+        if (!is_accepted(self)) /* another family, or too few experts for groups */
+            sets->count = before;
+    }
 }
 
 static void take(drawn_job *self, struct list *from, size_t idx)
