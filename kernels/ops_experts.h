@@ -140,9 +140,10 @@ static inline uint64_t experts_slots_max(uint64_t rows, uint64_t experts, uint64
  *   experts_combine            sums[n] += weight * slot row, over the choices of n in these slots.
  *                              Product and sum are rounded to fp32 each. Without weights: += row.
  *   experts_weights_backward   weights_grad of each choice = sum over c of output * output_grad
- *                              (the slot's rows), then output_grad *= weight. Rows without a choice
- *                              do not change, and neither does weights_grad of choices outside
- *                              these slots. */
+ *                              (the slot's rows), then output_grad *= weight. With a bias instead
+ *                              of outputs, weights_grad += sum over c of bias * output_grad. Rows
+ *                              without a choice do not change, and neither does weights_grad of
+ *                              choices outside these slots. */
 struct experts_rows_args {
     enum dtype type;
     uint64_t rows, choices, channels;
@@ -153,7 +154,8 @@ struct experts_rows_args {
     const void *tokens;   /* gather: [N,C] type */
     void *slot_rows;      /* [slot_count, C] type: gather writes it, combine reads it, and
                            * weights_backward has output_grad here */
-    const void *output;   /* weights_backward: [slot_count, C] type; NULL: only multiply */
+    const void *output;   /* weights_backward: [slot_count, C] type; NULL: none */
+    const void *bias;     /* weights_backward: [C] type, of all slots; NULL: none */
     float *sums;          /* combine: [N,C] fp32, += */
     float *weights_grad;  /* weights_backward: [N,K] fp32 */
 };

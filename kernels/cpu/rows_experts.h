@@ -48,14 +48,17 @@ static void experts_combine(int threads, const experts_rows_args *args)
         }
 }
 
-/* Columns [c, c + n) of a row: adds output * grad to *sums, then grad *= weight. */
-static void experts_weigh_block(const experts_rows_args *args, uint64_t at, size_t n, float weight,
-                                struct row_sum *sums)
+/* Columns [c, c + n) of a row: adds output * grad, or bias * grad, to *sums. Then
+ * grad *= weight. */
+static void experts_weigh_block(const experts_rows_args *args, uint64_t row, uint64_t c, size_t n,
+                                float weight, struct row_sum *sums)
 {
     float grad_buffer[ROWS_BLOCK], buffer[ROWS_BLOCK], products[ROWS_BLOCK];
+    uint64_t at = row * args->channels + c;
     const float *grad = load_block(args->type, args->slot_rows, at, n, grad_buffer);
-    if (args->output) {
-        const float *output = load_block(args->type, args->output, at, n, buffer);
+    if (args->output || args->bias) {
+        const float *output = args->output ? load_block(args->type, args->output, at, n, buffer)
+                                           : load_block(args->type, args->bias, c, n, buffer);
 #pragma omp simd
         for (size_t i = 0; i < n; i++)
             products[i] = output[i] * grad[i];
@@ -78,9 +81,11 @@ static void experts_weights_backward(int threads, const experts_rows_args *args)
         if (pair < 0)
             continue;
         for (uint64_t c = 0; c < args->channels; c += ROWS_BLOCK)
-            experts_weigh_block(args, i * args->channels + c, block_elems(args->channels, c),
-                                args->weights[pair], &sums);
+            experts_weigh_block(args, i, c, block_elems(args->channels, c), args->weights[pair],
+                                &sums);
         if (args->output)
             args->weights_grad[pair] = (float)row_sum_fold(&sums);
+        else if (args->bias)
+            args->weights_grad[pair] += (float)row_sum_fold(&sums);
     }
 }

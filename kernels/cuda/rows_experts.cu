@@ -121,21 +121,22 @@ static __global__ void __launch_bounds__(WEIGH_THREADS) experts_weigh_kernel(exp
 {
     __shared__ float partial[CUDAI_WARP];
     const uint64_t begin = blockIdx.x * args.channels;
-    const T *output = static_cast<const T *>(args.output);
+    const T *bias = static_cast<const T *>(args.bias);
+    const T *output = args.output ? static_cast<const T *>(args.output) + begin : bias;
     T *grads = static_cast<T *>(args.slot_rows);
     const int32_t pair = args.order[args.slot_begin + blockIdx.x];
     if (pair < 0)
         return;
     float weight = args.weights[pair], sum = 0.0f;
-    for (uint64_t at = begin + threadIdx.x; at < begin + args.channels; at += WEIGH_THREADS) {
-        float grad = cudai_widen(grads[at]);
+    for (uint64_t c = threadIdx.x; c < args.channels; c += WEIGH_THREADS) {
+        float grad = cudai_widen(grads[begin + c]);
         if (output)
-            sum = __fadd_rn(sum, __fmul_rn(cudai_widen(output[at]), grad));
-        grads[at] = cudai_narrow<T>(__fmul_rn(weight, grad));
+            sum = __fadd_rn(sum, __fmul_rn(cudai_widen(output[c]), grad));
+        grads[begin + c] = cudai_narrow<T>(__fmul_rn(weight, grad));
     }
     sum = cudai_block_sum(sum, partial);
     if (output && threadIdx.x == 0)
-        args.weights_grad[pair] = sum;
+        args.weights_grad[pair] = args.output ? sum : __fadd_rn(args.weights_grad[pair], sum);
 }
 
 extern "C" int cudai_launch_experts_sort(void *stream, const experts_sort_args *args)

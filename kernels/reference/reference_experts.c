@@ -231,10 +231,14 @@ int refi_experts_weights_backward(kernel_context *context, void *stream,
             double grad = refi_load(args->type, args->slot_rows, at);
             if (args->output)
                 sum += refi_load(args->type, args->output, at) * grad;
+            if (args->bias)
+                sum += refi_load(args->type, args->bias, c) * grad;
             refi_store(args->type, args->slot_rows, at, (double)args->weights[pair] * grad);
         }
         if (pair >= 0 && args->output)
             args->weights_grad[pair] = (float)sum;
+        if (pair >= 0 && args->bias)
+            args->weights_grad[pair] += (float)sum;
     }
     return 0;
 }

@@ -295,7 +295,8 @@ static int refuse_other_arithmetic(const configi_reader *reader, const hfi_confi
                                        "scoring_func",
                                        "n_group",
                                        "topk_group",
-                                       "first_k_dense_replace"};
+                                       "first_k_dense_replace",
+                                       "swiglu_limit"};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         char path[CONFIGI_PATH_BYTES], given[CONFIGI_VALUE_BYTES];
         configi_join(path, "model", keys[i]);

@@ -97,6 +97,7 @@ struct hfi_rope {
     /* original_max_position_embeddings, in families that have this key outside the block; 0: the
      * others */
     uint64_t original;
+    bool is_needed; /* config.json must have a block: without one transformers has its own */
 };
 typedef struct hfi_rope hfi_rope;
 

@@ -215,6 +215,8 @@ int hfi_put_rope(hfi_config *self, const hfi_rope *of)
     struct rope rope = {.name = "", .of = of};
     double theta, usual = of->theta != 0 ? of->theta : 10000;
     TRY(find_block(self, &rope));
+    if (of->is_needed && !rope.block)
+        return hfi_error(self, "rope_scaling", "missing; this family has no usual positions");
     TRY(pick(self, &rope, "rope_theta", of->theta_key, usual, &theta));
     TRY(hfi_put(self, "rope_theta", json_real(theta)));
     TRY(put_share(self, &rope));

@@ -79,6 +79,7 @@ struct job_model {
     enum job_scoring scoring_func;
     uint64_t n_group, topk_group;   /* of experts; 0: no groups */
     uint64_t first_k_dense_replace; /* the first blocks, which have no experts */
+    double swiglu_limit;            /* gpt_oss; 0: 7 */
     /* units whose working params are larger are cut into parts; 0: no unit is cut */
     uint64_t max_part_bytes;
 };

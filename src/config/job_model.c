@@ -91,6 +91,7 @@ struct rules {
     bool is_biased;                  /* qkv_bias is true by default */
     bool has_qkv_bias, has_out_bias, has_mlp_bias, has_qk_norm, has_multiplier, has_parallel;
     bool has_experts, has_shared; /* a mixture of experts; with an expert for all tokens */
+    bool has_limit;
     bool has_sinks, has_latents, has_dense; /* has_dense: the first blocks may be no mixture */
 };
 
@@ -145,6 +146,11 @@ static struct rules rules_of(const char *family)
          .has_qk_norm = true,
          .has_experts = true},
         {.family = "olmoe", .has_qkv_bias = true, .has_out_bias = true, .has_experts = true},
+        {.family = "gpt_oss",
+         .has_qkv_bias = true,
+         .has_out_bias = true,
+         .has_experts = true,
+         .has_limit = true},
         {.family = "deepseek",
          .has_qkv_bias = true,
          .has_out_bias = true,
@@ -305,6 +311,7 @@ static int fill_variant(const configi_reader *reader, const struct rules *of,
         {"model.norm_topk_prob", model->norm_topk_prob, of->has_experts},
         {"model.routed_scaling_factor", model->routed_scaling_factor != 0, of->has_experts},
         {"model.shared_ffn_size", model->shared_ffn_size != 0, of->has_shared},
+        {"model.swiglu_limit", model->swiglu_limit != 0, of->has_limit},
         {"model.scoring_func", model->scoring_func != JOB_SOFTMAX, of->has_dense},
         {"model.n_group", model->n_group != 0, of->has_dense},
         {"model.topk_group", model->topk_group != 0, of->has_dense},
@@ -313,7 +320,7 @@ static int fill_variant(const configi_reader *reader, const struct rules *of,
     bool is_mixture = of->has_experts && !(of->has_dense && model->num_experts == 0 &&
                                            model->first_k_dense_replace >= model->num_layers);
     if (is_mixture && !configi_get(reader, "model.norm_topk_prob"))
-        model->norm_topk_prob = strcmp(of->family, "mixtral") == 0;
+        model->norm_topk_prob = strcmp(of->family, "mixtral") == 0 || of->has_limit;
     if (is_mixture) {
         TRY(check_required(reader, "model.num_experts"));
         TRY(check_required(reader, "model.num_experts_per_tok"));

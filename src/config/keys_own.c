@@ -44,14 +44,14 @@ const configi_key configi_own_keys[] = {
     KEY("model.hf", STRING, AT(model.hf), NONE, NONE, NONE, START,
         "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3, starcoder2, "
         "phi3, gemma, gemma2, gemma3_text, olmo2, exaone4, granite, smollm3, glm, glm4, bert, opt, "
-        "gpt_neox, cohere, stablelm, mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2, "
+        "gpt_neox, cohere, stablelm, mixtral, qwen2_moe, qwen3_moe, olmoe, gpt_oss, deepseek_v2, "
         "deepseek_v3, glm4_moe), relative to the current directory. Its config.json defines "
         "the model, and a new run begins with its "
         "weights. The block may add seq_length (default: 1024, or less if the model allows less), "
         "max_part_bytes and experts_per_unit. Other keys may only repeat what config.json says."),
     KEY("model.family", ENUM, AT(model.family), NONE,
         "gpt2|llama|starcoder2|phi3|gemma|olmo2|exaone4|glm|glm4|bert|gpt_neox|opt|cohere|stablelm|"
-        "gemma2|mixtral|qwen2_moe|qwen3_moe|olmoe|deepseek|glm4_moe",
+        "gemma2|mixtral|qwen2_moe|qwen3_moe|olmoe|gpt_oss|deepseek|glm4_moe",
         NONE, FIXED,
         "gpt2: learned positions, LayerNorm, GELU. llama: rotary positions, RMSNorm, SwiGLU, "
         "grouped keys and values. starcoder2: llama's attention, the rest as gpt2. phi3: llama "
@@ -66,11 +66,14 @@ const configi_key configi_own_keys[] = {
         "rotary positions and exact GELU. opt: gpt2 with ReLU. cohere: llama with parallel "
         "branches of one LayerNorm without bias, and rotary positions of neighbours. stablelm: "
         "llama with LayerNorm. gemma2: gemma with norms before and after both branches. "
-        "mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek and glm4_moe are mixtures of experts: "
+        "mixtral, qwen2_moe, qwen3_moe, olmoe, gpt_oss, deepseek and glm4_moe are mixtures of "
+        "experts: "
         "llama "
         "with a router and "
         "num_experts feed-forward parts, of which each token has num_experts_per_tok. qwen2_moe: "
-        "one more that all tokens have. olmoe: norms of all of q and of k. deepseek and glm4_moe: "
+        "one more that all tokens have. olmoe: norms of all of q and of k. gpt_oss: "
+        "sinks in attention, biases in router and experts, and a gate with limits. deepseek and "
+        "glm4_moe: "
         "one "
         "more for all tokens, and none in the first blocks. deepseek: multi-head latent "
         "attention."),
@@ -105,7 +108,8 @@ const configi_key configi_own_keys[] = {
         "cannot be exported yet."),
     KEY("model.qkv_bias", BOOL, AT(model.qkv_bias), NONE, NONE, NONE, FIXED,
         "Whether the projections to queries, keys and values have biases, for llama, glm, glm4, "
-        "cohere, stablelm, qwen2_moe, qwen3_moe, olmoe and deepseek (there, those of its input). "
+        "cohere, stablelm, qwen2_moe, qwen3_moe, olmoe, gpt_oss and deepseek (there, those of its "
+        "input). "
         "Default: true for glm and glm4, else false (Qwen2: true). gpt2, "
         "bert, opt, gpt_neox and starcoder2 always have them, the others never."),
     KEY("model.qk_norm", BOOL, AT(model.qk_norm), "false", NONE, NONE, FIXED,
@@ -116,7 +120,7 @@ const configi_key configi_own_keys[] = {
         "to it (gpt_neox, stablelm; GPT-NeoX and Pythia: true). cohere always does it."),
     KEY("model.out_bias", BOOL, AT(model.out_bias), "false", NONE, NONE, FIXED,
         "Whether the projection of attention's output has a bias (llama, cohere, qwen3_moe, "
-        "olmoe, deepseek)."),
+        "olmoe, gpt_oss, deepseek)."),
     KEY("model.mlp_bias", BOOL, AT(model.mlp_bias), "false", NONE, NONE, FIXED,
         "Whether the linear layers of the feed-forward part have biases (llama; deepseek: also "
         "those "
@@ -179,6 +183,9 @@ const configi_key configi_own_keys[] = {
     KEY("model.norm_topk_prob", BOOL, AT(model.norm_topk_prob), NONE, NONE, NONE, FIXED,
         "Whether the weights of a token's experts are divided by their sum (most "
         "models of Qwen3: true). Default: true for mixtral, else false."),
+    KEY("model.swiglu_limit", FLOAT, AT(model.swiglu_limit), NONE, "(0,1e30]", NONE, FIXED,
+        "Largest value of an expert's gate, and of the magnitude of what it is multiplied with "
+        "(gpt_oss). Default: 7."),
     KEY("model.routed_scaling_factor", FLOAT, AT(model.routed_scaling_factor), NONE, "[1e-6,1e6]",
         NONE, FIXED, "Factor of the weights of a token's experts. Default: none."),
     KEY("model.scoring_func", ENUM, AT(model.scoring_func), "softmax", "softmax|sigmoid", NONE,

@@ -36,8 +36,8 @@ enum { PIECE_ELEMS = 1 << 20 };
  * side. */
 struct export_strip {
     uint32_t tensor;   /* index in the list; PROGRAM_NONE: none */
-    uint64_t row;      /* the first row in it */
-    uint64_t capacity; /* most rows that it holds */
+    uint64_t row;      /* the first row in it, of all matrices of the tensor */
+    uint64_t capacity; /* most rows that it holds, which are of one matrix */
     uint64_t elems;    /* elements in it, in the order of [rows, columns] */
     unsigned char *data;
     uint64_t data_bytes;
@@ -166,11 +166,14 @@ static int reserve_packed(exporter *self)
 static int reserve(exporter *self)
 {
     uint64_t width = dtype_bytes(self->list.type);
-    for (uint32_t i = 0; i < self->list.count; i++)
-        if (self->list.tensors[i].layout.order == HF_ORDER_TRANSPOSED)
+    for (uint32_t i = 0; i < self->list.count; i++) {
+        const hf_layout *layout = &self->list.tensors[i].layout;
+        uint64_t bytes = layout->rows * layout->columns * width;
+        if (layout->order == HF_ORDER_TRANSPOSED)
             self->strip.data_bytes =
-                size_max(self->strip.data_bytes, self->list.tensors[i].size_bytes);
-    self->strip.data_bytes = size_min(self->strip.data_bytes, WEIGHTS_STRIP_BYTES);
+                size_max(self->strip.data_bytes,
+                         layout->is_paired ? bytes : size_min(bytes, WEIGHTS_STRIP_BYTES));
+    }
     self->strip.tensor = PROGRAM_NONE;
     self->strip.data = mem_alloc(self->strip.data_bytes, 1, "strip of weights");
     self->rounded = mem_alloc(PIECE_ELEMS, width, "rounded weights");
@@ -216,31 +219,34 @@ static int write_strip(exporter *self)
 {
     struct export_strip *strip = &self->strip;
     const export_tensor *tensor = &self->list.tensors[strip->tensor];
+    const hf_layout *of = &tensor->layout;
     safetensors_writer *writer = self->list.files[tensor->file_idx].writer;
-    uint64_t width = dtype_bytes(self->list.type), rows = strip->elems / tensor->columns;
+    uint64_t width = dtype_bytes(self->list.type), rows = strip->elems / of->columns;
+    uint64_t row = strip->row % of->rows, first = (strip->row - row) * of->columns;
     strip->tensor = PROGRAM_NONE;
-    if (rows == tensor->rows)
-        return safetensors_write(writer, tensor->row_idx, 0, rows * tensor->columns, strip->data);
-    for (uint64_t c = 0; c < tensor->columns; c++)
-        TRY(safetensors_write(writer, tensor->row_idx, c * tensor->rows + strip->row, rows,
+    if (rows == of->rows)
+        return safetensors_write(writer, tensor->row_idx, first, rows * of->columns, strip->data);
+    for (uint64_t c = 0; c < of->columns; c++)
+        TRY(safetensors_write(writer, tensor->row_idx, first + c * of->rows + row, rows,
                               strip->data + c * strip->capacity * width));
     return 0;
 }
 
-static void put_elems(struct export_strip *strip, const export_tensor *tensor, const void *source,
+static void put_elems(struct export_strip *strip, const hf_layout *of, const void *source,
                       uint64_t count, uint64_t width)
 {
     const uint16_t *from16 = source;
     const uint32_t *from32 = source;
     uint16_t *to16 = (uint16_t *)(void *)strip->data;
     uint32_t *to32 = (uint32_t *)(void *)strip->data;
-    uint64_t row = strip->elems / tensor->columns, column = strip->elems % tensor->columns;
+    uint64_t row = strip->elems / of->columns, column = strip->elems % of->columns;
     for (uint64_t i = 0; i < count; i++) {
+        uint64_t place = column * strip->capacity + hf_layout_turned(of, row);
         if (width == 2)
-            to16[column * strip->capacity + row] = from16[i];
+            to16[place] = from16[i];
         else
-            to32[column * strip->capacity + row] = from32[i];
-        if (++column == tensor->columns) {
+            to32[place] = from32[i];
+        if (++column == of->columns) {
             column = 0;
             row++;
         }
@@ -254,23 +260,24 @@ static int put_turned(exporter *self, uint32_t idx, uint64_t at, const unsigned 
 {
     struct export_strip *strip = &self->strip;
     const export_tensor *tensor = &self->list.tensors[idx];
+    const hf_layout *of = &tensor->layout;
     uint64_t width = dtype_bytes(self->list.type);
     while (count > 0) {
         if (strip->tensor == PROGRAM_NONE) {
             strip->tensor = idx;
-            strip->row = at / tensor->columns;
+            strip->row = at / of->columns;
             strip->elems = 0;
-            strip->capacity =
-                size_min(tensor->rows - strip->row, strip->data_bytes / (tensor->columns * width));
+            strip->capacity = size_min(of->rows - strip->row % of->rows,
+                                       strip->data_bytes / (of->columns * width));
         }
         if (strip->tensor != idx || strip->capacity == 0 ||
-            strip->row * tensor->columns + strip->elems != at)
+            strip->row * of->columns + strip->elems != at)
             return err_set(ERR_INTERNAL, "tensor %s: element %" PRIu64 " is out of order",
                            tensor->name, at);
-        uint64_t held = size_min(count, strip->capacity * tensor->columns - strip->elems);
-        put_elems(strip, tensor, source, held, width);
+        uint64_t held = size_min(count, strip->capacity * of->columns - strip->elems);
+        put_elems(strip, of, source, held, width);
         strip->elems += held;
-        if (strip->elems == strip->capacity * tensor->columns)
+        if (strip->elems == strip->capacity * of->columns)
             TRY(write_strip(self));
         at += held;
         source += held * width;

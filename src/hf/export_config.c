@@ -201,9 +201,11 @@ static json_t *list_of(const double *numbers, uint32_t count)
 }
 
 /* Adds rope_scaling and the longest sequence, from which some types compute. Phi-3's block has only
- * the type and the lists, because its older code refuses more. */
-static int add_rope(json_t *config, const struct job_model *from, bool is_phi3)
+ * the type and the lists, because its older code refuses more. gpt-oss stretches positions unless
+ * config.json says that they are plain. */
+static int add_rope(json_t *config, const struct job_model *from, const char *type)
 {
+    bool is_phi3 = strcmp(type, "phi3") == 0, is_gpt_oss = strcmp(type, "gpt_oss") == 0;
     const rope_form *rope = &from->rope;
     const struct {
         const char *key;
@@ -220,8 +222,8 @@ static int add_rope(json_t *config, const struct job_model *from, bool is_phi3)
     bool is_plain = rope->scaling == ROPE_PLAIN, is_dynamic = rope->scaling == ROPE_DYNAMIC;
     double longest = rope->factor * (double)rope->original_positions;
     uint64_t positions = is_dynamic ? rope->original_positions : from->seq_length;
-    json_t *block = is_plain ? json_null() : json_object();
-    if (!is_plain)
+    json_t *block = is_plain && !is_gpt_oss ? json_null() : json_object();
+    if (!is_plain || is_gpt_oss)
         json_object_set_new(block, is_phi3 ? "type" : "rope_type",
                             json_string(rope_scaling_name(rope->scaling)));
     if (is_phi3 && !is_plain && longest == floor(longest))
@@ -268,6 +270,7 @@ static const struct relative *find_relative(const struct job_model *from)
         {"qwen2_moe", "Qwen2MoeForCausalLM", "qwen2_moe"},
         {"qwen3_moe", "Qwen3MoeForCausalLM", "qwen3_moe"},
         {"olmoe", "OlmoeForCausalLM", "olmoe"},
+        {"gpt_oss", "GptOssForCausalLM", "gpt_oss"},
     };
     static const struct relative gemmas[] = {{"gemma2", "Gemma2ForCausalLM", "gemma2"},
                                              {"gemma2", "Gemma3ForCausalLM", "gemma3_text"}};
@@ -389,7 +392,7 @@ static int fill_llama(json_t *config, const struct job_model *from)
                                    (json_int_t)from->num_kv_heads, "head_dim", (json_int_t)head_dim,
                                    "intermediate_size", (json_int_t)from->ffn_size, "hidden_act",
                                    act, "rms_norm_eps", from->norm_epsilon)));
-    TRY(add_rope(config, from, strcmp(as->type_name, "phi3") == 0));
+    TRY(add_rope(config, from, as->type_name));
     if (has_share(as->type_name))
         TRY(add_keys(config,
                      json_pack("{s:f}", "partial_rotary_factor", from->partial_rotary_factor)));

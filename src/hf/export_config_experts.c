@@ -11,7 +11,7 @@ static bool is_type(const char *type, const char *name)
 /* True for the types whose attention has biases everywhere or nowhere. */
 static bool has_attention_bias(const char *type)
 {
-    return is_type(type, "qwen3_moe") || is_type(type, "olmoe");
+    return is_type(type, "qwen3_moe") || is_type(type, "olmoe") || is_type(type, "gpt_oss");
 }
 
 static bool is_late(const char *type)
@@ -38,7 +38,7 @@ bool hfi_is_other_mixture(const struct job_model *from, const char *type)
     if (from->num_experts == 0)
         return false;
     return (from->routed_scaling_factor != 0 && from->routed_scaling_factor != 1) ||
-           (is_type(type, "mixtral") && !from->norm_topk_prob) ||
+           ((is_type(type, "mixtral") || is_type(type, "gpt_oss")) && !from->norm_topk_prob) ||
            (is_type(type, "qwen3_moe") && !from->qk_norm) ||
            (has_attention_bias(type) && from->qkv_bias != from->out_bias);
 }
@@ -90,6 +90,11 @@ json_t *hfi_mixture_keys(const struct job_model *from, const char *type)
     if (is_type(type, "mixtral"))
         return json_pack("{s:I, s:I, s:I, s:n}", "num_local_experts", experts,
                          "num_experts_per_tok", each, "intermediate_size", ffn, "pad_token_id");
+    if (is_type(type, "gpt_oss"))
+        return json_pack("{s:I, s:I, s:I, s:f, s:b, s:n}", "num_local_experts", experts,
+                         "num_experts_per_tok", each, "intermediate_size", ffn, "swiglu_limit",
+                         from->swiglu_limit != 0 ? from->swiglu_limit : 7, "attention_bias",
+                         (int)from->out_bias, "pad_token_id");
     json_t *keys = json_pack("{s:I, s:I, s:b, s:n}", "num_experts", experts, "num_experts_per_tok",
                              each, "norm_topk_prob", (int)from->norm_topk_prob, "pad_token_id");
     json_t *more =

@@ -16,7 +16,7 @@ static bool is_one_of(const char *type, const char *names)
 
 static bool has_list(const char *type)
 {
-    return is_one_of(type, "qwen2 qwen3 smollm3 gemma2 gemma3_text exaone4");
+    return is_one_of(type, "qwen2 qwen3 smollm3 gemma2 gemma3_text exaone4 gpt_oss");
 }
 
 static bool is_gemma(const char *type)
@@ -136,6 +136,10 @@ json_t *hfi_attention_keys(const struct job_model *from, const char *type)
         return gemma_keys(from, type);
     if (from->kv_latent_size != 0)
         return latent_keys(from);
+    if (strcmp(type, "gpt_oss") == 0) /* it needs a width even without windows */
+        return json_pack("{s:I, s:o}", "sliding_window",
+                         (json_int_t)(from->window ? from->window : from->seq_length),
+                         "layer_types", layer_types(from));
     if (strcmp(type, "exaone4") == 0)
         return json_pack("{s:o, s:o}", "sliding_window",
                          from->window ? json_integer((json_int_t)from->window) : json_null(),

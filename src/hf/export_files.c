@@ -51,8 +51,6 @@ static void add_tensors(export_list *self, const model *net, const model_tensor 
         export_tensor *tensor = &self->tensors[self->count++];
         snprintf(tensor->name, sizeof tensor->name, "%s", stored);
         tensor->layout = layout;
-        tensor->rows = layout.shape[1];
-        tensor->columns = layout.shape[0];
         tensor->type = from->is_exact ? DTYPE_FP32 : self->type;
         tensor->size_bytes = layout.elems * dtype_bytes(tensor->type);
         self->total_bytes += tensor->size_bytes;

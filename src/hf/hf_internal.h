@@ -18,7 +18,6 @@ struct export_tensor {
     char name[2 * HF_NAME_BYTES]; /* name in the checkpoint */
     hf_layout layout;
     enum dtype type;            /* that of the list, or fp32 for constants */
-    uint64_t rows, columns;     /* of a transposed matrix, as the model has it */
     uint32_t file_idx, row_idx; /* the file of the export that has it, and its row there */
     uint64_t size_bytes;
 };
@@ -155,13 +154,15 @@ struct weights_packed {
     float mean;       /* and the one of all */
 };
 
-/* Rows [row_begin, row_begin + rows) of a transposed matrix, in its own dtype, stored as [rows,
+/* Stored columns [row_begin, row_begin + rows) of a transposed matrix, in its own dtype, as [rows,
  * columns]. */
 struct weights_strip {
-    const safetensors_tensor *of; /* the matrix that it is of; NULL: none yet */
+    const safetensors_tensor *of; /* the tensor that it is of; NULL: none yet */
+    uint64_t matrix;              /* which of its matrices */
     uint64_t row_begin, rows;
     unsigned char *data; /* [capacity_bytes] */
     uint64_t capacity_bytes;
+    uint64_t least_bytes; /* of the largest matrix in pairs, which it has to hold whole */
 };
 
 struct hf_weights {

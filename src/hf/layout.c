@@ -39,6 +39,23 @@ static void set_shape(hf_layout *self, uint64_t rows, uint64_t columns)
     self->shape[1] = columns;
 }
 
+/* gpt-oss's experts. A vector of gate and up by turns is a transposed matrix of two rows. */
+static void set_gpt_oss(hf_layout *self, const model *net, const model_tensor *tensor)
+{
+    uint64_t width = net->spec.expert_ffn_size, hidden = net->spec.hidden_size;
+    bool is_bias = tensor->init == TENSOR_INIT_ZERO;
+    bool is_up = strstr(tensor->name, "gate_up") != NULL;
+    self->order = is_bias && !is_up ? HF_ORDER_SAME : HF_ORDER_TRANSPOSED;
+    self->is_paired = is_up && !is_bias;
+    self->rows = !is_up ? hidden : is_bias ? 2 : 2 * width;
+    self->columns = self->is_paired ? hidden : width;
+    self->tensor_count = 1;
+    self->dim_count = is_bias ? 2 : 3;
+    self->shape[0] = net->spec.expert_count;
+    self->shape[1] = !is_bias ? self->columns : is_up ? 2 * width : hidden;
+    self->shape[2] = is_bias ? 0 : self->rows;
+}
+
 /* Sets the shape and the number of the stored tensors. */
 static void set_tensors(hf_layout *self, const model *net, const model_tensor *tensor)
 {
@@ -81,7 +98,12 @@ hf_layout hf_layout_of(const model *net, const model_tensor *tensor, bool is_fus
         self.heads = net->spec.num_heads;
         self.head_elems = net->spec.head_dim * (tensor->whole_rows == 1 ? 1 : tensor->columns);
     }
-    set_tensors(&self, net, tensor);
+    self.rows = tensor->whole_rows;
+    self.columns = tensor->columns;
+    if (family == MODEL_GPT_OSS && strstr(tensor->name, ".experts.") && !tensor->is_adapter)
+        set_gpt_oss(&self, net, tensor);
+    else
+        set_tensors(&self, net, tensor);
     self.elems = tensor->whole_rows * tensor->columns / self.tensor_count;
     return self;
 }
@@ -89,7 +111,8 @@ hf_layout hf_layout_of(const model *net, const model_tensor *tensor, bool is_fus
 void hf_layout_name(const model *net, const model_tensor *tensor, const hf_layout *layout,
                     uint64_t idx, char out[HF_NAME_BYTES])
 {
-    const struct expert_names *of = layout->is_fused ? NULL : find_experts(tensor->name);
+    bool is_joint = layout->is_fused || net->spec.family == MODEL_GPT_OSS;
+    const struct expert_names *of = is_joint ? NULL : find_experts(tensor->name);
     bool is_mixtral = net->spec.family == MODEL_MIXTRAL && !layout->is_fused;
     const char *mixture = is_mixtral ? strstr(tensor->name, ".mlp.") : NULL;
     char name[HF_NAME_BYTES];

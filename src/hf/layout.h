@@ -11,6 +11,9 @@
  *     mlp.experts.gate_up_proj   experts.0.gate_proj, .up_proj, experts.1.gate_proj, ..
  *     mlp.experts.down_proj      experts.0.down_proj, experts.1.down_proj, ..
  *
+ *   gpt-oss's experts       stored as the model has them, but the matrix of each expert transposed,
+ *                           and the rows of gate and up by turns, their biases, too
+ *
  * So a tensor of the model is one or several stored tensors of one shape, one after the other, and
  * hf_layout_place maps its elements to theirs. A layout is a value; nothing is allocated. */
 #ifndef SLUICE_HF_LAYOUT_H
@@ -25,7 +28,7 @@ enum { HF_NAME_BYTES = 2 * MODEL_NAME_BYTES };
 
 enum hf_order {
     HF_ORDER_SAME,
-    HF_ORDER_TRANSPOSED, /* stored [columns, whole_rows]; hf_layout_place is not for these */
+    HF_ORDER_TRANSPOSED, /* hf_layout_place is not for these */
     HF_ORDER_BY_HEADS,
 };
 
@@ -37,6 +40,11 @@ struct hf_layout {
     uint32_t dim_count;
     uint64_t shape[3];
     uint64_t heads, head_elems; /* by heads: of one head's rows of q, k or v */
+    /* Transposed: each stored tensor is matrices of this shape, one after the other, and each of
+     * them is stored [columns, rows]. is_paired: the stored columns are rows 0, rows / 2, 1,
+     * rows / 2 + 1, .. */
+    uint64_t rows, columns;
+    bool is_paired;
 };
 typedef struct hf_layout hf_layout;
 
@@ -48,6 +56,13 @@ hf_layout hf_layout_of(const model *net, const model_tensor *tensor, bool is_fus
 /* The name of stored tensor `idx`. In fused files the names are the model's. */
 void hf_layout_name(const model *net, const model_tensor *tensor, const hf_layout *layout,
                     uint64_t idx, char out[HF_NAME_BYTES]);
+
+/* The stored column of a row of a matrix that is stored transposed. */
+static inline uint64_t hf_layout_turned(const hf_layout *self, uint64_t row)
+{
+    uint64_t half = self->rows / 2;
+    return self->is_paired ? row % half * 2 + row / half : row;
+}
 
 /* The stored place of element `at` of the whole tensor. */
 struct hf_place {

@@ -145,9 +145,11 @@ static int find_in_layout(hf_weights *self, const model_tensor *wanted, struct w
         TRY(check_tensor(self, at, layout));
         if (hf_layout_begins(layout, wanted, range.first + i)) /* a tensor in parts counts once */
             self->total_bytes += at->tensor->size_bytes;
-        if (layout->order == HF_ORDER_TRANSPOSED)
-            self->strip.capacity_bytes =
-                size_max(self->strip.capacity_bytes, at->tensor->size_bytes);
+        if (layout->order != HF_ORDER_TRANSPOSED)
+            continue;
+        uint64_t bytes = layout->rows * layout->columns * dtype_bytes((enum dtype)at->tensor->type);
+        uint64_t *most = layout->is_paired ? &self->strip.least_bytes : &self->strip.capacity_bytes;
+        *most = size_max(*most, bytes);
     }
     out->stored_count = range.count;
     return 0;
@@ -315,7 +317,8 @@ static int reserve(hf_weights *self, uint64_t strip_bytes)
     if (!self->pieces)
         return -ENOMEM;
     TRY(hfi_reserve_packed(self));
-    self->strip.capacity_bytes = size_min(self->strip.capacity_bytes, strip_bytes);
+    self->strip.capacity_bytes =
+        size_max(size_min(self->strip.capacity_bytes, strip_bytes), self->strip.least_bytes);
     if (self->strip.capacity_bytes == 0)
         return 0;
     self->strip.data = mem_alloc(self->strip.capacity_bytes, 1, "strip of weights");

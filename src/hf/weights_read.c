@@ -125,6 +125,7 @@ TURN(turn_32, uint32_t)
  * stored row. */
 struct turning {
     const hf_tensor *at;
+    uint64_t first;               /* element of the tensor at which the matrix begins */
     uint64_t whole_rows, columns; /* of the matrix; stored [columns, whole_rows] */
     uint64_t row, rows;           /* the strip's first row, and its number of rows */
     /* Whole stored rows in a piece; 0: a piece is a span of one stored row. */
@@ -134,12 +135,17 @@ struct turning {
     uint64_t piece_count;
 };
 
-static struct turning cut_matrix(const hf_weights *self, const hf_tensor *at, uint64_t whole_rows,
-                                 uint64_t columns, uint64_t row)
+static struct turning cut_matrix(const hf_weights *self, const hf_tensor *at,
+                                 const hf_layout *layout, uint64_t matrix, uint64_t row)
 {
     uint64_t width = dtype_bytes((enum dtype)at->tensor->type);
-    struct turning cut = {
-        .at = at, .whole_rows = whole_rows, .columns = columns, .row = row, .spans = 1};
+    uint64_t whole_rows = layout->rows, columns = layout->columns;
+    struct turning cut = {.at = at,
+                          .first = matrix * whole_rows * columns,
+                          .whole_rows = whole_rows,
+                          .columns = columns,
+                          .row = row,
+                          .spans = 1};
     cut.rows = size_min(whole_rows - row, self->strip.capacity_bytes / (columns * width));
     cut.span = size_min(cut.rows, self->piece_bytes / width);
     cut.lines = self->piece_bytes / (whole_rows * width);
@@ -162,7 +168,7 @@ static int turn_piece(hf_weights *self, const struct turning *cut, uint64_t idx,
     uint64_t skipped = is_whole ? 0 : idx % cut->spans * cut->span; /* rows of the strip */
     uint64_t held = is_whole ? cut->rows : size_min(cut->span, cut->rows - skipped);
     uint64_t line = is_whole ? cut->whole_rows : held; /* elements of a stored row in the piece */
-    uint64_t from = column * cut->whole_rows + (is_whole ? 0 : cut->row + skipped);
+    uint64_t from = cut->first + column * cut->whole_rows + (is_whole ? 0 : cut->row + skipped);
     uint64_t first = is_whole ? cut->row : 0;
     unsigned char *target = self->strip.data + skipped * cut->columns * width;
     TRY(hf_read(self->files, cut->at, from * width, count * line * width, piece));
@@ -175,13 +181,13 @@ static int turn_piece(hf_weights *self, const struct turning *cut, uint64_t idx,
     return 0;
 }
 
-/* Fills the strip with rows from `row` on, as many as it holds. For this the whole matrix is read;
- * if its stored rows are longer than a piece, only the part that the strip needs. */
-static int load_strip(hf_weights *self, const hf_tensor *at, uint64_t whole_rows, uint64_t columns,
-                      uint64_t row)
+/* Fills the strip with stored columns from `row` on, as many as it holds. For this the whole matrix
+ * is read; if its stored rows are longer than a piece, only the part that the strip needs. */
+static int load_strip(hf_weights *self, const hf_tensor *at, const hf_layout *layout,
+                      uint64_t matrix, uint64_t row)
 {
     struct weights_strip *strip = &self->strip;
-    struct turning cut = cut_matrix(self, at, whole_rows, columns, row);
+    struct turning cut = cut_matrix(self, at, layout, matrix, row);
     if (cut.rows == 0)
         return err_set(ERR_INPUT, "%s: tensor %s has rows of more than %" PRIu64 " bytes",
                        self->dir, at->tensor->name, strip->capacity_bytes);
@@ -195,25 +201,27 @@ static int load_strip(hf_weights *self, const hf_tensor *at, uint64_t whole_rows
     if (failed.code < 0)
         return err_restore(&failed);
     strip->of = at->tensor;
+    strip->matrix = matrix;
     strip->row_begin = row;
     strip->rows = cut.rows;
     return 0;
 }
 
-/* Reads elements [begin, begin + count) of a whole matrix [whole_rows, columns] that is stored
- * transposed. */
-static int read_turned(hf_weights *self, const hf_tensor *at, const model_tensor *tensor,
+/* Reads elements [begin, begin + count) of a whole tensor that is stored transposed. */
+static int read_turned(hf_weights *self, const hf_tensor *at, const hf_layout *layout,
                        uint64_t begin, uint64_t count, float *master)
 {
     struct weights_strip *strip = &self->strip;
-    uint64_t columns = tensor->columns, width = dtype_bytes((enum dtype)at->tensor->type);
+    uint64_t columns = layout->columns, width = dtype_bytes((enum dtype)at->tensor->type);
     while (count > 0) {
-        uint64_t row = begin / columns;
-        if (strip->of != at->tensor || row < strip->row_begin ||
+        uint64_t matrix = begin / columns / layout->rows;
+        uint64_t row = hf_layout_turned(layout, begin / columns % layout->rows);
+        if (strip->of != at->tensor || strip->matrix != matrix || row < strip->row_begin ||
             row >= strip->row_begin + strip->rows)
-            TRY(load_strip(self, at, tensor->whole_rows, columns, row));
-        uint64_t first = begin - strip->row_begin * columns;
-        uint64_t held = size_min(count, strip->rows * columns - first);
+            TRY(load_strip(self, at, layout, matrix, layout->is_paired ? 0 : row));
+        uint64_t first = (row - strip->row_begin) * columns + begin % columns;
+        uint64_t lie_together = layout->is_paired ? row + 1 : strip->row_begin + strip->rows;
+        uint64_t held = size_min(count, (lie_together - strip->row_begin) * columns - first);
         dtype_convert(strip->data + first * width, (enum dtype)at->tensor->type, master, DTYPE_FP32,
                       held);
         begin += held;
@@ -243,7 +251,7 @@ static int read_tensor(hf_weights *self, const struct weights_source *from,
     /* Position in the whole tensor. The rows of a part follow each other there. */
     uint64_t first = tensor->row_begin * tensor->columns + begin;
     if (from->layout.order == HF_ORDER_TRANSPOSED) {
-        TRY(read_turned(self, &from->stored[0], tensor, first, count, master));
+        TRY(read_turned(self, &from->stored[0], &from->layout, first, count, master));
         return check_finite(self, &from->stored[0], first, count, master);
     }
     uint64_t held;

@@ -384,12 +384,13 @@ static const modeli_row opt_head[] = {
  * together have the names and shapes that transformers gives them in memory; in files each expert
  * may have tensors of its own (src/hf/weights.c). */
 
-#define ROUTER(weight) ROW(router, "router", "b", "w", .weights = {{weight, MODELI_EXPERTS}})
-#define EXPERTS(prefix)                                                                            \
+#define ROUTER(weight, ...)                                                                        \
+    ROW(router, "router", "b", "w", .weights = {{weight, MODELI_EXPERTS}}, __VA_ARGS__)
+#define EXPERTS(prefix, ...)                                                                       \
     ROW(experts, "experts", "b w", "d",                                                            \
         .weights = {{prefix ".gate_up_proj", MODELI_EXPERTS_UP},                                   \
                     {prefix ".down_proj", MODELI_EXPERTS_DOWN}},                                   \
-        RESIDUAL)
+        RESIDUAL, __VA_ARGS__)
 
 static const modeli_row mixtral_block[] = {
     NORM("norm1", "x", "a", LAYER "input_layernorm"),
@@ -433,6 +434,27 @@ static const modeli_row qwen2_moe_experts[] = {
     EXPERTS(LAYER "mlp.experts"),
     ADD("add2", "s d", "e"),
     ADD("add3", "x e", "y"),
+    {0},
+};
+
+/* ---- gpt-oss: sinks and biases in attention, a router and experts with biases, and a gate that is
+ * limited ---- */
+
+static const modeli_row gpt_oss_block[] = {
+    NORM("norm1", "x", "a", LAYER "input_layernorm"),
+    LLAMA_QKV("a", BIAS_IF(QKV_BIAS)),
+    TURN,
+    ATTEND_WITH_SINKS(ATTN "sinks"),
+    LLAMA_PROJ(BIAS_IF(OUT_BIAS)),
+    ADD("add1", "x p", "y"),
+    {0},
+};
+
+static const modeli_row gpt_oss_experts[] = {
+    NORM("norm2", "x", "b", LAYER "post_attention_layernorm"),
+    ROUTER(LAYER "mlp.router", BIAS),
+    EXPERTS(LAYER "mlp.experts", BIAS),
+    ADD("add2", "x d", "y"),
     {0},
 };
 
@@ -542,6 +564,8 @@ const modeli_family *modeli_family_of(enum model_family family)
                              .experts = mixtral_experts},
         [MODEL_OLMOE] = {"olmoe", llama_embed, olmoe_block, llama_head, LLAMA_FORM,
                          .experts = mixtral_experts},
+        [MODEL_GPT_OSS] = {"gpt_oss", llama_embed, gpt_oss_block, llama_head, .norm = NORM_RMS,
+                           .activation = ACTIVATION_SWIGLU_CLAMPED, .experts = gpt_oss_experts},
         [MODEL_DEEPSEEK] = {"deepseek", llama_embed, deepseek_block, llama_head, LLAMA_FORM,
                             .experts = deepseek_experts, .dense = deepseek_dense,
                             .interleaved = true},

@@ -88,13 +88,23 @@ struct room {
     uint64_t end;
 };
 
-static uint64_t product_scratch(const modeli_layer *layer, bool backward)
+static bool has_biases(const modeli_layer *layer)
 {
+    return layer->at.bias != MODELI_ABSENT;
+}
+
+static uint64_t library_scratch(const modeli_layer *layer, bool backward)
+{
+    const model *self = layer->net;
+    uint64_t widest = size_max(2 * modeli_expert_width(layer), layer->in);
     const modeli_mixture *by = mixture_of(layer);
     uint64_t bytes[2] = {0, 0};
     for (uint32_t i = 0; i < size_count(layer); i++) {
-        modeli_product_scratch(layer->net, &by->up[i], bytes);
-        modeli_product_scratch(layer->net, &by->down[i], bytes);
+        modeli_product_scratch(self, &by->up[i], bytes);
+        modeli_product_scratch(self, &by->down[i], bytes);
+        if (has_biases(layer) && self->ops != NULL)
+            bytes[1] = size_max(bytes[1], self->ops->bias_backward_scratch_bytes(
+                                              self->context, size_at(layer, i), widest));
     }
     return backward ? size_max(bytes[0], bytes[1]) : bytes[0];
 }
@@ -103,7 +113,7 @@ static struct room room_of(const modeli_layer *layer, bool backward)
 {
     uint64_t elem_bytes = dtype_bytes(layer->net->type), width = modeli_expert_width(layer);
     uint64_t rows = size_at(layer, size_count(layer) - 1);
-    struct room at = {.end = size_round_up(product_scratch(layer, backward), MODELI_ALIGN_BYTES)};
+    struct room at = {.end = size_round_up(library_scratch(layer, backward), MODELI_ALIGN_BYTES)};
     at.inputs = modeli_reserve(&at.end, rows * layer->in * elem_bytes);
     at.up = modeli_reserve(&at.end, rows * 2 * width * elem_bytes);
     at.gated = modeli_reserve(&at.end, rows * width * elem_bytes);
@@ -123,12 +133,17 @@ static void scratch(const modeli_layer *layer, const modeli_part *part, uint64_t
 
 static modeli_matrix up_matrix(const modeli_layer *layer, uint64_t rows)
 {
-    return modeli_matrix_of(layer->net, rows, layer->in, 2 * modeli_expert_width(layer));
+    modeli_matrix made =
+        modeli_matrix_of(layer->net, rows, layer->in, 2 * modeli_expert_width(layer));
+    made.has_bias = has_biases(layer);
+    return made;
 }
 
 static modeli_matrix down_matrix(const modeli_layer *layer, uint64_t rows)
 {
-    return modeli_matrix_of(layer->net, rows, modeli_expert_width(layer), layer->in);
+    modeli_matrix made = modeli_matrix_of(layer->net, rows, modeli_expert_width(layer), layer->in);
+    made.has_bias = has_biases(layer);
+    return made;
 }
 
 static int prepare(model *self, modeli_layer *layer)
@@ -150,8 +165,9 @@ struct experts_run {
     const modeli_mixture *by;
     struct room at;
     experts_rows_args rows; /* what is common to all calls */
-    const void *up, *down;  /* the expert's matrices */
-    float *up_grad, *down_grad;
+    /* The expert's matrices, and its biases, which may be NULL. */
+    const void *up, *down, *up_bias, *down_bias;
+    float *up_grad, *down_grad, *up_bias_grad, *down_bias_grad;
     int32_t offsets[ROUTER_EXPERTS_MAX + 1];
 };
 
@@ -180,19 +196,31 @@ static int begin_run(struct experts_run *of, const modeli_run *run, const modeli
                                 of->offsets, (at.experts + 1) * sizeof(int32_t));
 }
 
-/* Finds the matrices of an expert, counted from the part's first. */
+/* The place of number `idx` of parts of `elems` elements each. */
+static uint64_t part_at(uint64_t first, uint64_t idx, uint64_t elems)
+{
+    return first == MODELI_ABSENT ? first : first + idx * elems;
+}
+
+/* Finds the matrices and biases of an expert, counted from the part's first. */
 static void take_expert(struct experts_run *of, uint64_t idx)
 {
     const modeli_run *run = of->run;
     const modeli_layer *layer = of->layer;
     modeli_params params = modeli_params_of(run, layer);
     uint64_t width = modeli_expert_width(layer);
-    uint64_t up = params.weight + idx * 2 * width * layer->in;
-    uint64_t down = params.second + idx * width * layer->in;
+    uint64_t up = part_at(params.weight, idx, 2 * width * layer->in);
+    uint64_t down = part_at(params.second, idx, width * layer->in);
+    uint64_t up_bias = part_at(params.bias, idx, 2 * width);
+    uint64_t down_bias = part_at(params.second_bias, idx, layer->in);
     of->up = modeli_layer_param(run, layer, up);
     of->down = modeli_layer_param(run, layer, down);
+    of->up_bias = modeli_layer_param(run, layer, up_bias);
+    of->down_bias = modeli_layer_param(run, layer, down_bias);
     of->up_grad = modeli_layer_grad(run, layer, up);
     of->down_grad = modeli_layer_grad(run, layer, down);
+    of->up_bias_grad = modeli_layer_grad(run, layer, up_bias);
+    of->down_bias_grad = modeli_layer_grad(run, layer, down_bias);
 }
 
 static void *room_at(const struct experts_run *of, uint64_t offset)
@@ -200,22 +228,33 @@ static void *room_at(const struct experts_run *of, uint64_t offset)
     return modeli_at(of->run->call->temp, offset);
 }
 
+/* `bias`: of a forward; else NULL. */
 static int multiply(const struct experts_run *of, const modeli_matrix *by,
-                    enum modeli_product which, const void *a, const void *b, void *c)
+                    enum modeli_product which, const void *a, const void *b, const void *bias,
+                    void *c)
 {
     const modeli_run *run = of->run;
-    return run->self->ops->matmul(by->matmul[which], run->stream, a, b, NULL, c, run->call->temp);
+    return run->self->ops->matmul(by->matmul[which], run->stream, a, b, bias, c, run->call->temp);
+}
+
+/* The gradients of a matrix and of its bias, from that of what they made. */
+static int add_grads(const struct experts_run *of, const modeli_matrix *by,
+                     enum modeli_product which, const void *output_grad, const void *input,
+                     float *grad, float *bias_grad)
+{
+    const model *self = of->run->self;
+    if (grad != NULL)
+        TRY(multiply(of, by, which, output_grad, input, NULL, grad));
+    if (bias_grad == NULL)
+        return 0;
+    return self->ops->bias_backward(self->context, of->run->stream, self->type, by->rows, by->out,
+                                    by->out, output_grad, bias_grad, of->run->call->temp);
 }
 
 static activation_args gate_of(const struct experts_run *of, uint64_t rows)
 {
-    return (activation_args){
-        .kind = modeli_activation_of(of->run->self),
-        .type = of->run->self->type,
-        .rows = rows,
-        .features = modeli_expert_width(of->layer),
-        .input = room_at(of, of->at.up),
-    };
+    return modeli_activation_args(of->run->self, rows, modeli_expert_width(of->layer),
+                                  room_at(of, of->at.up));
 }
 
 /* Rows of tokens to rows of slots. */
@@ -237,7 +276,7 @@ static int run_up(const struct experts_run *of, const experts_rows_args *rows, u
     gate.output = room_at(of, of->at.gated);
     TRY(gather(of, rows, modeli_value_at(of->run, of->layer->reads[0]), of->at.inputs));
     TRY(multiply(of, &of->by->up[size], MODELI_FORWARD, room_at(of, of->at.inputs), of->up,
-                 room_at(of, of->at.up)));
+                 of->up_bias, room_at(of, of->at.up)));
     return self->ops->activation_forward(self->context, of->run->stream, &gate);
 }
 
@@ -247,13 +286,13 @@ static int forward_block(const struct experts_run *of, const experts_rows_args *
     experts_rows_args args = *rows;
     TRY(run_up(of, rows, size));
     TRY(multiply(of, &of->by->down[size], MODELI_FORWARD, room_at(of, of->at.gated), of->down,
-                 room_at(of, of->at.outputs)));
+                 of->down_bias, room_at(of, of->at.outputs)));
     args.slot_rows = room_at(of, of->at.outputs);
     return self->ops->experts_combine(self->context, of->run->stream, &args);
 }
 
-/* The gradients of the choices' weights: what the weight multiplies is gated W^T, so its product
- * with a gradient dy is that of gated with dy W. Then the gradients times the weights. */
+/* The gradients of the choices' weights: the weight multiplies gated W^T + b, so its gradient is
+ * gated times dy W, plus b times dy. Then the gradients times the weights. */
 static int weigh(const struct experts_run *of, const experts_rows_args *rows)
 {
     const model *self = of->run->self;
@@ -262,10 +301,11 @@ static int weigh(const struct experts_run *of, const experts_rows_args *rows)
     args.output = room_at(of, of->at.gated);
     args.slot_rows = room_at(of, of->at.gated_grad);
     TRY(self->ops->experts_weights_backward(self->context, of->run->stream, &args));
-    if (of->down_grad == NULL)
+    if (of->down_grad == NULL && of->down_bias == NULL)
         return 0;
     args.channels = of->layer->in;
     args.output = NULL;
+    args.bias = of->down_bias;
     args.slot_rows = room_at(of, of->at.outputs);
     return self->ops->experts_weights_backward(self->context, of->run->stream, &args);
 }
@@ -282,22 +322,23 @@ static int backward_block(const struct experts_run *of, const experts_rows_args 
     experts_rows_args args = *rows;
     TRY(run_up(of, rows, size));
     TRY(gather(of, rows, modeli_at_spot(of->run, of->layer->output_grad), of->at.outputs));
-    TRY(multiply(of, down, MODELI_INPUT_GRAD, outputs, of->down, gated_grad));
+    TRY(multiply(of, down, MODELI_INPUT_GRAD, outputs, of->down, NULL, gated_grad));
     TRY(weigh(of, rows));
-    if (of->down_grad != NULL)
-        TRY(multiply(of, down, product, outputs, room_at(of, of->at.gated), of->down_grad));
+    TRY(add_grads(of, down, product, outputs, room_at(of, of->at.gated), of->down_grad,
+                  of->down_bias_grad));
     gate.output_grad = gated_grad;
     gate.input_grad = up_grad;
     TRY(self->ops->activation_backward(self->context, of->run->stream, &gate));
-    if (of->up_grad != NULL)
-        TRY(multiply(of, up, product, up_grad, room_at(of, of->at.inputs), of->up_grad));
-    TRY(multiply(of, up, MODELI_INPUT_GRAD, up_grad, of->up, outputs));
+    TRY(add_grads(of, up, product, up_grad, room_at(of, of->at.inputs), of->up_grad,
+                  of->up_bias_grad));
+    TRY(multiply(of, up, MODELI_INPUT_GRAD, up_grad, of->up, NULL, outputs));
     args.weights = NULL;
     args.slot_rows = outputs;
     return self->ops->experts_combine(self->context, of->run->stream, &args);
 }
 
-/* The gradients of an expert that no token chose. */
+/* The gradients of the matrices of an expert that no token chose; those of biases are zero
+ * already (fresh.c). */
 static int clear_grads(const struct experts_run *of)
 {
     const model *self = of->run->self;
@@ -409,6 +450,8 @@ static void costs(const modeli_layer *layer, const modeli_costing *of)
         return;
     modeli_cost_product(layer->net, &down, MODELI_WEIGHT, blocks, of->costs);
     modeli_cost_product(layer->net, &up, MODELI_WEIGHT, blocks, of->costs);
+    if (has_biases(layer))
+        modeli_cost_rows(MODEL_ROWS_PLAIN, slots, 2 * width + layer->in, elem_bytes, of->costs);
 }
 
 const modeli_kind modeli_experts = {

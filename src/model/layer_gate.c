@@ -2,6 +2,30 @@
  * and up. The gradient takes the place of the input. Allocates nothing. */
 #include "model/model_internal.h"
 
+/* gpt-oss: the factor in the gate's sigmoid. */
+static const float clamped_alpha = 1.702f;
+
+int modeli_check_gate(model_spec *spec)
+{
+    enum { LIMIT = 7 };
+    const modeli_family *family = modeli_family_of(spec->family);
+    double *limit = &spec->swiglu_limit;
+    if (family->activation != ACTIVATION_SWIGLU_CLAMPED)
+        return *limit == 0 ? 0
+                           : err_set(ERR_CONFIG,
+                                     "model.swiglu_limit is %g, but the gate of the %s family has "
+                                     "no limit: leave it out",
+                                     *limit, family->name);
+    if (spec->activation != ACTIVATION_OF_FAMILY)
+        return err_set(ERR_CONFIG, "model.activation is %s, but the %s family has only its own",
+                       activation_name(spec->activation), family->name);
+    *limit = *limit == 0 ? LIMIT : *limit;
+    if (!(*limit > 0 && *limit <= 1e30))
+        return err_set(ERR_CONFIG, "model.swiglu_limit is %g, but must lie between 0 and 1e30",
+                       *limit);
+    return 0;
+}
+
 /* That of the family, or the one that the spec names, in the same form. */
 enum activation_kind modeli_activation_of(const model *self)
 {
@@ -19,15 +43,24 @@ static uint64_t out_columns(const modeli_layer *layer)
     return activation_is_gated(modeli_activation_of(layer->net)) ? layer->in / 2 : layer->in;
 }
 
-static activation_args args_of(const modeli_run *run, const modeli_layer *layer)
+activation_args modeli_activation_args(const model *self, uint64_t rows, uint64_t features,
+                                       const void *input)
 {
     return (activation_args){
-        .kind = modeli_activation_of(run->self),
-        .type = run->self->type,
-        .rows = modeli_rows(run->self),
-        .features = layer->out,
-        .input = modeli_value_at(run, layer->reads[0]),
+        .kind = modeli_activation_of(self),
+        .type = self->type,
+        .rows = rows,
+        .features = features,
+        .alpha = clamped_alpha,
+        .limit = (float)self->spec.swiglu_limit,
+        .input = input,
     };
+}
+
+static activation_args args_of(const modeli_run *run, const modeli_layer *layer)
+{
+    return modeli_activation_args(run->self, modeli_rows(run->self), layer->out,
+                                  modeli_value_at(run, layer->reads[0]));
 }
 
 static int forward(const modeli_run *run, const modeli_layer *layer)

@@ -151,8 +151,8 @@ enum modeli_when {
  * a matrix of `width` rows and as many columns as the layer reads. Several matrices of one row lie
  * one after the other without padding: for the layer they are one matrix. The last one of EXPERTS
  * is `down`, which is apart. Matrices of all routed experts together are named "<name>", as
- * transformers names them; those of expert 1 follow those of expert 0. So are the sinks of
- * ATTENTION and the vector of a CORRECTION. */
+ * transformers names them, and their biases "<name>_bias"; those of expert 1 follow those of expert
+ * 0. The sinks of ATTENTION and the vector of a CORRECTION are named "<name>", too. */
 struct modeli_weight {
     const char *name;
     enum modeli_width width;
@@ -211,11 +211,15 @@ bool modeli_is_there(const model_spec *spec, enum modeli_when when);
 /* ---- layers: rows of one model ---- */
 
 /* Offsets in elements of a layer's parameters within its unit; MODELI_ABSENT where it has none.
- * second: the weight of k's heads (HEAD_NORM), the matrices of `down` (EXPERTS). */
+ * second: the weight of k's heads (HEAD_NORM), the matrices of `down` (EXPERTS) with second_bias,
+ * their biases. */
 struct modeli_params {
-    uint64_t weight, second, bias;
+    uint64_t weight, second, bias, second_bias;
 };
 typedef struct modeli_params modeli_params;
+
+static const modeli_params modeli_no_params = {MODELI_ABSENT, MODELI_ABSENT, MODELI_ABSENT,
+                                               MODELI_ABSENT};
 
 /* Where a value or a gradient lies. */
 enum modeli_buffer {

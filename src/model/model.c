@@ -219,7 +219,7 @@ static int check_sizes(const model_spec *spec, uint64_t micro_batch)
     double vocab = (double)spec->vocab_size, layers = (double)spec->num_layers;
     double rows = (double)micro_batch * (double)spec->seq_length;
     double wide = fmax(channels, (double)spec->num_heads * (double)spec->head_dim); /* or 0 */
-    double experts = (double)spec->expert_count * (3 * (double)spec->expert_ffn_size + 1);
+    double experts = (double)spec->expert_count * (3 * (double)spec->expert_ffn_size + 3);
     double shared = 3 * (double)spec->shared_ffn_size;
     double latents = (double)spec->q_latent_size + (double)spec->kv_latent_size + HEAD_DIM_MAX;
     wide = fmax(wide, (double)spec->num_heads * (double)spec->value_head_dim);
@@ -474,6 +474,7 @@ int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_
                        (unsigned long long)size_max(full.head_dim, full.value_head_dim),
                        HEAD_DIM_MAX);
     TRY(check_spec(&full, type, micro_batch));
+    TRY(modeli_check_gate(&full));
     if (full.expert_count > 0 && full.experts_per_unit == 0)
         full.experts_per_unit = modeli_experts_per_unit(&full);
     shorten_pattern(&full);

@@ -125,6 +125,7 @@ enum model_family {
     MODEL_OLMOE,
     MODEL_DEEPSEEK,
     MODEL_GLM4_MOE,
+    MODEL_GPT_OSS,
     MODEL_FAMILY_COUNT
 };
 
@@ -234,6 +235,7 @@ struct model_spec {
     /* Experts are in so many groups of neighbours, and a token's come from the best
      * groups_per_token of them (kernels/ops_experts.h); 0: no groups. */
     uint64_t expert_groups, groups_per_token;
+    double swiglu_limit;     /* gpt_oss: of gate and up (ACTIVATION_SWIGLU_CLAMPED); 0: 7 */
     uint64_t max_part_bytes; /* the largest working params of a unit; 0: units are never cut */
     /* The vectors of a block that is not cut (norms, biases) are a unit beside its matrices. Muon
      * updates these, and keeps less state for them. Not with adapters or with norms apart. */

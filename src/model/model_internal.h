@@ -322,6 +322,10 @@ int modeli_lora_input_grads(const modeli_run *run, const modeli_layer *layer,
 
 /* The activation between the matrices of a feed-forward part: layer_gate.c. */
 enum activation_kind modeli_activation_of(const model *self);
+/* Checks the limit of the family's gate, and fills it in if it has one. */
+int modeli_check_gate(model_spec *spec) MUST_CHECK;
+activation_args modeli_activation_args(const model *self, uint64_t rows, uint64_t features,
+                                       const void *input);
 
 bool modeli_has_shared(enum model_family family); /* it has a shared expert: rows.c */
 

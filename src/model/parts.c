@@ -15,6 +15,11 @@ enum {
     PARTS_MAX = 1 << 20, /* of the whole model, so that counts stay far below 2^32 */
 };
 
+static uint64_t add_aligned(uint64_t end, uint64_t elems)
+{
+    return size_round_up(end, MODEL_TENSOR_ALIGN_ELEMS) + elems;
+}
+
 /* Elements of the unit of a part with `rows` rows of an owner's matrix, as units.c lists it. Any
  * part may be the last. */
 static uint64_t part_elems(const model *self, const modeli_list *list, const modeli_layer *owner,
@@ -26,9 +31,11 @@ static uint64_t part_elems(const model *self, const modeli_list *list, const mod
         const modeli_layer *layer = &list->layers[i];
         if (layer->kind->has_experts) {
             uint64_t matrix = rows * modeli_expert_elems(layer) / 3;
-            end = size_round_up(size_round_up(end, MODEL_TENSOR_ALIGN_ELEMS) + 2 * matrix,
-                                MODEL_TENSOR_ALIGN_ELEMS) +
-                  matrix;
+            uint64_t wide = rows * 2 * modeli_expert_width(layer), narrow = rows * layer->in;
+            bool has_bias = layer->at.bias != MODELI_ABSENT;
+            end = add_aligned(end, 2 * matrix);
+            end = add_aligned(end, matrix);
+            end = has_bias ? add_aligned(add_aligned(end, wide), narrow) : end;
             continue;
         }
         const uint64_t params[] = {layer->at.weight, layer->at.second, layer->at.bias};
@@ -36,9 +43,8 @@ static uint64_t part_elems(const model *self, const modeli_list *list, const mod
         for (uint32_t k = 0; k < sizeof params / sizeof params[0]; k++) {
             if (params[k] == MODELI_ABSENT || (i == idx && rows == 0 && owner->matrix_rows > 0))
                 continue;
-            end = size_round_up(end, MODEL_TENSOR_ALIGN_ELEMS);
             bool is_vector = layer->matrix_rows == 0 || layer->kind->is_constant;
-            end += is_vector ? vector : k == 0 ? rows * layer->in : rows;
+            end = add_aligned(end, is_vector ? vector : k == 0 ? rows * layer->in : rows);
         }
     }
     return size_round_up(end, SHARD_ELEMS_STEP);

@@ -158,7 +158,7 @@ static void add_layer(const model *self, modeli_list *list, const modeli_row *ro
         memcpy(made.reads, before->reads, sizeof made.reads);
         list->layer_count--;
     }
-    made.at = (modeli_params){MODELI_ABSENT, MODELI_ABSENT, MODELI_ABSENT};
+    made.at = modeli_no_params;
     made.in = made.reads[0] ? list->values[made.reads[0]].columns : self->spec.hidden_size;
     for (uint32_t i = 0; i < MODELI_ROW_TENSORS_MAX && row->weights[i].name != NULL; i++)
         if (row->kind->has_matrix)
@@ -290,10 +290,11 @@ static void add_tensors(const model *self, modeli_layer *layer, uint32_t idx, bo
                           i > 0 && layer->kind->has_matrix && !is_down);
         bool is_joint = has_experts && !row->is_shared;
         bool is_bare = layer->kind == &modeli_attention || layer->kind->is_constant;
-        snprintf(pattern, sizeof pattern, "%s%s", weight,
-                 is_joint || is_bare ? ""
-                 : is_bias           ? ".bias"
-                                     : ".weight");
+        const char *end = is_joint && is_bias   ? "_bias"
+                          : is_joint || is_bare ? ""
+                          : is_bias             ? ".bias"
+                                                : ".weight";
+        snprintf(pattern, sizeof pattern, "%s%s", weight, end);
         snprintf(tensor->name, sizeof tensor->name,
                  is_bias && row->bias_name ? row->bias_name : pattern, whole->block - is_before);
         bool is_zero =
@@ -307,7 +308,7 @@ static void add_tensors(const model *self, modeli_layer *layer, uint32_t idx, bo
         if (i == 0)
             *(is_bias ? &layer->at.bias : &layer->at.weight) = tensor->offset_elems;
         else if (!layer->kind->has_matrix || is_down)
-            layer->at.second = tensor->offset_elems;
+            *(is_bias ? &layer->at.second_bias : &layer->at.second) = tensor->offset_elems;
     }
 }
 

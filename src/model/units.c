@@ -121,7 +121,7 @@ static uint64_t add_rows(model *self, modeli_lister *list, const modeli_whole *w
     return offset;
 }
 
-/* Adds the matrices of the part's experts. */
+/* Adds the matrices and biases of the part's experts. */
 static void add_experts(model *self, modeli_lister *list, const modeli_whole *whole, uint32_t layer,
                         const modeli_params *of, uint64_t experts, const modeli_part *part,
                         modeli_params *at)
@@ -130,14 +130,18 @@ static void add_experts(model *self, modeli_lister *list, const modeli_whole *wh
         const model_tensor *tensor = &whole->tensors[i];
         if (whole->layers[i] != layer)
             continue;
-        uint64_t rows = tensor->rows / experts, begin = part->row_begin * rows;
-        bool is_down = tensor->offset_elems == of->second;
-        uint64_t offset = add_slice(self, list, tensor, i, begin, begin + part->rows * rows, false,
-                                    !is_down && tensor->offset_elems != of->weight);
-        if (is_down)
-            at->second = offset;
-        else if (tensor->offset_elems == of->weight)
-            at->weight = offset;
+        bool is_vector = tensor->init == TENSOR_INIT_ZERO;
+        uint64_t *target = tensor->offset_elems == of->weight        ? &at->weight
+                           : tensor->offset_elems == of->second      ? &at->second
+                           : tensor->offset_elems == of->bias        ? &at->bias
+                           : tensor->offset_elems == of->second_bias ? &at->second_bias
+                                                                     : NULL;
+        uint64_t rows = (is_vector ? tensor->columns : tensor->rows) / experts;
+        uint64_t begin = part->row_begin * rows;
+        uint64_t offset = add_slice(self, list, tensor, i, begin, begin + part->rows * rows,
+                                    is_vector, target == NULL);
+        if (target != NULL)
+            *target = offset;
     }
 }
 
@@ -165,7 +169,7 @@ static int list_part(model *self, uint32_t unit_idx, uint32_t whole_unit, const 
     modeli_lister list;
     TRY(open_unit(self, unit_idx, whole_unit, &list));
     for (uint32_t i = 0; i < MODELI_GROUP_MAX; i++)
-        part->at[i] = (modeli_params){MODELI_ABSENT, MODELI_ABSENT, MODELI_ABSENT};
+        part->at[i] = modeli_no_params;
     for (uint32_t i = range.begin; i < range.end; i++) {
         const modeli_layer *layer = &layers->layers[i];
         assert(i - begin < MODELI_GROUP_MAX);

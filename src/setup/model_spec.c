@@ -92,6 +92,7 @@ model_spec setup_model_spec(const struct job_model *from)
         .expert_groups = from->n_group,
         .groups_per_token = from->topk_group,
         .dense_blocks = from->first_k_dense_replace,
+        .swiglu_limit = from->swiglu_limit,
         .max_part_bytes = from->max_part_bytes,
     };
     static_assert((int)JOB_PATTERN_BYTES <= (int)MODEL_PATTERN_BYTES, "it fits");
@@ -167,6 +168,7 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         {"n_group", (double)spec->expert_groups},
         {"topk_group", (double)spec->groups_per_token},
         {"first_k_dense_replace", (double)spec->dense_blocks},
+        {"swiglu_limit", spec->swiglu_limit},
         {"q_latent_size", (double)spec->q_latent_size},
         {"kv_latent_size", (double)spec->kv_latent_size},
         {"rope_head_dim", (double)spec->rope_head_dim},

@@ -243,6 +243,13 @@ static const struct right_case right[] = {
     {"\"model_type\": \"olmoe\", " SIZES,
      {FIELD_IS_TEXT(model.family, "olmoe"), FIELD(model.num_experts, 64),
       FIELD(model.expert_ffn_size, 80), FIELD(model.norm_epsilon, 1e-5)}},
+    {"\"model_type\": \"gpt_oss\", " SIZES ", \"num_local_experts\": 16, \"rope_scaling\": "
+     "{\"rope_type\": \"yarn\", \"factor\": 32, \"truncate\": false}, \"rope_theta\": 150000",
+     {FIELD_IS_TEXT(model.family, "gpt_oss"), FIELD(model.num_experts, 16),
+      FIELD(model.num_experts_per_tok, 4), FIELD(model.expert_ffn_size, 80),
+      FIELD(model.qkv_bias, true), FIELD(model.out_bias, true), FIELD(model.swiglu_limit, 7),
+      FIELD(model.window, 128), FIELD_IS_TEXT(model.window_pattern, "wf"),
+      FIELD(model.rope.truncates, false)}},
     {"\"model_type\": \"granite\", " SIZES
      ", \"embedding_multiplier\": 12, \"logits_scaling\": 8, \"residual_multiplier\": 1",
      {FIELD_IS_TEXT(model.family, "llama"), FIELD(model.embedding_multiplier, 12),

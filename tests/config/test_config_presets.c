@@ -42,6 +42,11 @@ static uint64_t param_count(const struct job_model *m)
     }
     if (strcmp(m->family, "olmoe") == 0)
         norms += q + kv;
+    if (strcmp(m->family, "gpt_oss") == 0) { /* biases of output and experts; sinks */
+        uint64_t width = m->expert_ffn_size ? m->expert_ffn_size : m->ffn_size;
+        attention += c + m->num_heads;
+        ffn += m->num_experts * (1 + 2 * width + c);
+    }
     uint64_t dense = m->first_k_dense_replace;
     return m->vocab_size * c + m->num_layers * (attention + norms) + c + out +
            dense * 3 * c * m->ffn_size + (m->num_layers - dense) * ffn;
@@ -66,7 +71,8 @@ static void published_sizes(void **state)
         {"mixtral-8x7b", 46702792704},     {"qwen1.5-moe-a2.7b", 14315784192},
         {"qwen3-30b-a3b", 30532122624},    {"olmoe-1b-7b", 6919161856},
         {"deepseek-v2-lite", 15706484224}, {"deepseek-v3", 671026404352},
-        {"glm-4.5-air", 106852245504},
+        {"glm-4.5-air", 106852245504},     {"gpt-oss-20b", 20914757184},
+        {"gpt-oss-120b", 116829156672},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char text[512];

@@ -203,7 +203,7 @@ static void sort(void **state)
 }
 
 /* 5 experts. variant bits 0-1: choices; bit 2: skewed; bit 3: slots begin at multiples of 4; bit 4:
- * no weights, and no output. The slots come in two calls. */
+ * no weights, and no output, but with bit 3 a bias. The slots come in two calls. */
 static void rows_case(struct run *run, const struct shape *shape)
 {
     enum { EXPERTS = 5 };
@@ -218,6 +218,7 @@ static void rows_case(struct run *run, const struct shape *shape)
     char *output = draw(run, type, slots * channels, 3, 1.0f);
     float *sums = draw(run, DTYPE_FP32, count, 4, 1.0f);
     float *weights_grad = draw(run, DTYPE_FP32, pairs, 5, 1.0f);
+    void *bias = draw(run, type, channels, 6, 1.0f);
     for (int part = 0; part < 2; part++) {
         uint64_t begin = part ? cut : 0, begin_bytes = begin * channels * dtype_bytes(type);
         experts_rows_args args = {.type = type,
@@ -237,6 +238,7 @@ static void rows_case(struct run *run, const struct shape *shape)
         args.weights = weights;
         args.slot_rows = slot_rows + begin_bytes;
         args.output = shape->variant & 16 ? NULL : output + begin_bytes;
+        args.bias = (shape->variant & 24) == 24 ? bias : NULL;
         assert_int_equal(run->ops->experts_gather(run->context, run->stream, &args), 0);
         assert_int_equal(run->ops->experts_weights_backward(run->context, run->stream, &args), 0);
     }

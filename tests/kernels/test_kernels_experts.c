@@ -119,7 +119,7 @@ static uint64_t begin_rows(struct run *run, const struct shape *shape, experts_r
     return args->slot_count;
 }
 
-/* variant bits 0-3: as begin_rows says; bit 4: no weights, and no output. */
+/* variant bits 0-3: as begin_rows says; bit 4: no weights, and no output, but with bit 3 a bias. */
 static void rows_case(struct run *run, const struct shape *shape)
 {
     enum dtype type = shape->type;
@@ -139,6 +139,7 @@ static void rows_case(struct run *run, const struct shape *shape)
     emit(run, DTYPE_FP32, combine.sums, count, 0.0f);
 
     args.output = shape->variant & 16 ? NULL : combine.slot_rows;
+    args.bias = (shape->variant & 24) == 24 ? draw(run, type, channels, 6, 1.0f) : NULL;
     args.weights_grad = draw(run, DTYPE_FP32, shape->rows * args.choices, 5, 1.0f);
     assert_int_equal(run->ops->experts_weights_backward(run->context, NULL, &args), 0);
     emit(run, type, args.slot_rows, slots * channels, 0.0f);

@@ -78,6 +78,7 @@ static inline uint32_t harness_targets(enum model_family family)
  *   "exaone4"     a window and rotary positions in every other block, the others with neither
  *   "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"    five experts, two a token and two a unit, so
  *                 that the last unit has one. "olmoe" has other weights, "qwen2_moe" a shared expert
+ *   "gpt_oss"     the same with biases everywhere, sinks, a window in every other block
  *   "deepseek"    latents, heads of v of another size, frequencies that YaRN scales, with a factor
  *                 of the scores, no experts; "deepseek-direct" has no latent of q, but biases and
  *                 turned halves; "deepseek-moe" has experts in the second block, in groups
@@ -205,6 +206,12 @@ static inline void harness_complete(const char *instance, model_spec *spec)
         spec->routed_scaling = spec->family == MODEL_OLMOE ? 1.5 : 0;
         spec->qk_norm = spec->family == MODEL_QWEN3_MOE;
         spec->shared_ffn_size = spec->family == MODEL_QWEN2_MOE ? 12 : 0;
+    }
+    if (spec->family == MODEL_GPT_OSS) {
+        spec->qkv_bias = spec->out_bias = true;
+        spec->window = 4;
+        strcpy(spec->window_pattern, "wf");
+        spec->swiglu_limit = 5;
     }
     if (strcmp(instance, "smollm3") == 0)
         spec->nope_interval = 2;

@@ -7,7 +7,7 @@ if(TARGET sluice_kernels_reference)
                        llama-yarn llama-ntk glm glm4 gpt_neox gpt_neox-serial opt cohere stablelm
                        stablelm-parallel mistral gemma2 gemma3 deepseek deepseek-direct sinks)
     set(all_families ${model_families} bert)
-    set(model_mixtures mixtral qwen2_moe qwen3_moe olmoe deepseek-moe glm4_moe)
+    set(model_mixtures mixtral qwen2_moe qwen3_moe olmoe gpt_oss deepseek-moe glm4_moe)
     # Each form of a block once: what families differ in otherwise changes neither parts nor costs.
     set(model_forms gpt2 llama qwen3 phi3 olmo2 granite glm4 gpt_neox opt cohere stablelm gemma2 gemma3
                     bert gpt2-dropout llama-dropout bert-dropout sinks)
@@ -29,9 +29,9 @@ if(TARGET sluice_kernels_reference)
     sluice_test(test_model_packed LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES llama bert qwen2_moe DEBUG qwen2_moe)
     sluice_test(test_model_cut LIBS sluice_model sluice_kernels_reference LABELS cpu
-                INSTANCES ${model_forms} deepseek mixtral qwen2_moe deepseek-moe gpt2-long)
+                INSTANCES ${model_forms} deepseek mixtral qwen2_moe gpt_oss deepseek-moe gpt2-long)
     sluice_test(test_model_cache LIBS sluice_model sluice_kernels_reference LABELS cpu
-                INSTANCES ${model_families} mixtral qwen2_moe deepseek-moe gpt2-long
+                INSTANCES ${model_families} mixtral qwen2_moe gpt_oss deepseek-moe gpt2-long
                 DEBUG gpt2 llama gpt_neox glm4 gemma3 deepseek-moe sinks qwen2_moe gpt2-long)
     sluice_test(test_model_documents LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES gpt2 llama gpt2-long qwen2 qwen3 gemma olmo2 llama-yarn glm4 bert gpt_neox

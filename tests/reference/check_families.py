@@ -66,6 +66,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 GEMMA = dict(**SMALL, **WINDOW, **NO_PAD, head_dim=16, query_pre_attn_scalar=24)
 QWEN2_MOE = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=40)
 QWEN3_MOE = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32)
+GPT_OSS = dict(num_local_experts=6, num_experts_per_tok=2, head_dim=16)
 # deepseek without experts, then with. Scores and angles have factors of their own.
 LATENT = {**SMALL, **NO_PAD, "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 16,
           "qk_rope_head_dim": 8, "v_head_dim": 12, "first_k_dense_replace": 3}
@@ -162,6 +163,12 @@ FAMILIES = {
     "glm4_moe": hf.Glm4MoeConfig(**SMALL, **NO_PAD, **LATE, head_dim=16, use_qk_norm=True, attention_bias=True),
     "glm4_moe-groups": hf.Glm4MoeConfig(**SMALL, **NO_PAD, **LATE, **GROUPS, head_dim=20, rope_parameters=dict(
         rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.4)),
+    # A limit in the range of these small gates, so that it acts.
+    "gpt_oss": hf.GptOssConfig(**SMALL, **NO_PAD, **WINDOW, **GPT_OSS, swiglu_limit=0.05, rope_parameters=YARN | dict(
+        truncate=False, beta_fast=32.0, beta_slow=1.0)),
+    "gpt_oss-plain": hf.GptOssConfig(**SMALL, **NO_PAD, **GPT_OSS, **WINDOW, layer_types=[FULL] * 3,
+                                     attention_bias=False, tie_word_embeddings=True, swiglu_limit=7.0,
+                                     rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
     "olmoe": hf.OlmoeConfig(**SMALL, **NO_PAD, num_experts=6, num_experts_per_tok=2),
 }
 
@@ -200,7 +207,7 @@ def make_checkpoint(config, where, is_fused=False, is_uneven=False):
             # Norms and biases that are neither 0 nor 1, or they could hide mistakes.
             parameter.add_(0.2 * noise) if parameter.dim() == 1 else parameter.copy_(0.06 * noise)
         for name, parameter in model.named_parameters():
-            if name.endswith("mlp.gate.weight"):  # routers whose choices are far from each other
+            if name.endswith(("mlp.gate.weight", "mlp.router.weight")):  # routers whose choices are far from each other
                 parameter.mul_(5)
         for name, constant in model.named_buffers():
             if name.endswith("e_score_correction_bias"):

@@ -88,6 +88,8 @@ OWN_MODELS = {
     "own-qwen3_moe": {"family": "qwen3_moe", **SMALL, **EXPERTS, "qk_norm": True, "head_dim": 20, "expert_ffn_size": 32},
     "own-qwen3_moe-bias": {"family": "qwen3_moe", **SMALL, **EXPERTS, "qk_norm": True, "qkv_bias": True,
                            "out_bias": True, "norm_topk_prob": True, "tie_embeddings": True},
+    "own-gpt_oss": {"family": "gpt_oss", **SMALL, **EXPERTS, "qkv_bias": True, "out_bias": True, "head_dim": 16,
+                    "window": 20, "window_pattern": "wf", "swiglu_limit": 0.05},
     "own-olmoe": {"family": "olmoe", **SMALL, **EXPERTS, "expert_ffn_size": 48, "experts_per_unit": 3},
 }
 
@@ -161,6 +163,7 @@ def check_family(sluice, name, tokens, windows, scratch):
         made, run, again = (scratch / f"{part}-{dtype}" for part in ("hf", "run", "again"))
         make_checkpoint(FAMILIES[name], scratch / "fp32")
         model = class_of(FAMILIES[name]).from_pretrained(scratch / "fp32", dtype=TORCH[dtype])
+        model.to(TORCH[dtype])  # norms, too, which gpt-oss keeps in fp32 beside fp16
         model.save_pretrained(made, max_shard_size="40KB" if dtype == "bf16" else "5GB")
         ours(sluice, "import", made, run, "--quiet", "--set", f"model.seq_length={LENGTH}")
         ours(sluice, "export", run, again, "--quiet", "--shard-size", "40KB" if dtype == "fp32" else "5GB")
