@@ -57,7 +57,7 @@ static int export_shard_bytes(const char *text, uint64_t *bytes)
 
 static struct {
     const char *type, *shard_size;
-    bool adapters, force, json, quiet;
+    bool adapters, fused_experts, force, json, quiet;
 } asked;
 
 static const cli_option options[] = {
@@ -74,6 +74,10 @@ static const cli_option options[] = {
      "adapter_model.safetensors, which PEFT loads (default: the base with the adapters "
      "added)",
      .target = &asked.adapters},
+    {"fused-experts", CLI_FLAG, NULL,
+     "for mixtures of experts: one tensor for all experts of a block, as transformers\n"
+     "has them in memory (default: tensors for each expert, as they are published)",
+     .target = &asked.fused_experts},
     {"force", CLI_FLAG, NULL,
      "writes into a directory that is not empty, replacing files of these names\n"
      "(default: it must be new or empty)",
@@ -98,6 +102,7 @@ static int export_run(const cli_texts *operands)
         .type = asked.type,
         .shard_bytes = shard_bytes,
         .adapters = asked.adapters,
+        .fused_experts = asked.fused_experts,
         .force = asked.force,
         .stop = cli_stop_install("stopping"),
         .on_progress = cli_progress_show,

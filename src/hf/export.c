@@ -512,8 +512,8 @@ static int export_all(exporter *self)
     TRY(check_record(self));
     if (asked->adapters)
         return export_adapters_alone(self, type);
-    TRY(hfi_list(self->view.net, type, asked->shard_bytes ? asked->shard_bytes : SHARD_BYTES,
-                 &self->list));
+    TRY(hfi_list(self->view.net, type, asked->fused_experts,
+                 asked->shard_bytes ? asked->shard_bytes : SHARD_BYTES, &self->list));
     TRY(reserve(self));
     TRY(hfi_check_config(&self->view));
     TRY(hfi_take_directory(asked->hf_dir, asked->force));

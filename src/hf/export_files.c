@@ -35,7 +35,7 @@ static void add_tensors(export_list *self, const model *net, const model_tensor 
     *idx = UINT32_MAX;
     if (from->is_adapter)
         return; /* export_peft.c writes it */
-    hf_layout layout = hf_layout_of(net, from, false);
+    hf_layout layout = hf_layout_of(net, from, self->is_fused);
     struct hf_stored_range range = hf_layout_range(&layout, from);
     for (uint64_t i = 0; i < range.count; i++) {
         char name[HF_NAME_BYTES], stored[2 * HF_NAME_BYTES];
@@ -63,7 +63,7 @@ static int list_tensors(export_list *self, const model *net)
     uint64_t count = 0, stored_count = 0;
     for (uint32_t u = 0; u < net->unit_count; u++)
         for (uint32_t i = 0; i < net->units[u].tensor_count; i++, count++) {
-            const hf_layout layout = hf_layout_of(net, &net->units[u].tensors[i], false);
+            const hf_layout layout = hf_layout_of(net, &net->units[u].tensors[i], self->is_fused);
             stored_count += hf_layout_range(&layout, &net->units[u].tensors[i]).count;
         }
     self->tensors = mem_alloc(stored_count, sizeof *self->tensors, "tensors to export");
@@ -113,10 +113,12 @@ static int cut_into_files(export_list *self, uint64_t shard_bytes)
     return 0;
 }
 
-int hfi_list(const model *net, enum dtype type, uint64_t shard_bytes, export_list *out)
+int hfi_list(const model *net, enum dtype type, bool is_fused, uint64_t shard_bytes,
+             export_list *out)
 {
     memset(out, 0, sizeof *out);
     out->type = type;
+    out->is_fused = is_fused;
     TRY(list_tensors(out, net));
     return cut_into_files(out, shard_bytes);
 }

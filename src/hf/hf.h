@@ -110,6 +110,9 @@ struct hf_export_options {
     /* For a run with train.lora. True: writes only the adapters, in the format of PEFT. False: adds
      * them to the weights that are written. */
     bool adapters;
+    /* Mixtures: one tensor for all experts of a block, as transformers has them in memory. False:
+     * tensors for each expert, as they are published. */
+    bool fused_experts;
     bool force; /* replaces such files in a directory that is not empty */
     /* The caller has the run open and makes no step meanwhile; the run's lock is not taken. */
     bool is_held;

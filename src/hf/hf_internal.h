@@ -41,6 +41,7 @@ struct export_list {
     uint64_t total_bytes; /* of all tensors */
     uint64_t elem_count;  /* of all tensors */
     enum dtype type;
+    bool is_fused; /* layout.h */
 };
 typedef struct export_list export_list;
 
@@ -48,7 +49,8 @@ typedef struct export_list export_list;
  *
  * Lists the tensors of the model, without adapters, in files of at most shard_bytes of tensors
  * each. */
-int hfi_list(const model *net, enum dtype type, uint64_t shard_bytes, export_list *out) MUST_CHECK;
+int hfi_list(const model *net, enum dtype type, bool is_fused, uint64_t shard_bytes,
+             export_list *out) MUST_CHECK;
 void hfi_list_fini(export_list *self); /* abandons files that are not finished */
 /* Begins all files and reserves their space. */
 int hfi_create(export_list *self, const char *dir) MUST_CHECK;

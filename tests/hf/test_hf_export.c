@@ -65,6 +65,8 @@ static int import(const char *from, const char *to, const char *set, struct hf_i
     return hf_import(&asked, sum);
 }
 
+static bool fuses_experts;
+
 static int export(const char *from, const char *to, const char *type, uint64_t shard_bytes,
                   bool force, struct hf_export_summary *sum)
 {
@@ -72,6 +74,7 @@ static int export(const char *from, const char *to, const char *type, uint64_t s
                                             .hf_dir = hf_fixture_path(to),
                                             .type = type,
                                             .shard_bytes = shard_bytes,
+                                            .fused_experts = fuses_experts,
                                             .force = force};
     return hf_export(&asked, sum);
 }
@@ -111,7 +114,8 @@ static void round_trip(const hf_fixture_shape *shape, const hf_fixture_form *for
     assert_true(out.file_count >= least_files && (least_files > 1 || out.file_count == 1));
     assert_int_equal(out.param_count, in.param_count);
     assert_true(is_there("again/model.safetensors") == (out.file_count == 1));
-    hf_fixture_compare(hf_fixture_path("again"), shape, &(hf_fixture_form){.type = form->type});
+    const hf_fixture_form wanted_form = {.type = form->type, .is_fused = fuses_experts};
+    hf_fixture_compare(hf_fixture_path("again"), shape, &wanted_form);
     read_text("again/config.json", text, sizeof text);
     snprintf(wanted, sizeof wanted, "\"torch_dtype\": \"%s\"", torch[form->type]);
     assert_non_null(strstr(text, wanted));
@@ -134,15 +138,18 @@ static void checkpoints_come_back_bit_for_bit(void **state)
     }
 }
 
-/* Each expert has tensors of its own, also where a unit has several. */
+/* Each expert has tensors of its own, also where a unit has several; or all have one tensor. */
 static void experts_come_back_bit_for_bit(void **state)
 {
     (void)state;
-    for (int i = 0; i < 6; i++) {
-        const hf_fixture_form form = {.type = (enum dtype)(i % 3), .shards = i == 4 ? 3 : 0};
+    for (int i = 0; i < 8; i++) {
+        const hf_fixture_form form = {
+            .type = (enum dtype)(i % 3), .shards = i == 4 ? 3 : 0, .is_fused = i >= 6};
+        fuses_experts = form.is_fused;
         round_trip(i % 2 ? &mixtral : &qwen2_moe, &form, i < 4 ? "model.experts_per_unit=2" : NULL,
                    i == 3 ? 60000 : 0, i == 3 ? 3 : 1);
     }
+    fuses_experts = false;
 }
 
 /* A run on bytes has no files of a tokenizer to copy: the export makes them. */
