@@ -121,7 +121,7 @@ enum operand_role {
     ROLE_STATE,     /* a tile of optimizer state (base/tile.h) */
     ROLE_TOKENS,    /* token ids of the whole step, int32 */
     ROLE_WORKSPACE, /* scratch of the compute lane, device */
-    ROLE_LOSSES,    /* fp32 loss per token of the whole step */
+    ROLE_LOSSES,    /* fp32 loss per token; of a router, sums over the tokens of a micro-batch */
     ROLE_NORM_SUMS, /* fp64 block sums of all units */
     ROLE_CONSTANTS, /* tables of the model, such as rotary angles */
     ROLE_CACHE,     /* generation: keys and values of all blocks for the positions so far */

@@ -25,7 +25,10 @@ struct pass {
     uint64_t zeroed_bytes[2];
     /* enum operand_access each. `saved` is NONE in an uncut stage, where the caller decides whether
      * to keep it; the pass needs the memory all the same. */
-    uint8_t input, output, output_grad, input_grad, losses, saved;
+    uint8_t input, output, output_grad, input_grad, saved;
+    /* enum operand_access: of the head its losses, of a block with a router what its losses need
+     * (model_call.totals). */
+    uint8_t losses;
     /* Products and attention. The backward of an uncut stage includes stage.recompute_flops. */
     double flops;
     /* Time on the device alone, memory included, where the machine's kernels were measured: counts

@@ -203,11 +203,16 @@ static int fill_block(hfi_config *self)
 
 /* ---- into the job ---- */
 
-/* A dropout changes training, not the model: the job's own value counts. */
 static bool is_dropout(const char *key)
 {
     const char *end = strrchr(key, '_');
     return end && strcmp(end, "_dropout") == 0;
+}
+
+/* A dropout, or a loss of routers, changes training, not the model: the job's own value counts. */
+static bool is_of_training(const char *key)
+{
+    return is_dropout(key) || strcmp(key, "router_aux_loss_coef") == 0;
 }
 
 /* Logs one line about the dropouts of config.json, unless the job sets them. */
@@ -240,7 +245,7 @@ static int merge_key(const configi_reader *reader, const hfi_config *self, const
     if (!own)
         return configi_put(reader->file, json_object_get(reader->doc, "model"), key,
                            json_incref(value));
-    if (configi_is_same(own, value) || is_dropout(key))
+    if (configi_is_same(own, value) || is_of_training(key))
         return 0;
     return configi_error(reader, path, "%s contradicts %s, which says %s: leave the key out",
                          configi_show(own, given), self->file, configi_show(value, says));

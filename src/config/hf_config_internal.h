@@ -48,6 +48,7 @@ enum hfi_kind {
     HFI_INVERSE_ROOT, /* writes 1 / sqrt(x) */
     HFI_CAP,          /* writes a number, if there is one: not if it is null, or fallback 0 */
     HFI_DROPOUT,      /* writes a probability, unless it is 0 */
+    HFI_BALANCE,      /* writes a coefficient, if output_router_logits is true and it is not 0 */
     HFI_SWITCH,       /* writes true or false */
     HFI_OPTION,       /* writes true, if it is that */
     HFI_ONLY,         /* refuses what is not the fallback, true or false */

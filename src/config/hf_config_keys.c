@@ -125,6 +125,18 @@ static int put_dropout(hfi_config *self, const hfi_key *row)
     return value == 0 ? 0 : hfi_put(self, row->to, json_real(value));
 }
 
+static int put_balance(hfi_config *self, const hfi_key *row)
+{
+    char shown[CONFIGI_VALUE_BYTES];
+    const json_t *found = hfi_get(self, row->from);
+    double value = found ? json_number_value(found) : row->fallback;
+    bool is_on;
+    TRY(hfi_bool(self, "output_router_logits", false, &is_on));
+    if (found && !(json_is_number(found) && value >= 0))
+        return hfi_error(self, row->from, "%s is no number from 0 on", configi_show(found, shown));
+    return is_on && value > 0 ? hfi_put(self, row->to, json_real(value)) : 0;
+}
+
 static int put_count(hfi_config *self, const hfi_key *row)
 {
     uint64_t count;
@@ -187,6 +199,7 @@ int hfi_read_key(hfi_config *self, const hfi_key *row)
         [HFI_DROPOUT] = put_dropout,  [HFI_SWITCH] = put_switch,       [HFI_OPTION] = put_switch,
         [HFI_ONLY] = put_switch,      [HFI_WORD] = check_word,         [HFI_ABSENT] = check_word,
         [HFI_GATED] = put_activation, [HFI_PLAIN] = put_activation,    [HFI_FIXED] = check_fixed,
+        [HFI_BALANCE] = put_balance,
     };
     return readers[row->kind](self, row);
 }

@@ -77,9 +77,10 @@ struct job_model {
     bool norm_topk_prob;          /* the weights of a token's experts are divided by their sum */
     double routed_scaling_factor; /* of the weights; 0: none */
     enum job_scoring scoring_func;
-    uint64_t n_group, topk_group;   /* of experts; 0: no groups */
-    uint64_t first_k_dense_replace; /* the first blocks, which have no experts */
-    double swiglu_limit;            /* gpt_oss; 0: 7 */
+    uint64_t n_group, topk_group;                    /* of experts; 0: no groups */
+    uint64_t first_k_dense_replace;                  /* the first blocks, which have no experts */
+    double swiglu_limit;                             /* gpt_oss; 0: 7 */
+    double router_aux_loss_coef, router_z_loss_coef; /* 0: the loss is not added */
     /* units whose working params are larger are cut into parts; 0: no unit is cut */
     uint64_t max_part_bytes;
 };

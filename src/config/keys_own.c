@@ -203,6 +203,15 @@ const configi_key configi_own_keys[] = {
         "The first blocks, which have a plain feed-forward part of ffn_size in place of experts "
         "(deepseek, glm4_moe). Default: none.",
         .why = program_blocks),
+    KEY("model.router_aux_loss_coef", FLOAT, AT(model.router_aux_loss_coef), "0", "[0,1000]", NONE,
+        FIXED,
+        "Coefficient of the load-balancing loss, which training adds for each micro-batch, over "
+        "all its tokens and blocks as in transformers (Switch Transformers, 2021). Published: "
+        "0.001; olmoe 0.01. 0: not added."),
+    KEY("model.router_z_loss_coef", FLOAT, AT(model.router_z_loss_coef), "0", "[0,1000]", NONE,
+        FIXED,
+        "Coefficient of the z-loss of routers, the mean of the squared logsumexp of their logits "
+        "(ST-MoE, 2022). Published: 0.001. 0: not added."),
     KEY("model.experts_per_unit", INT, AT(model.experts_per_unit), NONE, "[1,1024]", "experts",
         FIXED,
         "Experts that are fetched, placed and updated together. It changes no loss and no "

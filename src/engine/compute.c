@@ -59,6 +59,7 @@ static void fill_call(const struct engine *self, const program *prog, const op *
     const int32_t *tokens = enginei_role_address(self, prog, item, ROLE_TOKENS);
     unsigned char *workspace = enginei_role_address(self, prog, item, ROLE_WORKSPACE);
     void *saved = enginei_role_address(self, prog, item, ROLE_SAVED);
+    void *losses = enginei_role_address(self, prog, item, ROLE_LOSSES);
     const uint32_t *counters = (const uint32_t *)(tokens + 3 * step_tokens);
     bool drops = prog->kind != PROGRAM_EVAL && model_has_dropout(&setup->net->spec);
     *call = (model_call){
@@ -74,8 +75,11 @@ static void fill_call(const struct engine *self, const program *prog, const op *
         .output = enginei_role_address(self, prog, item, ROLE_OUTPUT),
         .input_grad = enginei_role_address(self, prog, item, ROLE_INPUT_GRAD),
         .output_grad = enginei_role_address(self, prog, item, ROLE_OUTPUT_GRAD),
-        .losses = enginei_role_address(self, prog, item, ROLE_LOSSES),
+        .losses = losses,
         .grad_scale = grad_scale(&self->step),
+        .totals = losses,
+        .router_scale = (float)(self->step.loss_scale / (double)setup->job->accumulation /
+                                (double)setup->ranks.world),
         .saved = saved ? saved : workspace,
         .saved_rest = kept_by(self, item) == KEPT_SELECTIVE
                           ? workspace + setup->net->stages[item->stage].selective_bytes

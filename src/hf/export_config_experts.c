@@ -79,7 +79,7 @@ static json_t *late_keys(const struct job_model *from, const char *type)
     return NULL;
 }
 
-json_t *hfi_mixture_keys(const struct job_model *from, const char *type)
+static json_t *own_keys(const struct job_model *from, const char *type)
 {
     json_int_t experts = (json_int_t)from->num_experts, ffn = (json_int_t)from->expert_ffn_size;
     json_int_t each = (json_int_t)from->num_experts_per_tok;
@@ -112,6 +112,19 @@ json_t *hfi_mixture_keys(const struct job_model *from, const char *type)
     json_decref(more);
     json_decref(own);
     if (is_whole)
+        return keys;
+    json_decref(keys);
+    return NULL;
+}
+
+json_t *hfi_mixture_keys(const struct job_model *from, const char *type)
+{
+    json_t *keys = own_keys(from, type);
+    double coef = from->router_aux_loss_coef;
+    if (!keys || coef == 0)
+        return keys;
+    if (json_object_set_new(keys, "output_router_logits", json_true()) == 0 &&
+        json_object_set_new(keys, "router_aux_loss_coef", json_real(coef)) == 0)
         return keys;
     json_decref(keys);
     return NULL;

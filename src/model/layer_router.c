@@ -1,8 +1,13 @@
 /* ROUTER: chooses the experts of each token, and gives every choice a place among those of its
  * expert (kernels/ops_experts.h). Its value holds no activation. It holds all that the layers of
  * the experts need (struct modeli_routing), and the gradients of the choices' weights, which the
- * backward of the experts leaves here. CORRECTION: what is added to scores for that choice. Allocates
- * nothing. */
+ * backward of the experts leaves here. CORRECTION: what is added to scores for that choice.
+ * Allocates nothing.
+ *
+ * LOSSES. Those of load balancing and of large logits are of all routers together. The forward of
+ * each adds its rows to the totals of the micro-batch, in the order of the blocks; a recomputation
+ * gets no totals. All forwards run before the first backward, so each backward finds whole
+ * totals. */
 #include <assert.h>
 
 #include "model/model_internal.h"
@@ -47,6 +52,81 @@ static uint64_t out_columns(const modeli_layer *layer)
     return size_div_up(modeli_routing_of(layer).bytes,
                        modeli_rows(layer->net) * dtype_bytes(layer->net->type));
 }
+
+/* ---- losses ---- */
+
+const modeli_layer *modeli_router_of(const modeli_list *list)
+{
+    for (uint32_t i = 0; i < list->layer_count; i++)
+        if (list->layers[i].kind == &modeli_router && !list->layers[i].row->is_shared)
+            return &list->layers[i];
+    return NULL;
+}
+
+uint32_t modeli_first_router(const model *self)
+{
+    uint32_t stage = 0;
+    while (modeli_router_of(modeli_list_of(self, stage)) == NULL)
+        stage++;
+    return stage;
+}
+
+uint64_t model_totals_bytes(const model *self)
+{
+    bool has_losses = self->spec.balance_coef != 0 || self->spec.router_z_coef != 0;
+    return has_losses ? (2 * self->spec.expert_count + 1) * sizeof(double) : 0;
+}
+
+/* Rows of all routers in a micro-batch. */
+static double routed_rows(const model *self)
+{
+    uint64_t count = 0;
+    for (uint32_t s = 0; s < self->stage_count; s++)
+        count += modeli_router_of(modeli_list_of(self, s)) != NULL;
+    return (double)count * (double)modeli_rows(self);
+}
+
+void model_router_losses(const model *self, const double *totals, double *balance, double *z)
+{
+    uint64_t experts = self->spec.expert_count;
+    double rows = routed_rows(self);
+    *balance = 0;
+    for (uint64_t e = 0; e < experts; e++)
+        *balance += (double)experts * (totals[e] / rows) * (totals[experts + e] / rows);
+    *z = totals[2 * experts] / rows;
+}
+
+static int add_totals(const modeli_run *run, const modeli_layer *layer, const router_args *args)
+{
+    const model *self = run->self;
+    router_sums_args sums = {
+        .rows = args->rows,
+        .experts = args->experts,
+        .choices = args->choices,
+        .logits = args->logits,
+        .chosen = args->chosen,
+        .totals = run->call->totals,
+        .scratch = run->call->temp,
+    };
+    if (sums.totals == NULL || layer->row->is_shared)
+        return 0;
+    if (run->call->layer == model_block_of(self, modeli_first_router(self)))
+        TRY(self->ops->zero(self->context, run->stream, sums.totals, model_totals_bytes(self)));
+    return self->ops->router_sums(self->context, run->stream, &sums);
+}
+
+static void put_scales(const modeli_run *run, const modeli_layer *layer, router_args *args)
+{
+    const model_spec *spec = &run->self->spec;
+    double rows = routed_rows(run->self), scale = (double)run->call->router_scale;
+    if (run->call->totals == NULL || layer->row->is_shared)
+        return;
+    args->totals = run->call->totals;
+    args->balance_scale = (float)(scale * spec->balance_coef * (double)args->experts / rows / rows);
+    args->z_scale = (float)(scale * spec->router_z_coef * 2 / rows);
+}
+
+/* ---- running ---- */
 
 static router_args args_of(const modeli_run *run, const modeli_layer *layer,
                            const modeli_routing *at)
@@ -97,6 +177,7 @@ static int forward(const modeli_run *run, const modeli_layer *layer)
                     modeli_layer_param(run, layer, params.bias), modeli_at(routed, at.logits),
                     run->call->temp));
     TRY(ops->router_forward(self->context, run->stream, &args));
+    TRY(add_totals(run, layer, &args));
     return ops->experts_sort(self->context, run->stream, &sort);
 }
 
@@ -113,16 +194,21 @@ static int backward(const modeli_run *run, const modeli_layer *layer)
     modeli_routing at = modeli_routing_of(layer);
     router_args args = args_of(run, layer, &at);
     args.logits_grad = modeli_at(run->call->temp, logits_grad_at(layer, run->part));
+    put_scales(run, layer, &args);
     TRY(run->self->ops->router_backward(run->self->context, run->stream, &args));
     return modeli_linear_backward(run, layer, args.logits_grad);
 }
 
 static void scratch(const modeli_layer *layer, const modeli_part *part, uint64_t bytes[2])
 {
+    const model *self = layer->net;
     modeli_routing at = modeli_routing_of(layer);
-    uint64_t grads = modeli_rows(layer->net) * at.experts * dtype_bytes(layer->net->type);
+    uint64_t grads = modeli_rows(self) * at.experts * dtype_bytes(self->type);
     modeli_linear.scratch(layer, part, bytes);
     bytes[1] = logits_grad_at(layer, part) + grads;
+    if (model_totals_bytes(self) > 0 && self->ops != NULL)
+        bytes[0] = size_max(bytes[0], self->ops->router_sums_scratch_bytes(
+                                          self->context, modeli_rows(self), at.experts));
 }
 
 static uint64_t columns(const modeli_layer *layer, bool backward)
@@ -133,7 +219,11 @@ static uint64_t columns(const modeli_layer *layer, bool backward)
 static void costs(const modeli_layer *layer, const modeli_costing *of)
 {
     bool backward = of->turn == MODELI_TURN_BACKWARD;
+    bool sums = of->turn == MODELI_TURN_FORWARD && model_totals_bytes(layer->net) > 0;
     modeli_linear.costs(layer, of);
+    if (sums && !layer->row->is_shared)
+        modeli_cost_rows(MODEL_ROWS_SWIGLU, modeli_rows(layer->net), layer->matrix_rows,
+                         sizeof(float), of->costs);
     modeli_cost_rows(backward ? MODEL_ROWS_SWIGLU_GRAD : MODEL_ROWS_SWIGLU, modeli_rows(layer->net),
                      3 * layer->matrix_rows, sizeof(float), of->costs);
 }

@@ -288,6 +288,17 @@ static int check_experts(const model_spec *spec)
         return err_set(ERR_CONFIG,
                        "model.routed_scaling_factor is %g, but must lie between 1e-6 and 1e6",
                        scale);
+    if (!(spec->balance_coef >= 0 && spec->balance_coef <= 1e3) ||
+        !(spec->router_z_coef >= 0 && spec->router_z_coef <= 1e3))
+        return err_set(ERR_CONFIG,
+                       "model.router_aux_loss_coef is %g and model.router_z_loss_coef %g, but both "
+                       "must lie between 0 and 1000",
+                       spec->balance_coef, spec->router_z_coef);
+    if (spec->balance_coef != 0 && (spec->sigmoid_scores || spec->expert_groups != 0))
+        return err_set(ERR_CONFIG,
+                       "model.router_aux_loss_coef is %g, but its loss is defined only for experts "
+                       "that softmax alone chooses, without a correction and groups: leave it out",
+                       spec->balance_coef);
     bool has_shared = modeli_has_shared(spec->family);
     if (has_shared)
         TRY(check_range("shared_ffn_size", spec->shared_ffn_size, 1, INT32_MAX));

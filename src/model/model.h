@@ -235,7 +235,11 @@ struct model_spec {
     /* Experts are in so many groups of neighbours, and a token's come from the best
      * groups_per_token of them (kernels/ops_experts.h); 0: no groups. */
     uint64_t expert_groups, groups_per_token;
-    double swiglu_limit;     /* gpt_oss: of gate and up (ACTIVATION_SWIGLU_CLAMPED); 0: 7 */
+    double swiglu_limit; /* gpt_oss: of gate and up (ACTIVATION_SWIGLU_CLAMPED); 0: 7 */
+    /* Coefficients of two losses of the routers that are added in training: load balancing (Fedus
+     * et al. 2021, as transformers' load_balancing_loss_func has it), and the z-loss (Zoph et al.
+     * 2022). 0: none. */
+    double balance_coef, router_z_coef;
     uint64_t max_part_bytes; /* the largest working params of a unit; 0: units are never cut */
     /* The vectors of a block that is not cut (norms, biases) are a unit beside its matrices. Muon
      * updates these, and keeps less state for them. Not with adapters or with norms apart. */
@@ -385,7 +389,13 @@ struct model_call {
     void *input_grad;
     float *losses;    /* [B*T] fp32 nats per token: head */
     float grad_scale; /* head backward: loss scale / tokens of the whole step */
-    void *saved;      /* [saved_bytes]; undefined after the backward */
+    /* [model_totals_bytes], of a model whose routers have losses: sums over all blocks and tokens
+     * of the micro-batch (router_sums_args.totals). The forward of each block with a router adds to
+     * them, and the first one begins them; the backward reads them. router_scale: loss scale /
+     * micro-batches of the whole step. */
+    double *totals;
+    float router_scale;
+    void *saved; /* [saved_bytes]; undefined after the backward */
     /* Block: [saved_bytes - selective_bytes], the rest of `saved`, which then is [selective_bytes];
      * NULL: it lies behind that. Undefined between forward and backward. */
     void *saved_rest;
@@ -447,6 +457,11 @@ bool model_waits_for_device(const model *self, uint32_t stage);
 
 /* True if a matrix of the model is kept in another format than the working dtype. */
 bool model_has_packed(const model *self);
+
+/* Bytes of the totals of a micro-batch; 0: the model has no losses of its routers. */
+uint64_t model_totals_bytes(const model *self);
+/* Computes the two losses of a micro-batch, without their coefficients, from its totals. */
+void model_router_losses(const model *self, const double *totals, double *balance, double *z);
 
 /* True if the unit has matrices of a block and nothing else. */
 bool model_has_only_matrices(const model *self, uint32_t unit);

@@ -352,6 +352,9 @@ struct modeli_routing {
 typedef struct modeli_routing modeli_routing;
 
 modeli_routing modeli_routing_of(const modeli_layer *layer);
+/* The router whose choices the losses count; NULL: the list has none. */
+const modeli_layer *modeli_router_of(const modeli_list *list);
+uint32_t modeli_first_router(const model *self);  /* the first stage with one */
 uint64_t modeli_slot_multiple(const model *self); /* modeli_routing.multiple */
 /* The value that the layer's router wrote. */
 void *modeli_routed(const modeli_run *run, const modeli_layer *layer);

@@ -139,6 +139,20 @@ static void block_access(const modeli_list *list, const modeli_part *part, uint3
         pass->saved = ACCESS_UPDATE; /* the sums of a block in parts; what other passes wrote */
 }
 
+/* A router adds to the totals of its micro-batch. Its backward reads them. */
+static enum operand_access totals_access(const model *self, uint32_t stage, const modeli_part *part,
+                                         enum phase phase)
+{
+    const modeli_list *list = modeli_list_of(self, stage);
+    const modeli_layer *router = modeli_router_of(list);
+    if (model_totals_bytes(self) == 0 || router == NULL || phase == PHASE_RECOMPUTE ||
+        part == NULL || &list->layers[part->owner] != router)
+        return ACCESS_NONE;
+    if (phase == PHASE_BACKWARD)
+        return ACCESS_READ;
+    return stage == modeli_first_router(self) ? ACCESS_WRITE : ACCESS_UPDATE;
+}
+
 static void head_access(const modeli_part *part, uint32_t pass_idx, bool backward,
                         struct pass *pass)
 {
@@ -169,10 +183,12 @@ static void fill_pass(const model *self, enum phase phase, uint32_t stage_idx, u
         pass->output_grad = ACCESS_READ;
     else if (is_embed)
         pass->output = pass_idx == 0 ? ACCESS_WRITE : ACCESS_UPDATE;
-    else if (stage->kind == STAGE_BLOCK)
-        block_access(modeli_list_of(self, stage_idx), part, pass_idx, phase, pass);
-    else
+    else if (stage->kind == STAGE_HEAD)
         head_access(part, pass_idx, backward, pass);
+    else {
+        block_access(modeli_list_of(self, stage_idx), part, pass_idx, phase, pass);
+        pass->losses = totals_access(self, stage_idx, part, phase);
+    }
     if (part == NULL) /* the caller decides whether to keep `saved` */
         pass->saved = ACCESS_NONE;
     if (part == NULL && !work.input)

@@ -468,6 +468,13 @@ static void add_norm(const plan_job *job, plan_set *set, plani_layout *layout, u
     homes->norm_ordered = add_scratch(layout, TIER_DEVICE, part);
 }
 
+/* The losses of a step, and the totals of its micro-batches. */
+static uint64_t all_losses_bytes(const plan_job *job)
+{
+    return job->totals_bytes == 0 ? job->losses_bytes
+                                  : plan_totals_begin(job, job->micro_batch_count);
+}
+
 int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     memset(layout, 0, sizeof *layout);
@@ -492,10 +499,10 @@ int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
     homes->constants = add_scratch(layout, TIER_DEVICE, job->constants_bytes);
     homes->cache = add_scratch(layout, TIER_DEVICE, job->cache_bytes);
     homes->tokens_device = add_scratch(layout, TIER_DEVICE, job->tokens_bytes);
-    homes->losses_device = add_scratch(layout, TIER_DEVICE, job->losses_bytes);
+    homes->losses_device = add_scratch(layout, TIER_DEVICE, all_losses_bytes(job));
     add_norm(job, set, layout, blocks);
     homes->tokens_host = add_scratch(layout, TIER_HOST, job->tokens_bytes);
-    homes->losses_host = add_scratch(layout, TIER_HOST, job->losses_bytes);
+    homes->losses_host = add_scratch(layout, TIER_HOST, all_losses_bytes(job));
     add_units(job, set, layout);
     add_activations(job, set, layout);
     add_copies(job, set, layout);

@@ -43,6 +43,7 @@
 #ifndef SLUICE_PLAN_PLAN_JOB_H
 #define SLUICE_PLAN_PLAN_JOB_H
 
+#include "base/size.h"
 #include "base/stage.h"
 #include "swap/program.h"
 
@@ -155,8 +156,11 @@ struct plan_job {
      * program: keys and values. 0: none. */
     uint64_t cache_bytes;
     uint64_t tokens_bytes, losses_bytes; /* of a whole step */
-    uint32_t param_bytes, grad_bytes;    /* per element: 2 or 4 */
-    uint32_t state_streams;              /* of a tile: its streams code (base/tile.h) */
+    /* Sums that the losses of routers need, of one micro-batch. They lie behind the losses of the
+     * step, for one micro-batch after the other (plan_totals_begin). 0: there are none. */
+    uint64_t totals_bytes;
+    uint32_t param_bytes, grad_bytes; /* per element: 2 or 4 */
+    uint32_t state_streams;           /* of a tile: its streams code (base/tile.h) */
     /* [unit_count] the streams code of each unit's tiles: Muon's matrices have one stream less than
      * its vectors. NULL: state_streams for all. */
     const uint32_t *unit_streams;
@@ -219,6 +223,12 @@ static inline uint32_t plan_streams(const plan_job *self, uint32_t unit)
     return self->unit_streams ? self->unit_streams[unit] : self->state_streams;
 }
 /* True if the unit learns: it is not frozen. */
+/* Where the totals of a micro-batch begin in the buffer of losses. */
+static inline uint64_t plan_totals_begin(const plan_job *self, uint32_t micro_batch)
+{
+    return size_round_up(self->losses_bytes, 256) + micro_batch * self->totals_bytes;
+}
+
 static inline bool plan_learns(const plan_job *self, uint32_t unit)
 {
     return !self->is_frozen || !self->is_frozen[unit];

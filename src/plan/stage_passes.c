@@ -323,6 +323,19 @@ static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t 
     return idx;
 }
 
+/* The losses of the micro-batch for the head, its totals for a block. */
+static plani_range losses_range(const plani_builder *b, const struct pass_run *run, uint32_t mb)
+{
+    const plan_job *job = b->job;
+    uint64_t part = job->losses_bytes / job->micro_batch_count;
+    plani_range range = {b->set->homes.losses_device, mb * part, part};
+    if (run->s + 1 < job->stage_count) {
+        range.offset_bytes = plan_totals_begin(job, mb);
+        range.size_bytes = job->totals_bytes;
+    }
+    return range;
+}
+
 static void run_micro_batch(plani_builder *b, struct plani_step *st, const struct pass_run *run,
                             uint32_t mb)
 {
@@ -349,11 +362,8 @@ static void run_micro_batch(plani_builder *b, struct plani_step *st, const struc
     use_if(b, idx, output, ROLE_OUTPUT, pass->output);
     use_if(b, idx, output_grad, ROLE_OUTPUT_GRAD, pass->output_grad);
     use_if(b, idx, input_grad, ROLE_INPUT_GRAD, pass->input_grad);
-    if (pass->losses != 0) {
-        uint64_t part = b->job->losses_bytes / b->job->micro_batch_count;
-        plani_use(b, idx, (plani_range){b->set->homes.losses_device, mb * part, part}, ROLE_LOSSES,
-                  (enum operand_access)pass->losses);
-    }
+    if (pass->losses != 0)
+        plani_use(b, idx, losses_range(b, run, mb), ROLE_LOSSES, (enum operand_access)pass->losses);
     leave_saved(b, st, run, mb, access);
     leave_output(b, st, run, mb);
     leave_input_grad(b, st, run, mb);

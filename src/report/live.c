@@ -133,6 +133,9 @@ size_t live_format_plain(const live_status *status, char *text, size_t text_byte
     profi_text_init(&out, text, text_bytes);
     append_part(&out, status, PART_STEP);
     append_part(&out, status, PART_LOSS);
+    if (status->has_router_losses)
+        profi_append(&out, "  balance %.4f  router z %.4g", status->balance_loss,
+                     status->router_z_loss);
     profi_append(&out, "  grad norm %.4g  lr %.4g  %.3f s", status->grad_norm, status->lr,
                  status->step_seconds);
     append_part(&out, status, PART_SPEED);

@@ -18,9 +18,12 @@ enum { LIVE_LINE_BYTES = 512 }; /* enough for any line with its NUL */
 struct live_status {
     uint64_t step, steps; /* the number of steps done, and of all steps; steps 0: unknown */
     double loss;          /* nats per token */
-    double grad_norm;     /* plain form only */
-    double lr;            /* plain form only */
-    bool skipped;         /* the step overflowed and changed nothing */
+    /* plain form only: the losses of the routers, without their coefficients */
+    bool has_router_losses;
+    double balance_loss, router_z_loss;
+    double grad_norm; /* plain form only */
+    double lr;        /* plain form only */
+    bool skipped;     /* the step overflowed and changed nothing */
     double step_seconds;
     double tokens_per_second;
     uint64_t lane_bytes[LANE_COUNT]; /* moved in the step */

@@ -63,6 +63,10 @@ static void append_step(profi_text *text, const metrics_line *line)
     profi_append(text, "{\"step\":%llu", (unsigned long long)line->step);
     append_field(text, "loss", (double)line->loss);
     profi_append(text, ",\"loss_bits\":\"%08x\"", fp32_bits(line->loss));
+    if (line->has_router_losses) {
+        append_field(text, "balance_loss", line->balance_loss);
+        append_field(text, "router_z_loss", line->router_z_loss);
+    }
     append_field(text, "grad_norm", line->grad_norm);
     append_field(text, "lr", line->lr);
     append_field(text, "loss_scale", line->loss_scale);

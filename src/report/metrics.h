@@ -7,7 +7,8 @@
  *   {"event":"eval","step":3,"valid_loss":5.6,"valid_loss_bits":"40b33333","tokens":4096,
  *    "seconds":0.4}
  *
- * "counted_tokens" follows "tokens" if some tokens of the data do not count.
+ * "counted_tokens" follows "tokens" if some tokens of the data do not count. "balance_loss" and
+ * "router_z_loss" follow "loss_bits" if the model's routers have losses; "loss" is without them.
  *
  * Numbers that are not finite become null. Lanes and tiers are named as in swap/program.h. Nothing
  * here allocates, so a line may be written while memory is sealed. A file has one owner thread. A
@@ -35,7 +36,9 @@ typedef struct metrics_lane metrics_lane;
 struct metrics_line {
     bool is_eval;  /* the line of an evaluation, with step, valid_loss, tokens and seconds only */
     uint64_t step; /* from 1 */
-    float loss;    /* nats per token */
+    float loss;    /* nats per token, without those of the routers */
+    bool has_router_losses;
+    double balance_loss, router_z_loss; /* of the routers, without their coefficients */
     float valid_loss;
     double grad_norm; /* before clipping */
     double lr;

@@ -93,6 +93,8 @@ model_spec setup_model_spec(const struct job_model *from)
         .groups_per_token = from->topk_group,
         .dense_blocks = from->first_k_dense_replace,
         .swiglu_limit = from->swiglu_limit,
+        .balance_coef = from->router_aux_loss_coef,
+        .router_z_coef = from->router_z_loss_coef,
         .max_part_bytes = from->max_part_bytes,
     };
     static_assert((int)JOB_PATTERN_BYTES <= (int)MODEL_PATTERN_BYTES, "it fits");
@@ -169,6 +171,8 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         {"topk_group", (double)spec->groups_per_token},
         {"first_k_dense_replace", (double)spec->dense_blocks},
         {"swiglu_limit", spec->swiglu_limit},
+        {"router_aux_loss_coef", spec->balance_coef},
+        {"router_z_loss_coef", spec->router_z_coef},
         {"q_latent_size", (double)spec->q_latent_size},
         {"kv_latent_size", (double)spec->kv_latent_size},
         {"rope_head_dim", (double)spec->rope_head_dim},

@@ -333,6 +333,7 @@ static int make_plan_inputs(struct setup *self, const struct setup_options *opti
         /* and targets, begins of documents, counters of dropout */
         .tokens_bytes = (3 * step_tokens + counters) * sizeof(int32_t),
         .losses_bytes = step_tokens * sizeof(float),
+        .totals_bytes = model_totals_bytes(net),
         .param_bytes = (uint32_t)dtype_bytes(net->type),
         .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),
         .order =

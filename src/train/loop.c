@@ -98,20 +98,41 @@ static int load_windows(struct loop *self, mixture *from, bool shuffled, uint64_
 
 /* ---- losses ---- */
 
+/* Adds the losses of the routers in each micro-batch of this rank. */
+static void add_router_losses(const struct loop *self, const unsigned char *losses,
+                              struct loop_losses *sums)
+{
+    const struct setup *setup = self->run.setup;
+    for (uint32_t mb = 0; setup->plan.totals_bytes > 0 && mb < setup->plan.micro_batch_count;
+         mb++) {
+        double balance, z;
+        const void *totals = losses + plan_totals_begin(&setup->plan, mb);
+        model_router_losses(setup->net, totals, &balance, &z);
+        sums->balance += balance;
+        sums->z += z;
+    }
+}
+
 /* The mean of the losses of the targets that count: each rank sums in double, in order; then the
- * ranks' sums are added in rank order. NaN if no target counts. Also exchanges requests to stop. */
-static int mean_loss(struct loop *self, double *mean)
+ * ranks' sums are added in rank order. NaN if no target counts. Those of the routers are means over
+ * the micro-batches of all ranks. Also exchanges requests to stop. */
+static int mean_loss(struct loop *self, struct loop_losses *mean)
 {
     const model *net = self->run.setup->net;
     uint64_t count = self->run.job->accumulation * net->micro_batch * net->tokens;
-    const float *losses = (const float *)(const void *)engine_home(
-        self->run.engine, self->run.setup->set.homes.losses_host);
-    double sum = 0, total;
+    const unsigned char *home =
+        engine_home(self->run.engine, self->run.setup->set.homes.losses_host);
+    const float *losses = (const float *)(const void *)home;
+    struct loop_losses sums = {0};
     for (uint64_t i = 0; i < count; i++)
-        sum += (double)losses[i];
-    TRY(loop_share_step(self, sum, &total));
+        sums.tokens += (double)losses[i];
+    add_router_losses(self, home, &sums);
+    TRY(loop_share_step(self, &sums, mean));
     uint64_t target_count = self->run.engine->step.target_count;
-    *mean = target_count ? total / (double)target_count : NAN;
+    double micro_batches = (double)self->run.ranks.world * (double)self->run.job->accumulation;
+    mean->tokens = target_count ? mean->tokens / (double)target_count : NAN;
+    mean->balance /= micro_batches;
+    mean->z /= micro_batches;
     return 0;
 }
 
@@ -199,14 +220,16 @@ int loop_evaluate(struct loop *self, bool is_last)
                                  self->run.ranks.world * self->run.job->accumulation);
     uint64_t runs =
         size_max(size_min(asked, mixture_windows_in_order(self->valid_data) / windows), 1);
-    double sum = 0, mean;
+    struct loop_losses losses;
+    double sum = 0;
     uint64_t counted = 0;
     for (uint64_t r = 0; r < runs; r++) {
         if (is_stopped(self) && !is_last)
             return 0; /* stop at once; an unfinished evaluation has no result */
         TRY(load_windows(self, self->valid_data, false, r * windows));
         TRY(engine_run(self->run.engine, PROGRAM_EVAL, self->run.record.step, NULL));
-        TRY(mean_loss(self, &mean));
+        TRY(mean_loss(self, &losses));
+        double mean = losses.tokens;
         uint64_t targets = self->run.engine->step.target_count;
         counted += targets;
         if (mixture_has_uncounted(self->valid_data))
@@ -233,14 +256,17 @@ int loop_evaluate(struct loop *self, bool is_last)
     return 0;
 }
 
-static void fill_line(const struct loop *self, const run_totals *run, double loss, double seconds,
-                      metrics_line *line)
+static void fill_line(const struct loop *self, const run_totals *run,
+                      const struct loop_losses *losses, double seconds, metrics_line *line)
 {
     const struct engine *engine = self->run.engine;
     uint64_t tokens = step_windows(self) * self->run.setup->net->tokens;
     *line = (metrics_line){
         .step = engine->step.step,
-        .loss = (float)loss,
+        .loss = (float)losses->tokens,
+        .has_router_losses = self->run.setup->plan.totals_bytes > 0,
+        .balance_loss = losses->balance,
+        .router_z_loss = losses->z,
         .grad_norm = engine->step.grad_norm,
         .lr = engine->step.skip ? 0.0 : (double)engine->step.scalars.learning_rate,
         .loss_scale = engine->step.loss_scale,
@@ -272,6 +298,9 @@ static void tell_step(struct loop *self, const metrics_line *line)
         .steps = self->run.job->run.steps,
         .tokens = line->tokens,
         .loss = (double)line->loss,
+        .has_router_losses = line->has_router_losses,
+        .balance_loss = line->balance_loss,
+        .router_z_loss = line->router_z_loss,
         .grad_norm = line->grad_norm,
         .learning_rate = line->lr,
         .seconds = line->seconds,
@@ -443,7 +472,7 @@ static int one_step(struct loop *self)
     uint64_t begin_ns = clock_ns(), sent_bytes = sent_so_far(self);
     uint64_t events_begin = self->run.engine->ring.written;
     enum program_kind kind;
-    double loss;
+    struct loop_losses losses;
     TRY(load_windows(self, self->train_data, true, self->run.record.window_count));
     run_totals run;
     TRY(run_step_program(self, &run, &kind));
@@ -452,7 +481,7 @@ static int one_step(struct loop *self)
     self->run.record.step++;
     self->run.record.window_count += step_windows(self);
     self->run.record.skipped_count += skipped;
-    TRY(mean_loss(self, &loss));
+    TRY(mean_loss(self, &losses));
     if (is_warm_up(self, self->run.record.step))
         TRY(loop_apply_pending(self));
     if (self->run.engine->step.target_count == 0 && self->run.ranks.rank == 0)
@@ -460,14 +489,14 @@ static int one_step(struct loop *self)
                  " tokens counts as a target: it has no loss, and its gradient is zero",
                  self->run.engine->step.step, step_windows(self) * self->run.setup->net->tokens);
     self->sent_bytes = sent_so_far(self) - sent_bytes;
-    int rc = note_overflow(self, loss);
+    int rc = note_overflow(self, losses.tokens);
     loss_scaler_save(&self->scaler, &self->run.record);
     metrics_line line;
-    fill_line(self, &run, loss, (double)(clock_ns() - begin_ns) * 1e-9, &line);
+    fill_line(self, &run, &losses, (double)(clock_ns() - begin_ns) * 1e-9, &line);
     TRY_KEEP(rc, write_metrics(self, &line));
     self->summary->steps_done++;
     self->summary->tokens += line.tokens;
-    self->summary->train_loss = loss;
+    self->summary->train_loss = losses.tokens;
     tell_step(self, &line);
     TRY_KEEP(rc, watch_step(self, &run, kind, events_begin, line.seconds));
     return rc;
@@ -523,9 +552,9 @@ int loop_run_steps(struct loop *self)
 {
     uint64_t every = self->run.job->run.eval_every;
     bool sealed = false;
-    double none;
+    struct loop_losses none = {0};
     loop_begin_steps(self);
-    int rc = loop_share_step(self, 0, &none); /* a stop that was requested before */
+    int rc = loop_share_step(self, &none, &none); /* a stop that was requested before */
     if (rc == 0)
         rc = evaluate_missed(self);
     while (rc == 0 && self->run.record.step < self->run.job->run.steps && !is_stopped(self)) {

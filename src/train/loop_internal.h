@@ -108,8 +108,14 @@ int loop_run_steps(struct loop *self) MUST_CHECK;
 int loop_compare_data(struct loop *self) MUST_CHECK;
 /* Allocates step_words. */
 int loop_make_step_words(struct loop *self) MUST_CHECK;
-/* *total is the sum of all ranks' sums. Sets is_asked_to_stop if one rank is asked to stop. */
-int loop_share_step(struct loop *self, double own_sum, double *total) MUST_CHECK;
+/* Losses of a step; summed, or the mean. */
+struct loop_losses {
+    double tokens;     /* those of the model's tokens that count */
+    double balance, z; /* those of routers, without coefficients (model_router_losses) */
+};
+/* Adds all ranks' sums in rank order. Sets is_asked_to_stop if one rank is asked to stop. */
+int loop_share_step(struct loop *self, const struct loop_losses *own,
+                    struct loop_losses *total) MUST_CHECK;
 /* *total is the sum of all ranks' counts. */
 int loop_share_count(struct loop *self, uint64_t own, uint64_t *total) MUST_CHECK;
 /* Fills summary.ranks on rank 0. */

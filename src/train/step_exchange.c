@@ -72,29 +72,32 @@ int loop_compare_data(struct loop *self)
 /* ---- after each step ---- */
 
 struct step_word {
-    double loss_sum;
+    struct loop_losses sums;
     uint64_t target_count;
     uint8_t asks_stop;
 };
 
-int loop_share_step(struct loop *self, double own_sum, double *total)
+int loop_share_step(struct loop *self, const struct loop_losses *own_sums,
+                    struct loop_losses *total)
 {
     const struct ranks *ranks = &self->run.ranks;
     const volatile sig_atomic_t *stop = self->options->stop;
     if (ranks->world == 1) {
-        *total = own_sum;
+        *total = *own_sums;
         self->is_asked_to_stop = stop && *stop;
         return 0;
     }
     struct step_word own;
     memset(&own, 0, sizeof own);
-    own.loss_sum = own_sum;
+    own.sums = *own_sums;
     own.asks_stop = stop && *stop;
     TRY(comm_exchange(ranks->comm, "losses", &own, sizeof own, self->step_words));
     const struct step_word *all = self->step_words;
-    *total = 0;
+    *total = (struct loop_losses){0};
     for (uint32_t r = 0; r < ranks->world; r++) { /* in rank order: the same sum everywhere */
-        *total += all[r].loss_sum;
+        total->tokens += all[r].sums.tokens;
+        total->balance += all[r].sums.balance;
+        total->z += all[r].sums.z;
         self->is_asked_to_stop = self->is_asked_to_stop || all[r].asks_stop;
     }
     return 0;

@@ -35,6 +35,8 @@ struct train_progress {
     uint64_t step, steps, tokens; /* tokens: of this step */
     double loss, grad_norm, learning_rate, seconds, tokens_per_second, model_tflops;
     double seconds_left; /* negative if unknown */
+    bool has_router_losses;
+    double balance_loss, router_z_loss; /* without their coefficients */
     bool skipped;
     metrics_lane lanes[LANE_COUNT];
 };

@@ -28,8 +28,9 @@ static bool is_group(const char *word)
 
 static void set_group(fixture_sets *sets, const char *backend)
 {
-    static const char *const experts[] = {"num_experts=6", "num_experts_per_tok=2",
-                                          "experts_per_unit=4", "expert_ffn_size=64"};
+    static const char *const experts[] = {
+        "num_experts=6",      "num_experts_per_tok=2",    "experts_per_unit=4",
+        "expert_ffn_size=64", "router_aux_loss_coef=0.1", "router_z_loss_coef=0.01"};
     memset(sets, 0, sizeof *sets);
     fixture_set(sets, "device.backend=%s", backend);
     fixture_set(sets, "model.tie_embeddings=%s", is_group("untied") ? "false" : "true");

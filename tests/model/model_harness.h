@@ -259,6 +259,8 @@ struct harness {
     int32_t *tokens, *targets;
     const int32_t *begins; /* of documents, as in model_call; the test's own */
     float *losses;
+    double *totals;     /* of the routers, where they have losses */
+    float router_scale; /* of these losses */
     void *saved, *saved_rest, *temp, *constants;
     uint64_t seed;       /* of dropout, where the model has one */
     uint32_t counter[2]; /* the same */
@@ -320,6 +322,8 @@ static inline void harness_create(harness *h, const kernel_ops *ops, const model
     h->tokens = harness_alloc(rows * sizeof(int32_t));
     h->targets = harness_alloc(rows * sizeof(int32_t));
     h->losses = harness_alloc(rows * sizeof(float));
+    h->totals = harness_alloc(model_totals_bytes(self));
+    h->router_scale = 0.25f;
     h->constants = harness_alloc(self->constants_bytes);
     assert_int_equal(model_fill_constants(h->self, NULL, h->constants), 0);
 }
@@ -333,9 +337,9 @@ static inline void harness_destroy(harness *h)
     }
     for (uint32_t i = 0; i < h->self->stage_count; i++)
         mem_free(h->boundary[i]);
-    void *blocks[] = {h->masters, h->params, h->grads,     h->boundary,  h->grad[0],
-                      h->grad[1], h->begun,  h->tokens,    h->targets,   h->losses,
-                      h->saved,   h->temp,   h->constants, h->saved_rest};
+    void *blocks[] = {h->masters, h->params, h->grads,     h->boundary,   h->grad[0],
+                      h->grad[1], h->begun,  h->tokens,    h->targets,    h->losses,
+                      h->saved,   h->temp,   h->constants, h->saved_rest, h->totals};
     for (uint32_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         mem_free(blocks[i]);
     model_destroy(h->self);
@@ -443,8 +447,10 @@ static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, ui
     harness_use output = harness_use_of(h, of->output, h->boundary[stage], bytes);
     harness_use output_grad = harness_use_of(h, of->output_grad, h->grad[(stage + 1) % 2], bytes);
     harness_use input_grad = harness_use_of(h, of->input_grad, h->grad[stage % 2], bytes);
+    bool is_head = source->kind == STAGE_HEAD;
     harness_use losses =
-        harness_use_of(h, of->losses, h->losses, self->micro_batch * self->tokens * 4);
+        is_head ? harness_use_of(h, of->losses, h->losses, self->micro_batch * self->tokens * 4)
+                : harness_use_of(h, of->losses, h->totals, model_totals_bytes(self));
     model_call call = {
         .tokens = h->tokens,
         .targets = h->targets,
@@ -455,6 +461,8 @@ static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, ui
         .input_grad = input_grad.block,
         .losses = losses.block,
         .grad_scale = grad_scale,
+        .totals = losses.block,
+        .router_scale = h->router_scale,
         .layer = stage > 0 ? model_block_of(h->self, stage) : 0,
         .saved = saved.block,
         .temp = harness_fresh(h, &h->temp, of->temp_bytes),
@@ -498,9 +506,13 @@ static inline void harness_forward(harness *h, bool with_head)
 }
 
 /* Runs the head and all backwards after harness_forward. If something is kept, each block's saved
- * is first filled by a forward of its own, and the backward is told how much of it is valid. */
+ * is first filled by a forward of its own, which does not count for the routers' losses, and the
+ * backward is told how much of it is valid. */
 static inline void harness_backward(harness *h, float grad_scale, enum kept kept)
 {
+    uint64_t totals_bytes = model_totals_bytes(h->self);
+    double *totals = harness_alloc(totals_bytes);
+    memcpy(totals, h->totals, totals_bytes);
     for (uint32_t i = h->self->stage_count; i-- > 0;) {
         const struct stage *stage = &h->self->stages[i];
         bool is_block = stage->kind == STAGE_BLOCK;
@@ -509,8 +521,10 @@ static inline void harness_backward(harness *h, float grad_scale, enum kept kept
             harness_phase(h, PHASE_FORWARD, i, 0, KEPT_NONE);
         else
             harness_phase(h, PHASE_RECOMPUTE, i, 0, KEPT_NONE);
+        memcpy(h->totals, totals, totals_bytes);
         harness_phase(h, PHASE_BACKWARD, i, grad_scale, is_block ? kept : KEPT_NONE);
     }
+    mem_free(totals);
 }
 
 /* Sum of losses over tokens that count, in double. */

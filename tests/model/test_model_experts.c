@@ -1,5 +1,7 @@
 /* Mixtures of experts beyond what the tests of all families show: how experts are cut into units,
- * and that the cut changes no bit; experts that no token or every token chose; what is refused. */
+ * and that the cut changes no bit; experts that no token or every token chose; the losses of the
+ * routers; what is refused. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,6 +26,10 @@ static model_spec mixture(const char *instance, uint64_t experts_per_unit)
     };
     harness_complete(instance, &spec);
     spec.experts_per_unit = experts_per_unit;
+    if (spec.expert_count > 0) {
+        spec.balance_coef = spec.sigmoid_scores || spec.expert_groups ? 0 : 2;
+        spec.router_z_coef = 0.5;
+    }
     return spec;
 }
 
@@ -231,6 +237,103 @@ static void all_and_none(void **state)
     harness_destroy(&h);
 }
 
+/* ---- the losses of the routers ---- */
+
+/* All losses of a step: those of tokens with the factor 1. */
+static double whole_loss(harness *h)
+{
+    const model_spec *spec = &h->self->spec;
+    double balance, z;
+    harness_forward(h, true);
+    model_router_losses(h->self, h->totals, &balance, &z);
+    return harness_loss_sum(h) +
+           (double)h->router_scale * (spec->balance_coef * balance + spec->router_z_coef * z);
+}
+
+/* The slope of the whole loss by one parameter; NAN where a step changes a choice. */
+static double slope_of(harness *h, uint32_t unit, uint64_t elem)
+{
+    float *param = (float *)h->params[unit] + elem, value = *param;
+    double slope[2], counts[2 * EXPERTS];
+    uint64_t counts_bytes = h->self->spec.expert_count * sizeof *counts;
+    float step = 1.0f / 128;
+    bool is_same = true;
+    (void)whole_loss(h);
+    assert_true(counts_bytes <= sizeof counts);
+    memcpy(counts, h->totals, counts_bytes);
+    for (int i = 0; i < 2; i++, step /= 2) {
+        double sum[2];
+        for (int k = 0; k < 2; k++) {
+            *param = k ? value + step : value - step;
+            sum[k] = whole_loss(h);
+            is_same = is_same && memcmp(counts, h->totals, counts_bytes) == 0;
+        }
+        slope[i] = (sum[1] - sum[0]) / (2 * (double)step);
+    }
+    *param = value;
+    return is_same ? (4 * slope[1] - slope[0]) / 3 : NAN;
+}
+
+/* The gradients of all losses against finite differences, in every tensor. */
+static void check_router_losses(const char *instance)
+{
+    harness h;
+    model_spec spec = mixture(instance, 2);
+    spec.seq_length = 9;
+    harness_start(&h, &kernels_reference, &spec, DTYPE_FP32, 0, SEED, true);
+    h.router_scale = 3;
+    harness_step(&h, 1.0f, KEPT_NONE);
+    int probes = 0, skipped = 0;
+    for (uint32_t u = 0; u < h.self->unit_count; u++)
+        for (uint32_t i = 0; i < h.self->units[u].tensor_count; i++) {
+            const model_tensor *tensor = &h.self->units[u].tensors[i];
+            for (uint64_t k = 0; k < 4; k++, probes++) {
+                uint64_t elem = tensor->offset_elems +
+                                rng_below(SEED, 100 + i, u * 8 + k, tensor->rows * tensor->columns);
+                double expected = slope_of(&h, u, elem), got = h.grads[u][elem];
+                if (isnan(expected))
+                    skipped++;
+                else if (!(fabs(got - expected) < 1e-3 * (1 + fabs(expected))))
+                    fail_msg("%s: gradient %g, finite difference %g", tensor->name, got, expected);
+            }
+        }
+    printf("%s: %d probes, %d of them skipped\n", instance, probes, skipped);
+    assert_true(skipped < probes / 4);
+    harness_destroy(&h);
+}
+
+static void router_losses_have_gradients(void **state)
+{
+    (void)state;
+    check_router_losses("qwen2_moe");
+    check_router_losses(
+        "deepseek-moe"); /* the first block has no router, and there is no balance */
+}
+
+/* By hand, if all logits of all routers are 0: z is log(E)^2, and each token has the first two
+ * experts, so the balance is E * 2 * (1 / E). No gradient is left of the balance. */
+static void router_losses_by_hand(void **state)
+{
+    (void)state;
+    harness h;
+    double balance, z;
+    model_spec spec = mixture("mixtral", 2);
+    harness_start(&h, &kernels_reference, &spec, DTYPE_FP32, 0, SEED, true);
+    for (uint32_t u = 0; u < h.self->unit_count; u++)
+        for (uint32_t i = 0; i < h.self->units[u].tensor_count; i++) {
+            const model_tensor *tensor = &h.self->units[u].tensors[i];
+            if (strstr(tensor->name, "mlp.gate.weight"))
+                memset((float *)h.params[u] + tensor->offset_elems, 0,
+                       tensor->rows * tensor->columns * sizeof(float));
+        }
+    harness_forward(&h, true);
+    model_router_losses(h.self, h.totals, &balance, &z);
+    assert_true(fabs(balance - 2) < 1e-12);
+    assert_true(fabs(z - log(EXPERTS) * log(EXPERTS)) < 1e-12);
+    assert_true(h.totals[0] == 2 * 2 * 70 && h.totals[2] == 0); /* blocks, sequences, tokens */
+    harness_destroy(&h);
+}
+
 /* ---- refusals ---- */
 
 static void expect_refused(const model_spec *spec, const char *word)
@@ -265,13 +368,23 @@ static void refusals(void **state)
     spec = mixture("mixtral", 2);
     spec.learn.is_given = spec.learn.norms = true;
     expect_refused(&spec, "leave norms out");
+    spec = mixture("mixtral", 2);
+    spec.balance_coef = -1;
+    expect_refused(&spec, "model.router_aux_loss_coef is -1");
+    spec = mixture("deepseek-moe", 2);
+    spec.balance_coef = 1;
+    expect_refused(&spec, "softmax alone chooses");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(units_by_hand),      cmocka_unit_test(flops_by_hand),
-        cmocka_unit_test(cuts_change_no_bit), cmocka_unit_test(all_and_none),
+        cmocka_unit_test(units_by_hand),
+        cmocka_unit_test(flops_by_hand),
+        cmocka_unit_test(cuts_change_no_bit),
+        cmocka_unit_test(all_and_none),
+        cmocka_unit_test(router_losses_have_gradients),
+        cmocka_unit_test(router_losses_by_hand),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,7 +5,8 @@ Usage: python3 check_families.py SLUICE [FAMILY ...]        SLUICE: the program,
 
 Makes each checkpoint with transformers in a directory that is removed again, and lets both take five steps of AdamW
 on the same tokens, ours from the same directory (model.hf) in whole units and in parts, and with windows of several
-documents, which transformers takes as rows of their own. The columns are the largest differences, relative:
+documents, which transformers takes as rows of their own. Losses of routers are those of transformers' own function, of
+each micro-batch. The columns are the largest differences, relative:
 
   first, losses   the first loss, and those of all steps, in fp32
   gradients       norms of the gradient, in fp32
@@ -67,6 +68,8 @@ GEMMA = dict(**SMALL, **WINDOW, **NO_PAD, head_dim=16, query_pre_attn_scalar=24)
 QWEN2_MOE = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=40)
 QWEN3_MOE = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32)
 GPT_OSS = dict(num_local_experts=6, num_experts_per_tok=2, head_dim=16)
+LOSSES = dict(output_router_logits=True, router_aux_loss_coef=0.5)
+Z_COEF, MICRO_BATCHES = 0.3, 2  # of those
 # deepseek without experts, then with. Scores and angles have factors of their own.
 LATENT = {**SMALL, **NO_PAD, "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 16,
           "qk_rope_head_dim": 8, "v_head_dim": 12, "first_k_dense_replace": 3}
@@ -170,6 +173,12 @@ FAMILIES = {
                                      attention_bias=False, tie_word_embeddings=True, swiglu_limit=7.0,
                                      rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
     "olmoe": hf.OlmoeConfig(**SMALL, **NO_PAD, num_experts=6, num_experts_per_tok=2),
+    # With the losses of the routers, at coefficients that change the gradient much.
+    "mixtral-losses": hf.MixtralConfig(**SMALL, **NO_PAD, **LOSSES, num_local_experts=4, num_experts_per_tok=2),
+    "qwen2_moe-losses": hf.Qwen2MoeConfig(**SMALL, **NO_PAD, **LOSSES, **QWEN2_MOE),
+    "qwen3_moe-losses": hf.Qwen3MoeConfig(**SMALL, **NO_PAD, **LOSSES, **QWEN3_MOE, head_dim=16),
+    "gpt_oss-losses": hf.GptOssConfig(**SMALL, **NO_PAD, **LOSSES, **GPT_OSS),
+    "olmoe-losses": hf.OlmoeConfig(**SMALL, **NO_PAD, **LOSSES, num_experts=6, num_experts_per_tok=2),
 }
 
 
@@ -240,10 +249,29 @@ def torch_model(where, dtype=torch.float32):
     return class_of(config).from_pretrained(where, dtype=dtype, **eager(config))
 
 
-def torch_loss(model, rows):
+def router_losses(model, routed):
+    """The mean over the micro-batches, each of which has the router logits of all blocks in all its rows."""
+    balance = sys.modules[type(model).__module__].load_balancing_loss_func
+    config, sums = model.config, 0.0
+    for rows in routed:
+        logits = tuple(torch.cat(blocks) for blocks in zip(*rows))
+        experts = logits[0].shape[-1]
+        sums += config.router_aux_loss_coef * balance(logits, experts, config.num_experts_per_tok)
+        sums += Z_COEF * torch.cat(logits).float().logsumexp(-1).square().mean()
+    return sums / len(routed)
+
+
+def torch_loss(model, rows, has_router_losses=True):
     counted = sum(target >= 0 for _, targets in rows for target in targets)
-    return sum(torch.nn.functional.cross_entropy(model(torch.tensor([inputs])).logits[0].float(), torch.tensor(targets),
-                                                 reduction="sum") for inputs, targets in rows) / counted
+    total, tokens, routed = 0.0, 0, [[] for _ in range(MICRO_BATCHES)]
+    has_router_losses = has_router_losses and getattr(model.config, "output_router_logits", False)
+    for inputs, targets in rows:
+        out = model(torch.tensor([inputs]))
+        total += torch.nn.functional.cross_entropy(out.logits[0].float(), torch.tensor(targets), reduction="sum")
+        if has_router_losses:
+            routed[tokens * MICRO_BATCHES // (SEQUENCES * LENGTH)].append(out.router_logits)
+        tokens += len(inputs)
+    return total / counted + (router_losses(model, routed) if has_router_losses else 0.0)
 
 
 def torch_steps(model, rows_in_steps):
@@ -286,11 +314,18 @@ def our_steps(program, where, tokens, run, dtype="fp32", part_bytes=0, steps=STE
     }
     if train:
         job["train"] = train
+    config = json.loads((where / "config.json").read_text())
+    balance_coef = config.get("router_aux_loss_coef", 0) if config.get("output_router_logits") else 0
+    if balance_coef:
+        job["model"]["router_z_loss_coef"] = Z_COEF
+        job["train_micro_batch_size_per_gpu"] = SEQUENCES // MICRO_BATCHES
+        job["gradient_accumulation_steps"] = MICRO_BATCHES
     path = run.with_suffix(".json")
     path.write_text(json.dumps(job))
     ours(program, "train", path, "--quiet")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [(row["loss"], row["grad_norm"]) for row in rows if "loss" in row]
+    return [(row["loss"] + balance_coef * row.get("balance_loss", 0) + Z_COEF * row.get("router_z_loss", 0),
+             row["grad_norm"]) for row in rows if "loss" in row]
 
 
 def worst(a, b):
@@ -327,7 +362,8 @@ def check_adapters(program, where, tokens, rows, scratch):
     model = peft.PeftModel.from_pretrained(base, adapters)
     assert logits_apart(before, wanted) > 0.01
     with torch.no_grad():
-        return max(logits_apart(logits_of(model, rows), wanted), abs(torch_loss(model, rows).item() / said - 1))
+        loss = torch_loss(model, rows, has_router_losses=False).item()  # eval is of the tokens alone
+        return max(logits_apart(logits_of(model, rows), wanted), abs(loss / said - 1))
 
 
 def check_choices(model, rows):

@@ -112,6 +112,15 @@ static void metrics_are_json(void **state)
     assert_int_equal(json_integer_value(json_object_get(peaks, "host")), 1ll << 41);
     assert_int_equal(json_integer_value(json_object_get(peaks, "nvme")), 2ll << 41);
     json_decref(root);
+    line.has_router_losses = true;
+    line.balance_loss = 1.25;
+    line.router_z_loss = 9.5;
+    assert_true(metrics_format(&line, text, sizeof text) > length);
+    root = parse(text);
+    assert_int_equal(json_object_size(root), 15);
+    assert_true(number_at(root, "balance_loss") == 1.25);
+    assert_true(number_at(root, "router_z_loss") == 9.5);
+    json_decref(root);
 }
 
 static void odd_metrics_are_json(void **state)
@@ -491,6 +500,11 @@ static void plain_line_says_all(void **state)
     assert_int_equal(length, strlen(text));
     assert_string_equal(text, "step 120/300  loss 3.2145  grad norm 1.5  lr 0.0003  2.000 s  "
                               "1.23k tok/s  read 2.90 write 1.95 GB/s  stall 12%  left 1h02m");
+    status.has_router_losses = true;
+    status.balance_loss = 1.25;
+    status.router_z_loss = 9.5;
+    live_format_plain(&status, text, sizeof text);
+    assert_non_null(strstr(text, "loss 3.2145  balance 1.2500  router z 9.5  grad norm 1.5"));
 }
 
 int main(void)

@@ -171,6 +171,10 @@ static void add_experts(drawn_job *self)
     fixture_set(sets, "model.expert_ffn_size=%u", 8 * (1 + (unsigned)drawn_job_draw(self, 8)));
     fixture_set(sets, "model.experts_per_unit=%u", 1 + (unsigned)drawn_job_draw(self, experts));
     fixture_set(sets, "model.norm_topk_prob=%s", drawn_job_draw(self, 2) ? "true" : "false");
+    if (drawn_job_draw(self, 2))
+        fixture_set(sets, "model.router_aux_loss_coef=0.1");
+    if (drawn_job_draw(self, 2))
+        fixture_set(sets, "model.router_z_loss_coef=0.01");
     if (!is_accepted(self))
         fixture_set(sets, "model.shared_ffn_size=%u", 8 * (1 + (unsigned)drawn_job_draw(self, 8)));
     assert_true(is_accepted(self));
