@@ -57,7 +57,7 @@ static int export_shard_bytes(const char *text, uint64_t *bytes)
 
 static struct {
     const char *type, *shard_size;
-    bool adapters, fused_experts, force, json, quiet;
+    bool adapters, fused_experts, quantized, force, json, quiet;
 } asked;
 
 static const cli_option options[] = {
@@ -78,6 +78,11 @@ static const cli_option options[] = {
      "for mixtures of experts: one tensor for all experts of a block, as transformers\n"
      "has them in memory (default: tensors for each expert, as they are published)",
      .target = &asked.fused_experts},
+    {"quantized", CLI_FLAG, NULL,
+     "matrices that the run keeps packed (state.params) stay so, as bitsandbytes or fp8\n"
+     "checkpoints have them, and are quantized again where adapters are added (default:\n"
+     "expanded)",
+     .target = &asked.quantized},
     {"force", CLI_FLAG, NULL,
      "writes into a directory that is not empty, replacing files of these names\n"
      "(default: it must be new or empty)",
@@ -92,6 +97,13 @@ static int export_run(const cli_texts *operands)
 {
     uint64_t shard_bytes;
     TRY(export_shard_bytes(asked.shard_size, &shard_bytes));
+    if (asked.fused_experts && asked.quantized)
+        return err_set(ERR_USAGE, "export: --quantized writes a tensor for each expert, and "
+                                  "--fused-experts one for all: give one of them");
+    if (asked.adapters && asked.quantized)
+        return err_set(ERR_USAGE,
+                       "export: --adapters writes no base, and --quantized says how it is "
+                       "written: give one of them");
     if (asked.json || asked.quiet)
         log_set_level(LOG_WARN);
     cli_progress progress;
@@ -103,6 +115,7 @@ static int export_run(const cli_texts *operands)
         .shard_bytes = shard_bytes,
         .adapters = asked.adapters,
         .fused_experts = asked.fused_experts,
+        .quantized = asked.quantized,
         .force = asked.force,
         .stop = cli_stop_install("stopping"),
         .on_progress = cli_progress_show,

@@ -8,6 +8,8 @@
  * If the run has adapters, they are read first, by a sweep of their own, and added to the weights
  * as these pass.
  *
+ * Packed matrices are expanded, or with options.quantized written as codes (export_packed.c).
+ *
  * Memory: the sweep's ring, the adapters, one unit and one matrix of a packed base, and for GPT-2 a
  * strip of the current matrix, which is stored transposed. The master weights come on a thread of
  * the sweep, and only this thread writes weights. All else runs on the caller's thread. */
@@ -52,8 +54,7 @@ struct exporter {
     kernel_context *context; /* of the CPU's kernels, which round the weights */
     unsigned char *rounded;  /* [PIECE_ELEMS] in the export's dtype */
     float *widened;          /* [PIECE_ELEMS] params that do not learn, as fp32 */
-    unsigned char *packed;   /* a packed unit, as it comes; NULL where the model has none */
-    float *unpacked;         /* one of its tensors */
+    struct export_room room; /* for packed units */
     struct export_strip strip;
     export_adapters adapters; /* empty where the model has none */
     float *merged;            /* [PIECE_ELEMS] weights with adapters added */
@@ -143,26 +144,6 @@ static int make_context(exporter *self)
     return kernels_cpu.context_create(&config, &self->context);
 }
 
-/* Room for the largest packed unit, and for its largest tensor as fp32. */
-static int reserve_packed(exporter *self)
-{
-    const model *net = self->view.net;
-    uint64_t bytes = 0, elems = 0;
-    for (uint32_t u = 0; u < net->unit_count; u++) {
-        const model_unit *unit = &net->units[u];
-        if (!unit->is_packed)
-            continue;
-        bytes = size_max(bytes, unit->rest_elems * dtype_bytes(net->type));
-        for (uint32_t i = 0; i < unit->tensor_count; i++)
-            elems = size_max(elems, unit->tensors[i].rows * unit->tensors[i].columns);
-    }
-    if (bytes == 0)
-        return 0;
-    self->packed = mem_alloc(bytes, 1, "a packed unit");
-    self->unpacked = mem_alloc(elems, sizeof *self->unpacked, "a matrix of a packed unit");
-    return self->packed && self->unpacked ? 0 : -ENOMEM;
-}
-
 static int reserve(exporter *self)
 {
     uint64_t width = dtype_bytes(self->list.type);
@@ -181,7 +162,7 @@ static int reserve(exporter *self)
     self->merged = mem_alloc(PIECE_ELEMS, sizeof *self->merged, "merged weights");
     if (!self->strip.data || !self->rounded || !self->widened || !self->merged)
         return -ENOMEM;
-    TRY(reserve_packed(self));
+    TRY(hfi_room_reserve(self->view.net, &self->room));
     return make_context(self);
 }
 
@@ -352,13 +333,18 @@ static int put_packed(exporter *self, uint32_t unit_idx, uint64_t begin, const v
     uint64_t held = begin < all ? size_min(size_bytes, all - begin) : 0; /* padding of a shard */
     if (held == 0)
         return 0;
-    memcpy(self->packed + begin, data, held);
+    memcpy(self->room.packed + begin, data, held);
     for (uint32_t i = 0; begin + held == all && i < unit->tensor_count; i++) {
         const model_tensor *tensor = &unit->tensors[i];
-        TRY(model_unpack(net, &kernels_cpu, self->context, unit_idx, i, self->packed,
-                         self->unpacked));
+        TRY(model_unpack(net, &kernels_cpu, self->context, unit_idx, i, self->room.packed,
+                         self->room.unpacked));
+        if (self->asked->quantized && tensor->stored != STORED_WORKING) {
+            TRY(hfi_put_matrices(net, &self->list, &self->room, &self->adapters, self->context,
+                                 unit_idx, i));
+            continue;
+        }
         TRY(put_elems_of(self, unit_idx, tensor->offset_elems, tensor->rows * tensor->columns,
-                         self->unpacked));
+                         self->room.unpacked));
     }
     return 0;
 }
@@ -512,7 +498,9 @@ static int export_all(exporter *self)
     TRY(check_record(self));
     if (asked->adapters)
         return export_adapters_alone(self, type);
-    TRY(hfi_list(self->view.net, type, asked->fused_experts,
+    if (asked->quantized)
+        TRY(hfi_check_packed(self->view.net));
+    TRY(hfi_list(self->view.net, type, asked->fused_experts, asked->quantized,
                  asked->shard_bytes ? asked->shard_bytes : SHARD_BYTES, &self->list));
     TRY(reserve(self));
     TRY(hfi_check_config(&self->view));
@@ -521,7 +509,13 @@ static int export_all(exporter *self)
     TRY(read_adapters(self));
     TRY(stream(self, &self->view.record, put_weights));
     TRY(hfi_finish(&self->list, asked->hf_dir));
-    TRY(hfi_write_side_files(&self->view, asked->hf_dir, type, &out->side_files));
+    json_t *quantization = asked->quantized ? hfi_packed_config(self->view.net, &self->list) : NULL;
+    int rc = asked->quantized && !quantization
+                 ? -ENOMEM
+                 : hfi_write_side_files(&self->view, asked->hf_dir, type, quantization,
+                                        &out->side_files);
+    json_decref(quantization);
+    TRY(rc);
     TRY(hfi_remove_adapters(asked->hf_dir));
     out->step = self->view.record.step;
     out->param_count = self->list.elem_count;
@@ -557,8 +551,7 @@ int hf_export(const struct hf_export_options *options, struct hf_export_summary 
     mem_free(self->strip.data);
     mem_free(self->rounded);
     mem_free(self->widened);
-    mem_free(self->packed);
-    mem_free(self->unpacked);
+    hfi_room_free(&self->room);
     mem_free(self->merged);
     mem_free(self);
     return rc < 0 ? err_restore(&first) : 0;

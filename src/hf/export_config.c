@@ -405,8 +405,9 @@ static int fill_llama(json_t *config, const struct job_model *from)
 
 /* ---- all files ---- */
 
-/* `target`: NULL: nothing is written. */
-static int make_config(const struct job_model *from, enum dtype type, const char *target)
+/* `target`: NULL: nothing is written. `quantization`: a block, or NULL. */
+static int make_config(const struct job_model *from, enum dtype type, json_t *quantization,
+                       const char *target)
 {
     json_t *config = json_object();
     int rc = !config                             ? -ENOMEM
@@ -416,6 +417,8 @@ static int make_config(const struct job_model *from, enum dtype type, const char
                                                  : fill_llama(config, from);
     if (rc == 0)
         rc = add_keys(config, json_pack("{s:s}", "torch_dtype", torch_names[type]));
+    if (rc == 0 && quantization)
+        rc = add_keys(config, json_pack("{s:O}", "quantization_config", quantization));
     if (rc == 0 && target)
         rc = write_json(target, config);
     json_decref(config);
@@ -430,13 +433,17 @@ static bool find_config(const char *side_dir, char source[PATH_MAX])
 }
 
 static int write_config(const state_view *run, const char *side_dir, const char *dir,
-                        enum dtype type)
+                        enum dtype type, json_t *quantization)
 {
     char source[PATH_MAX], target[PATH_MAX];
     TRY(file_join(target, sizeof target, dir, config_name));
-    if (find_config(side_dir, source))
-        return hfi_carry_config(source, target, torch_names[type], NULL);
-    return make_config(&run->asked->model, type, target);
+    if (!find_config(side_dir, source))
+        return make_config(&run->asked->model, type, quantization, target);
+    char *text = quantization ? json_dumps(quantization, 0) : NULL;
+    int rc =
+        quantization && !text ? -ENOMEM : hfi_carry_config(source, target, torch_names[type], text);
+    free(text);
+    return rc;
 }
 
 int hfi_check_config(const state_view *run)
@@ -446,7 +453,7 @@ int hfi_check_config(const state_view *run)
     TRY(there);
     return there && find_config(side_dir, source)
                ? 0
-               : make_config(&run->asked->model, DTYPE_FP32, NULL);
+               : make_config(&run->asked->model, DTYPE_FP32, NULL, NULL);
 }
 
 /* Finds the directory of the job's tokenizer; "" if it has no files, or they do not exist. */
@@ -479,7 +486,8 @@ static int write_bytes_tokenizer(const char *dir)
     return hfi_write_json(dir, "tokenizer_config.json", config, JSON_INDENT(1));
 }
 
-int hfi_write_side_files(const state_view *run, const char *dir, enum dtype type, uint64_t *count)
+int hfi_write_side_files(const state_view *run, const char *dir, enum dtype type,
+                         json_t *quantization, uint64_t *count)
 {
     char side_dir[FILE_PATH_BYTES], tokenizer_dir[FILE_PATH_BYTES];
     int there = state_hf_dir(run->path, side_dir);
@@ -507,5 +515,5 @@ int hfi_write_side_files(const state_view *run, const char *dir, enum dtype type
     }
     if (reads_bytes(run->asked))
         TRY(write_bytes_tokenizer(dir));
-    return write_config(run, side_dir, dir, type);
+    return write_config(run, side_dir, dir, type, quantization);
 }

@@ -29,8 +29,9 @@ static uint32_t find_name(const export_list *self, const char *name)
 
 /* Adds the stored tensors of a unit's tensor, without those that earlier parts have added. */
 static void add_tensors(export_list *self, const model *net, const model_tensor *from,
-                        uint32_t *idx)
+                        bool is_quantized, uint32_t *idx)
 {
+    struct export_rows packed;
     bool is_head = strncmp(from->name, "lm_head.", 8) == 0; /* of gpt2 */
     *idx = UINT32_MAX;
     if (from->is_adapter)
@@ -53,12 +54,17 @@ static void add_tensors(export_list *self, const model *net, const model_tensor 
         tensor->layout = layout;
         tensor->type = from->is_exact ? DTYPE_FP32 : self->type;
         tensor->size_bytes = layout.elems * dtype_bytes(tensor->type);
+        if (is_quantized && from->stored != STORED_WORKING) {
+            tensor->format = from->stored;
+            hfi_packed_rows(tensor, &packed);
+            tensor->size_bytes = packed.bytes;
+        }
         self->total_bytes += tensor->size_bytes;
         self->elem_count += layout.elems;
     }
 }
 
-static int list_tensors(export_list *self, const model *net)
+static int list_tensors(export_list *self, const model *net, bool is_quantized)
 {
     uint64_t count = 0, stored_count = 0;
     for (uint32_t u = 0; u < net->unit_count; u++)
@@ -79,7 +85,7 @@ static int list_tensors(export_list *self, const model *net)
     for (uint32_t u = 0; u < net->unit_count; u++) {
         self->of_unit[u] = idx;
         for (uint32_t i = 0; i < net->units[u].tensor_count; i++)
-            add_tensors(self, net, &net->units[u].tensors[i], idx++);
+            add_tensors(self, net, &net->units[u].tensors[i], is_quantized, idx++);
     }
     return 0;
 }
@@ -101,7 +107,12 @@ static int cut_into_files(export_list *self, uint64_t shard_bytes)
         }
         export_file *file = &self->files[self->file_count - 1];
         tensor->file_idx = self->file_count - 1;
-        tensor->row_idx = file->count++;
+        struct export_rows packed = {.count = 1};
+        if (tensor->format != STORED_WORKING)
+            hfi_packed_rows(tensor, &packed);
+        tensor->row_idx = file->row_count;
+        file->row_count += packed.count;
+        file->count++;
         held += tensor->size_bytes;
     }
     for (uint32_t f = 0; f < self->file_count; f++)
@@ -113,13 +124,13 @@ static int cut_into_files(export_list *self, uint64_t shard_bytes)
     return 0;
 }
 
-int hfi_list(const model *net, enum dtype type, bool is_fused, uint64_t shard_bytes,
-             export_list *out)
+int hfi_list(const model *net, enum dtype type, bool is_fused, bool is_quantized,
+             uint64_t shard_bytes, export_list *out)
 {
     memset(out, 0, sizeof *out);
     out->type = type;
     out->is_fused = is_fused;
-    TRY(list_tensors(out, net));
+    TRY(list_tensors(out, net, is_quantized));
     return cut_into_files(out, shard_bytes);
 }
 
@@ -142,20 +153,40 @@ static void fill_row(const export_tensor *from, safetensors_row *row)
     memcpy(row->shape, from->layout.shape, sizeof from->layout.shape);
 }
 
+/* Makes the rows of a file. packed: [count], memory for those of packed matrices. */
+static void fill_rows(const export_list *self, const export_file *file, safetensors_row *rows,
+                      struct export_rows *packed)
+{
+    for (uint32_t i = 0; i < file->count; i++) {
+        const export_tensor *tensor = &self->tensors[file->first + i];
+        safetensors_row *row = &rows[tensor->row_idx];
+        if (tensor->format == STORED_WORKING) {
+            fill_row(tensor, row);
+            continue;
+        }
+        hfi_packed_rows(tensor, &packed[i]);
+        memcpy(row, packed[i].rows, packed[i].count * sizeof *row);
+    }
+}
+
 int hfi_create(export_list *self, const char *dir)
 {
     char path[PATH_MAX];
     for (uint32_t f = 0; f < self->file_count; f++) {
         export_file *file = &self->files[f];
-        safetensors_row *rows = mem_alloc(file->count, sizeof *rows, "tensors to export");
-        if (!rows)
-            return -ENOMEM;
-        for (uint32_t i = 0; i < file->count; i++)
-            fill_row(&self->tensors[file->first + i], &rows[i]);
-        int rc = file_join(path, sizeof path, dir, file->name);
+        bool has_packed = file->row_count > file->count;
+        safetensors_row *rows = mem_alloc(file->row_count, sizeof *rows, "tensors to export");
+        struct export_rows *packed =
+            mem_alloc(has_packed ? file->count : 1, sizeof *packed, "tensors to export");
+        int rc = rows && packed ? 0 : -ENOMEM;
         if (rc == 0)
-            rc = safetensors_create(path, rows, file->count, &file->writer);
+            fill_rows(self, file, rows, packed);
+        if (rc == 0)
+            rc = file_join(path, sizeof path, dir, file->name);
+        if (rc == 0)
+            rc = safetensors_create(path, rows, file->row_count, &file->writer);
         mem_free(rows);
+        mem_free(packed);
         TRY(rc);
     }
     return 0;
@@ -227,6 +258,20 @@ int hfi_write_json(const char *dir, const char *name, json_t *doc, size_t flags)
     return rc == -ENOMEM ? err_set(rc, "no memory for %s", name) : rc;
 }
 
+/* Adds a tensor's names to the index. Returns false if there is no memory. */
+static bool index_tensor(const export_list *self, const export_tensor *tensor, json_t *map)
+{
+    const char *file = self->files[tensor->file_idx].name;
+    struct export_rows packed;
+    if (tensor->format == STORED_WORKING)
+        return json_object_set_new(map, tensor->name, json_string(file)) == 0;
+    hfi_packed_rows(tensor, &packed);
+    for (uint32_t i = 0; i < packed.count; i++)
+        if (json_object_set_new(map, packed.names[i], json_string(file)) < 0)
+            return false;
+    return true;
+}
+
 static int write_index(const export_list *self, const char *dir)
 {
     json_t *map = json_object();
@@ -234,8 +279,7 @@ static int write_index(const export_list *self, const char *dir)
                             (json_int_t)self->elem_count, "total_size",
                             (json_int_t)self->total_bytes, "weight_map", map);
     for (uint32_t i = 0; doc && i < self->count; i++)
-        if (json_object_set_new(map, self->tensors[i].name,
-                                json_string(self->files[self->tensors[i].file_idx].name)) < 0) {
+        if (!index_tensor(self, &self->tensors[i], map)) {
             json_decref(doc);
             doc = NULL;
         }

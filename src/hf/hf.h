@@ -113,6 +113,10 @@ struct hf_export_options {
     /* Mixtures: one tensor for all experts of a block, as transformers has them in memory. False:
      * tensors for each expert, as they are published. */
     bool fused_experts;
+    /* Matrices that the run keeps packed are written as codes, in the layout of bitsandbytes or of
+     * fp8 in blocks. Those with an adapter are quantized again after the sum. False: all are
+     * expanded. */
+    bool quantized;
     bool force; /* replaces such files in a directory that is not empty */
     /* The caller has the run open and makes no step meanwhile; the run's lock is not taken. */
     bool is_held;
@@ -138,7 +142,8 @@ struct hf_export_summary {
  * and config.json come last. With `adapters` only the extents of adapters are read. Errors:
  * - ERR_CORRUPT: an extent does not match its sum; state_verify lists all.
  * - ERR_INPUT: there is no commit, hf_dir is not empty, or a weight is too large for fp16.
- * - ERR_CONFIG: with `adapters`, if the run has none or learned more than they hold.
+ * - ERR_CONFIG: with `adapters`, if the run has none or learned more than they hold; with
+ *   `quantized`, if no such checkpoint can hold the run's packed matrices.
  * - ERR_USAGE for an unknown dtype; -ENOSPC; ERR_STOPPED. */
 int hf_export(const struct hf_export_options *options,
               struct hf_export_summary *summary) MUST_CHECK;

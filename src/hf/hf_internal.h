@@ -17,7 +17,9 @@
 struct export_tensor {
     char name[2 * HF_NAME_BYTES]; /* name in the checkpoint */
     hf_layout layout;
-    enum dtype type;            /* that of the list, or fp32 for constants */
+    enum dtype type;           /* that of the list, or fp32 for constants */
+    enum stored_format format; /* STORED_WORKING: values of `type`; others: codes, with what they */
+                               /* need in the rows after */
     uint32_t file_idx, row_idx; /* the file of the export that has it, and its row there */
     uint64_t size_bytes;
 };
@@ -28,6 +30,7 @@ struct export_file {
     char name[NAME_MAX + 1];
     safetensors_writer *writer; /* NULL: not begun, or finished */
     uint32_t first, count;      /* range of the list's tensors */
+    uint32_t row_count;
 };
 typedef struct export_file export_file;
 
@@ -48,9 +51,9 @@ typedef struct export_list export_list;
 /* ---- export_files.c ----
  *
  * Lists the tensors of the model, without adapters, in files of at most shard_bytes of tensors
- * each. */
-int hfi_list(const model *net, enum dtype type, bool is_fused, uint64_t shard_bytes,
-             export_list *out) MUST_CHECK;
+ * each. `is_quantized`: packed matrices as codes (hfi_check_packed). */
+int hfi_list(const model *net, enum dtype type, bool is_fused, bool is_quantized,
+             uint64_t shard_bytes, export_list *out) MUST_CHECK;
 void hfi_list_fini(export_list *self); /* abandons files that are not finished */
 /* Begins all files and reserves their space. */
 int hfi_create(export_list *self, const char *dir) MUST_CHECK;
@@ -72,6 +75,22 @@ int hfi_take_directory(const char *dir, bool force) MUST_CHECK;
  * memory to make it; returns -ENOMEM. */
 int hfi_write_json(const char *dir, const char *name, json_t *doc, size_t flags) MUST_CHECK;
 
+/* ---- export_packed.c: packed matrices as a checkpoint has them ---- */
+
+enum { HF_STORED_NAME_BYTES = 2 * HF_NAME_BYTES + 64, EXPORT_ROWS_MAX = 6 };
+/* The tensors in a file that a packed matrix becomes. */
+struct export_rows {
+    safetensors_row rows[EXPORT_ROWS_MAX];
+    char names[EXPORT_ROWS_MAX][HF_STORED_NAME_BYTES];
+    uint32_t count;
+    uint64_t bytes;
+};
+/* ERR_CONFIG unless the model has packed matrices, and a checkpoint can hold all of them. */
+int hfi_check_packed(const model *net) MUST_CHECK;
+void hfi_packed_rows(const export_tensor *from, struct export_rows *out);
+/* The block quantization_config; the caller owns it. NULL: there is no memory. */
+json_t *hfi_packed_config(const model *net, const export_list *list);
+
 /* ---- export_peft.c ----
  *
  * A run's adapters in memory. */
@@ -89,6 +108,21 @@ int hfi_adapters_open(const model *net, const manifest *record, export_adapters 
 int hfi_adapters_take(export_adapters *self, uint64_t extent_idx, uint64_t begin_bytes,
                       const void *data, uint64_t size_bytes) MUST_CHECK;
 void hfi_adapters_close(export_adapters *self);
+
+/* Memory for the largest packed unit, and more. All zeros where the model has none. */
+struct export_room {
+    unsigned char *packed; /* the unit, as it comes */
+    float *unpacked;       /* one of its tensors */
+    unsigned char *codes;  /* a matrix that is quantized again, with its scales */
+    float *scales;         /* of such a matrix, before double quantization */
+};
+int hfi_room_reserve(const model *net, struct export_room *self) MUST_CHECK;
+void hfi_room_free(struct export_room *self);
+/* Writes the matrices of a tensor of the unit in `packed` as codes: those that are kept, or with an
+ * adapter those of the sum. `unpacked` has the tensor. */
+int hfi_put_matrices(const model *net, const export_list *list, struct export_room *room,
+                     const export_adapters *adapters, kernel_context *context, uint32_t unit,
+                     uint32_t tensor_idx) MUST_CHECK;
 
 bool hfi_has_adapter(const export_adapters *self, uint32_t unit, const model_tensor *tensor);
 /* weights[count] += (alpha / rank) B A, for elements [begin, begin + count) of a tensor that has an
@@ -130,9 +164,9 @@ json_t *hfi_mixture_keys(const struct job_model *from, const char *type);
  * Writes config.json of the run's model with this dtype, and copies the other side files.
  * config.json is that of the checkpoint that the run began with, or a new one. The others come from
  * there and from the run's tokenizer. *count: files copied, without config.json. The files of the
- * tokenizer "bytes" are made. */
+ * tokenizer "bytes" are made. quantization: the block of config.json; NULL: none. */
 int hfi_write_side_files(const state_view *run, const char *dir, enum dtype type,
-                         uint64_t *count) MUST_CHECK;
+                         json_t *quantization, uint64_t *count) MUST_CHECK;
 /* ERR_CONFIG if no config.json can describe the run's model. Call it before anything is written. */
 int hfi_check_config(const state_view *run) MUST_CHECK;
 
@@ -195,7 +229,6 @@ struct hf_weights {
 
 /* ---- weights_packed.c ---- */
 
-enum { HF_STORED_NAME_BYTES = 2 * HF_NAME_BYTES + 64 };
 /* Finds how a stored tensor is quantized, if it is, and checks what lies beside it. ERR_INPUT if
  * that is missing, or its dtype is not read. */
 int hfi_find_packed(const hf_weights *self, const hf_tensor *at, const hf_layout *layout,

@@ -41,6 +41,11 @@ static uint64_t tensor_bytes(const model *self, const model_tensor *tensor)
     return tensor->rows / tensor->stored_rows * matrix_bytes(tensor);
 }
 
+uint64_t model_matrix_at(const model_tensor *tensor, uint64_t idx)
+{
+    return tensor->rest_bytes + idx * matrix_bytes(tensor);
+}
+
 /* The layer that a tensor of a unit belongs to. */
 static const modeli_layer *layer_of(const model *self, uint32_t unit, uint32_t idx)
 {
@@ -222,14 +227,13 @@ static int expand_tensor(const model *self, const kernel_ops *ops, kernel_contex
                          void *stream, const model_tensor *tensor, const void *packed,
                          enum dtype type, void *target)
 {
-    const char *source = (const char *)packed + tensor->rest_bytes;
     if (tensor->stored == STORED_WORKING)
-        return ops->convert(context, stream, source, kept_type(self, tensor), target, type,
-                            tensor->rows * tensor->columns);
-    uint64_t rows = tensor->stored_rows, step = matrix_bytes(tensor);
+        return ops->convert(context, stream, (const char *)packed + tensor->rest_bytes,
+                            kept_type(self, tensor), target, type, tensor->rows * tensor->columns);
+    uint64_t rows = tensor->stored_rows;
     stored_layout layout = stored_layout_of(tensor->stored, rows, tensor->columns);
     for (uint64_t i = 0; i < tensor->rows / rows; i++) {
-        const char *codes = source + i * step;
+        const char *codes = (const char *)packed + model_matrix_at(tensor, i);
         stored_expand_args args = {.format = tensor->stored,
                                    .rows = rows,
                                    .columns = tensor->columns,
@@ -387,7 +391,7 @@ static int pack_matrices(model_packer *self, const struct packing *from, uint32_
     const model_source *source = from->source;
     stored_layout layout = stored_layout_of(tensor->stored, tensor->stored_rows, tensor->columns);
     for (uint64_t i = 0; i < tensor->rows / tensor->stored_rows; i++) {
-        char *codes = self->packed + tensor->rest_bytes + i * matrix_bytes(tensor);
+        char *codes = self->packed + model_matrix_at(tensor, i);
         void *scales = codes + codes_bytes(&layout);
         int is_copied =
             source->codes ? source->codes(source->user, self->unit, idx, i, codes, scales) : 0;

@@ -35,6 +35,10 @@ void model_packer_destroy(model_packer *self); /* NULL is allowed */
 int model_pack(model_packer *self, const kernel_ops *ops, kernel_context *context, uint32_t unit,
                const model_source *source, const void **packed) MUST_CHECK;
 
+/* The place of codes of matrix `idx` of a tensor in a packed unit, in bytes. Its scales follow at
+ * the next multiple of MODEL_REST_ALIGN_BYTES. */
+uint64_t model_matrix_at(const model_tensor *tensor, uint64_t idx);
+
 /* Expands a tensor of a packed unit. values: [rows, columns] fp32; a matrix in a stored format is
  * not rounded to the working dtype. `ops` are those of a CPU. */
 int model_unpack(const model *net, const kernel_ops *ops, kernel_context *context, uint32_t unit,

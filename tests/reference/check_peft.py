@@ -10,7 +10,8 @@ trains adapters of it in fp32, and
 
 The families named after a format (llama-nf4) have a base that is packed, by state.params here and by bitsandbytes there,
 which they need too. The merged model is Sluice's expanded base with the adapters added. With "-saved" the base is a
-checkpoint that bitsandbytes has packed, whose codes and scales both take.
+checkpoint that bitsandbytes has packed, whose codes and scales both take. The merged model quantized again (export
+--quantized) loads with transformers and bitsandbytes, which give the loss that Sluice gives for it.
 
 Prints the differences; exit status 1 if one is above its bound."""
 
@@ -154,6 +155,12 @@ def check_family(family, folder):
     check(family, "PEFT's loss with our adapters", loss_on(peft, tokens), ours, BOUND_LOSS)
     merged = transformers.AutoModelForCausalLM.from_pretrained(folder / "merged")
     check(family, "transformers' of the merged model", loss_on(merged, tokens), ours, BOUND_LOSS)
+    if family in PACKED:
+        sluice("export", folder / "run", folder / "again", "--quantized")
+        train(folder, "back", folder / "again", text, lora, 1, 0, family)
+        found = json.loads(sluice("eval", folder / "back", text, "--json"))["loss"]
+        check(family, "transformers' of that quantized again", loss_on(load(folder / "again", family), tokens), found,
+              BOUND_LOSS)
     print(f"{family:10} {'loss before and after training':34} {before:.4f} {ours:.4f}")
 
     curve = train(folder, "curve", base, one, lora, STEPS, LR, family)

@@ -1,0 +1,148 @@
+/* Runs with a packed base, from a checkpoint and back to one. An export whose matrices stay packed
+ * has the codes of the run, a run that begins with it has them again, and so has its export.
+ * Formats that no checkpoint can hold are refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "hf/hf.h"
+#include "tests/train/train_fixture.h"
+
+static const fixture_model llama = {.family = "llama", .layers = 2, .hidden = 64};
+
+static const char *path_of(const char *name)
+{
+    static char paths[4][FIXTURE_PATH_BYTES * 2];
+    static uint32_t next;
+    char *out = paths[next++ % 4];
+    snprintf(out, sizeof paths[0], "%s/%s", fixture_dir, name);
+    return out;
+}
+
+/* A run of two steps, in which the head or adapters learn at this rate. */
+static void train(const char *name, const char *params, const char *learns, double rate,
+                  const char *hf)
+{
+    static fixture_result result;
+    fixture_sets sets = {.count = 0};
+    fixture_set(&sets, "run.steps=2");
+    fixture_set(&sets, "scheduler=null");
+    fixture_set(&sets, "optimizer.params.lr=%g", rate);
+    fixture_set(&sets, "state.params=%s", params);
+    fixture_set(&sets, "%s", learns);
+    job *asked = fixture_job(name, &llama, &sets);
+    if (hf)
+        snprintf(asked->model.hf, sizeof asked->model.hf, "%s", hf);
+    const fixture_call call = {.name = name};
+    fixture_train(asked, &call, &result);
+    job_destroy(asked);
+    if (result.rc < 0)
+        fail_msg("%s: %s", name, result.error);
+}
+
+static int export(const char *run, const char *hf, bool quantized)
+{
+    struct hf_export_summary sum;
+    const struct hf_export_options options = {
+        .run_dir = path_of(run), .hf_dir = path_of(hf), .quantized = quantized, .force = true};
+    return hf_export(&options, &sum);
+}
+
+static void expect_same_file(const char *a, const char *b)
+{
+    char *first, *second;
+    uint64_t first_bytes, second_bytes;
+    char path[FIXTURE_PATH_BYTES * 3];
+    snprintf(path, sizeof path, "%s/model.safetensors", path_of(a));
+    assert_int_equal(file_read(path, 1 << 28, &first, &first_bytes), 0);
+    snprintf(path, sizeof path, "%s/model.safetensors", path_of(b));
+    assert_int_equal(file_read(path, 1 << 28, &second, &second_bytes), 0);
+    assert_int_equal(first_bytes, second_bytes);
+    assert_memory_equal(first, second, first_bytes);
+    mem_free(first);
+    mem_free(second);
+}
+
+static void expect_config(const char *dir, const char *text, bool is_there)
+{
+    char path[FIXTURE_PATH_BYTES * 3], *config;
+    uint64_t size_bytes;
+    snprintf(path, sizeof path, "%s/config.json", path_of(dir));
+    assert_int_equal(file_read(path, 1 << 20, &config, &size_bytes), 0);
+    assert_true((strstr(config, text) != NULL) == is_there);
+    mem_free(config);
+}
+
+#define HEAD     "train.only=[\"head\"]"
+#define ADAPTERS "train.lora={\"rank\":4,\"targets\":[\"q_proj\",\"up_proj\"]}"
+
+static void there_and_back(void **state)
+{
+    (void)state;
+    static const char *const formats[] = {"nf4",        "nf4_double", "fp4",
+                                          "fp4_double", "int8_rows",  "fp8_blocks"};
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
+        train("first", formats[i], HEAD, 1e-2, NULL);
+        assert_int_equal(export("first", "packed", true), 0);
+        assert_int_equal(export("first", "expanded", false), 0);
+        expect_config("packed", "quantization_config", true);
+        expect_config("expanded", "quantization_config", false);
+        train("second", formats[i], HEAD, 0, path_of("packed"));
+        assert_int_equal(export("second", "packed-2", true), 0);
+        assert_int_equal(export("second", "expanded-2", false), 0);
+        expect_same_file("packed", "packed-2");
+        expect_same_file("expanded", "expanded-2");
+        expect_config("packed-2", "quantization_config", true);
+        expect_config("expanded-2", "quantization_config", false);
+        fixture_remove("first");
+        fixture_remove("second");
+    }
+}
+
+/* A matrix whose adapter adds nothing is quantized again to the same codes. */
+static void quantized_again(void **state)
+{
+    (void)state;
+    train("first", "nf4", HEAD, 0, NULL);
+    assert_int_equal(export("first", "packed", true), 0);
+    train("second", "nf4", ADAPTERS, 0, path_of("packed"));
+    assert_int_equal(export("second", "packed-2", true), 0);
+    expect_same_file("packed", "packed-2");
+    train("third", "nf4", ADAPTERS, 1e-1, path_of("packed"));
+    assert_int_equal(export("third", "packed-3", true), 0);
+    expect_config("packed-3", "\"nf4\"", true);
+}
+
+static void refuse(const char *params, const char *text)
+{
+    train("wrong", params, HEAD, 0, NULL);
+    assert_int_equal(export("wrong", "none", true), ERR_CONFIG);
+    assert_non_null(strstr(err_text(), text));
+    assert_false(fixture_exists(path_of("none")));
+    fixture_remove("wrong");
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    refuse("working", "keeps no matrix in a packed format");
+    refuse("int8", "no checkpoint has matrices in the format int8");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(there_and_back),
+        cmocka_unit_test(quantized_again),
+        cmocka_unit_test(refusals),
+    };
+    return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+}
