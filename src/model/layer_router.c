@@ -73,8 +73,9 @@ uint32_t modeli_first_router(const model *self)
 
 uint64_t model_totals_bytes(const model *self)
 {
-    bool has_losses = self->spec.balance_coef != 0 || self->spec.router_z_coef != 0;
-    return has_losses ? (2 * self->spec.expert_count + 1) * sizeof(double) : 0;
+    const model_spec *spec = &self->spec;
+    bool has_losses = spec->balance_coef != 0 || spec->router_z_coef != 0;
+    return has_losses && spec->expert_count > 0 ? (2 * spec->expert_count + 1) * sizeof(double) : 0;
 }
 
 /* Rows of all routers in a micro-batch. */

@@ -181,6 +181,12 @@ static inline bool modeli_is_windowed(const model *self, uint64_t block)
  * sequence. */
 uint64_t modeli_window_of(const model *self, uint64_t block);
 
+enum { MODELI_HEAD_DIM_MAX = 256, MODELI_CHUNK_ROWS_MIN = 64 };
+
+/* check_spec.c: as model_create says of its spec; and, when it is complete, what the tables of
+ * rotary positions are made from. */
+int modeli_check_spec(const model_spec *spec, enum dtype type, uint64_t micro_batch) MUST_CHECK;
+int modeli_check_rope(const model_spec *spec) MUST_CHECK;
 /* Checks the sizes of latent attention, and that other families have none: layer_latent.c. */
 int modeli_check_latents(const model_spec *spec) MUST_CHECK;
 

@@ -332,6 +332,13 @@ static void router_losses_by_hand(void **state)
     assert_true(fabs(z - log(EXPERTS) * log(EXPERTS)) < 1e-12);
     assert_true(h.totals[0] == 2 * 2 * 70 && h.totals[2] == 0); /* blocks, sequences, tokens */
     harness_destroy(&h);
+    /* A model of such a family without experts has none. */
+    model *self;
+    spec = mixture("deepseek", 0);
+    spec.router_z_coef = 1;
+    assert_int_equal(model_create(&spec, DTYPE_FP32, 1, &self), 0);
+    assert_int_equal(model_totals_bytes(self), 0);
+    model_destroy(self);
 }
 
 /* ---- refusals ---- */
