@@ -137,10 +137,15 @@ static int read_block(struct quantization *self, bool is_job)
         return read_bitsandbytes(self);
     if (strcmp(method, "fp8") == 0)
         return read_fp8(self);
-    return refuse(self, "quant_method",
-                  "\"%.32s\" is not read; bitsandbytes (nf4, fp4, int8) and fp8 in blocks are. "
-                  "Take the checkpoint in fp32, bf16 or fp16, or in one of these",
-                  method);
+    if (strcmp(method, "mxfp4") == 0) { /* gpt-oss: experts alone */
+        self->format = STORED_MXFP4;
+        return add_rule(self, "self_attn", STORED_WORKING);
+    }
+    return refuse(
+        self, "quant_method",
+        "\"%.32s\" is not read; bitsandbytes (nf4, fp4, int8), fp8 in blocks and mxfp4 are. "
+        "Take the checkpoint in fp32, bf16 or fp16, or in one of these",
+        method);
 }
 
 static int put(const configi_reader *reader, const struct quantization *self)

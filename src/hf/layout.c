@@ -108,6 +108,23 @@ hf_layout hf_layout_of(const model *net, const model_tensor *tensor, bool is_fus
     return self;
 }
 
+bool hf_layout_of_blocks(const model *net, const model_tensor *tensor, hf_layout *out)
+{
+    enum { GROUP = 32, GROUP_BYTES = GROUP / 2 };
+    hf_layout self = hf_layout_of(net, tensor, false);
+    *out = self;
+    if (net->spec.family != MODEL_GPT_OSS || tensor->is_adapter || self.dim_count != 3 ||
+        self.columns % GROUP != 0)
+        return false;
+    out->order = self.is_paired ? HF_ORDER_PAIRED : HF_ORDER_SAME;
+    out->is_blocks = true;
+    out->dim_count = 4;
+    out->shape[1] = self.rows;
+    out->shape[2] = self.columns / GROUP;
+    out->shape[3] = GROUP_BYTES;
+    return true;
+}
+
 void hf_layout_name(const model *net, const model_tensor *tensor, const hf_layout *layout,
                     uint64_t idx, char out[HF_NAME_BYTES])
 {
@@ -121,7 +138,8 @@ void hf_layout_name(const model *net, const model_tensor *tensor, const hf_layou
         snprintf(name, sizeof name, "%.*s.block_sparse_moe.%s", (int)(mixture - tensor->name),
                  tensor->name, mixture + strlen(".mlp."));
     if (!of) {
-        snprintf(out, HF_NAME_BYTES, "%s", name);
+        snprintf(out, HF_NAME_BYTES, "%.*s%s", HF_NAME_BYTES - 8, name,
+                 layout->is_blocks ? "_blocks" : "");
         return;
     }
     const char *const *matrices = is_mixtral ? of->mixtral : of->qwen;
@@ -139,6 +157,11 @@ struct hf_place hf_layout_place(const hf_layout *self, uint64_t at)
         uint64_t head = at / self->head_elems % self->heads, inside = at % self->head_elems;
         place.elem = (3 * head + matrix) * self->head_elems + inside;
         place.together = self->head_elems - inside;
+    }
+    if (self->order == HF_ORDER_PAIRED) {
+        uint64_t row = at / self->columns, inside = at % self->columns, first = row % self->rows;
+        place.elem = (row - first + hf_layout_turned(self, first)) * self->columns + inside;
+        place.together = self->columns - inside;
     }
     return place;
 }

@@ -12,7 +12,8 @@
  *     mlp.experts.down_proj      experts.0.down_proj, experts.1.down_proj, ..
  *
  *   gpt-oss's experts       stored as the model has them, but the matrix of each expert transposed,
- *                           and the rows of gate and up by turns, their biases, too
+ *                           and the rows of gate and up by turns, their biases, too. Where they are
+ *                           quantized (mxfp4) they are not transposed
  *
  * So a tensor of the model is one or several stored tensors of one shape, one after the other, and
  * hf_layout_place maps its elements to theirs. A layout is a value; nothing is allocated. */
@@ -30,6 +31,7 @@ enum hf_order {
     HF_ORDER_SAME,
     HF_ORDER_TRANSPOSED, /* hf_layout_place is not for these */
     HF_ORDER_BY_HEADS,
+    HF_ORDER_PAIRED, /* rows of each matrix: 0, rows / 2, 1, rows / 2 + 1, .. */
 };
 
 struct hf_layout {
@@ -38,13 +40,14 @@ struct hf_layout {
     uint64_t tensor_count; /* stored tensors of the whole tensor, whatever part a unit has */
     uint64_t elems;        /* of each */
     uint32_t dim_count;
-    uint64_t shape[3];
+    uint64_t shape[4];
     uint64_t heads, head_elems; /* by heads: of one head's rows of q, k or v */
     /* Transposed: each stored tensor is matrices of this shape, one after the other, and each of
      * them is stored [columns, rows]. is_paired: the stored columns are rows 0, rows / 2, 1,
      * rows / 2 + 1, .. */
     uint64_t rows, columns;
     bool is_paired;
+    bool is_blocks; /* codes of mxfp4, "NAME_blocks" beside "NAME_scales" */
 };
 typedef struct hf_layout hf_layout;
 
@@ -53,6 +56,8 @@ bool hf_ends_with(const char *text, const char *end);
 /* The layout of a tensor, of which a unit may have only a part: that of published files, which
  * exports have too, or the fused one, which differs for tensors of experts alone. */
 hf_layout hf_layout_of(const model *net, const model_tensor *tensor, bool is_fused);
+/* The layout of a tensor in mxfp4; false if there is none. */
+bool hf_layout_of_blocks(const model *net, const model_tensor *tensor, hf_layout *out);
 /* The name of stored tensor `idx`. In fused files the names are the model's. */
 void hf_layout_name(const model *net, const model_tensor *tensor, const hf_layout *layout,
                     uint64_t idx, char out[HF_NAME_BYTES]);

@@ -159,8 +159,15 @@ static int find_in_layout(hf_weights *self, const model_tensor *wanted, struct w
 static int choose_layout(hf_weights *self, const model_tensor *wanted, struct weights_source *out)
 {
     char model_name[HF_NAME_BYTES], name[HF_NAME_BYTES], fused[HF_NAME_BYTES];
-    hf_layout other = hf_layout_of(self->net, wanted, true);
+    hf_layout other;
     hf_tensor at;
+    if (hf_layout_of_blocks(self->net, wanted, &other)) {
+        hf_layout_name(self->net, wanted, &other, 0, model_name);
+        stored_name(self, model_name, name);
+        out->layout = hf_find(self->files, name, &at) ? other : out->layout;
+        return 0;
+    }
+    other = hf_layout_of(self->net, wanted, true);
     hf_layout_name(self->net, wanted, &out->layout, hf_layout_range(&out->layout, wanted).first,
                    model_name);
     stored_name(self, model_name, name);

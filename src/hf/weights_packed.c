@@ -6,6 +6,7 @@
  *                     with double quantization also .nested_absmax, .nested_quant_map   nf4, ...
  *   NAME  I8          STEM.SCB, STEM.weight_format, where NAME is STEM.weight           int8_rows
  *   NAME  F8_E4M3     NAME_scale_inv                                                    fp8_blocks
+ *   NAME_blocks  U8   NAME_scales                                                       mxfp4
  */
 #include <assert.h>
 #include <errno.h>
@@ -24,6 +25,7 @@ enum {
     STATE_BYTES_MAX = 4096,    /* of a quant_state */
     STEP_ELEMS = 1 << 20,      /* that are expanded at a time, or a row of blocks */
     CONVERTED_ELEMS = 1 << 10, /* scales that are widened at a time */
+    NO_SCALE = 255,            /* NaN in 8 bits */
     TABLE_4BIT = 16,
     TABLE_8BIT = 256,
 };
@@ -221,14 +223,38 @@ static int find_fp8(const hf_weights *self, const hf_tensor *at, struct weights_
                        "the number of blocks of 128 x 128");
 }
 
+/* gpt-oss's experts. */
+static int find_mxfp4(const hf_weights *self, const hf_tensor *at, const hf_layout *layout,
+                      struct weights_packed *out)
+{
+    const safetensors_tensor *tensor = at->tensor;
+    char is[SAFETENSORS_SHAPE_BYTES], text[SAFETENSORS_SHAPE_BYTES];
+    safetensors_tensor should = {.dim_count = layout->dim_count};
+    memcpy(should.shape, layout->shape, sizeof layout->shape);
+    out->format = STORED_MXFP4;
+    if (tensor->dim_count != layout->dim_count ||
+        memcmp(tensor->shape, layout->shape, sizeof layout->shape) != 0 ||
+        strcmp(tensor->type_name, "U8") != 0)
+        return err_set(
+            ERR_INPUT,
+            "%s: tensor %s has dtype %s and shape %s, and the model that config.json and "
+            "the job describe has U8 and %s",
+            path_of(self, at), tensor->name, tensor->type_name, safetensors_shape(tensor, is),
+            safetensors_shape(&should, text));
+    stored_layout of = stored_layout_of(out->format, out->rows, out->columns);
+    return take_beside(self, at, strlen("_blocks"), "_scales", of.scale_count, "U8", &out->scales);
+}
+
 /* ---- all kinds ---- */
 
 int hfi_find_packed(const hf_weights *self, const hf_tensor *at, const hf_layout *layout,
                     struct weights_packed *out)
 {
     const char *type = at->tensor->type_name;
-    uint64_t columns = layout->shape[layout->dim_count - 1];
+    uint64_t columns = layout->is_blocks ? layout->columns : layout->shape[layout->dim_count - 1];
     *out = (struct weights_packed){.rows = layout->elems / columns, .columns = columns};
+    if (layout->is_blocks)
+        return find_mxfp4(self, at, layout, out);
     if (at->tensor->type != SAFETENSORS_OTHER)
         return 0;
     if (layout->dim_count != 2 || layout->order == HF_ORDER_TRANSPOSED)
@@ -261,6 +287,7 @@ bool hfi_is_beside(const char *name, char codes[HF_STORED_NAME_BYTES])
         {".SCB", ".weight"},
         {".weight_format", ".weight"},
         {"_scale_inv", ""},
+        {"_scales", "_blocks"},
     };
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
         if (hf_ends_with(name, ends[i].end)) {
@@ -338,6 +365,10 @@ static int read_codes(const hf_weights *self, const hf_tensor *at,
     for (uint64_t i = 0; layout.code == STORED_CODE_E4M3 && i < layout.code_bytes; i++)
         if ((((const unsigned char *)codes)[i] & 0x7f) == 0x7f)
             return refuse_value(self, at);
+    if (layout.scale == STORED_SCALE_E8M0) {
+        TRY(hf_read(self->files, &from->scales, first, layout.scale_count, scales));
+        return memchr(scales, NO_SCALE, layout.scale_count) ? refuse_value(self, at) : 0;
+    }
     if (layout.scale == STORED_SCALE_FP32)
         return read_scales(self, &from->scales, first, layout.scale_count, scales);
     uint64_t groups = size_div_up(layout.scale_count, STORED_DOUBLE_GROUP);
@@ -374,7 +405,7 @@ int hfi_read_packed(hf_weights *self, const hf_tensor *at, uint64_t begin, uint6
     uint64_t step = size_round_up(STEP_ELEMS, step_of(from).elems);
     uint64_t all = from->rows * from->columns, held;
     for (uint64_t done = 0; done < count; done += held) {
-        uint64_t first = (begin + done) / step_of(from).elems * step_of(from).elems;
+        uint64_t first = (begin + done) / step * step;
         stored_expand_args args = {.format = from->format,
                                    .codes = self->codes,
                                    .type = DTYPE_FP32,
@@ -384,8 +415,13 @@ int hfi_read_packed(hf_weights *self, const hf_tensor *at, uint64_t begin, uint6
         stored_layout layout = stored_layout_of(from->format, args.rows, args.columns);
         void *scales = self->codes + size_round_up(layout.code_bytes, sizeof(float));
         args.scales = scales;
-        TRY(read_codes(self, at, from, first, taken, self->codes, scales));
-        TRY(kernels_cpu.stored_expand(self->context, NULL, &args));
+        if (self->expanded != at->tensor || self->expanded_begin != first) {
+            self->expanded = NULL;
+            TRY(read_codes(self, at, from, first, taken, self->codes, scales));
+            TRY(kernels_cpu.stored_expand(self->context, NULL, &args));
+            self->expanded = at->tensor;
+            self->expanded_begin = first;
+        }
         uint64_t skipped = begin + done - first;
         held = size_min(taken - skipped, count - done);
         memcpy(master + done, self->values + skipped, held * sizeof *master);
@@ -433,11 +469,12 @@ int hf_weights_codes(void *user, uint32_t unit, uint32_t tensor_idx, uint64_t ma
             !is_whole(from, elems, done, held))
             return refuse_cut(self, at);
         struct step step = step_of(from);
+        uint64_t width = tensor->stored == STORED_MXFP4 ? 1 : sizeof(float); /* of a scale */
         bool is_half = stored_code_is_half_byte(
             stored_layout_of(from->format, from->rows, from->columns).code);
         TRY(read_codes(self, at, from, place.elem, held,
                        (char *)codes + (is_half ? done / 2 : done),
-                       (char *)scales + done / step.elems * step.scales * sizeof(float)));
+                       (char *)scales + done / step.elems * step.scales * width));
     }
     return 1;
 }

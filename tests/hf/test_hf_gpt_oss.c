@@ -1,0 +1,219 @@
+/* Checkpoints of gpt-oss: experts of a block together, each matrix transposed and gate and up by
+ * turns, or in mxfp4, where matrices are not transposed. Any range of a unit is read, with strips
+ * that hold a matrix at most. What each element is, this test says by itself. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "base/size.h"
+#include "format/safetensors.h"
+#include "hf/layout.h"
+#include "hf/weights.h"
+#include "tests/hf/hf_fixture.h"
+
+enum { SEED = 5, RANGES = 40, EXPERTS = 3, WIDTH = 32, HIDDEN = 64, TENSORS_MAX = 64 };
+
+static model *make_model(uint64_t experts_per_unit)
+{
+    const model_spec spec = {
+        .family = MODEL_GPT_OSS,
+        .num_layers = 2,
+        .hidden_size = HIDDEN,
+        .num_heads = 4,
+        .num_kv_heads = 2,
+        .ffn_size = WIDTH,
+        .vocab_size = 61,
+        .seq_length = 24,
+        .rope_theta = 10000,
+        .norm_epsilon = 1e-5,
+        .init_std = 0.02,
+        .qkv_bias = true,
+        .out_bias = true,
+        .expert_count = EXPERTS,
+        .experts_per_token = 2,
+        .experts_per_unit = experts_per_unit,
+    };
+    model *net;
+    assert_int_equal(model_create(&spec, DTYPE_FP32, 1, &net), 0);
+    return net;
+}
+
+/* ---- what a checkpoint holds ---- */
+
+static unsigned char code_at(const char *name, uint64_t byte)
+{
+    return (unsigned char)rng_u64(SEED, strlen(name) * 1000 + (unsigned char)name[13], byte);
+}
+
+static unsigned char scale_at(const char *name, uint64_t idx)
+{
+    return (unsigned char)(118 + code_at(name, idx) % 8);
+}
+
+/* Element `at` of stored rows of `columns`. */
+static float mxfp4_value(const char *name, uint64_t at)
+{
+    static const float values[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    char blocks[HF_NAME_BYTES], scales[HF_NAME_BYTES];
+    snprintf(blocks, sizeof blocks, "%s_blocks", name);
+    snprintf(scales, sizeof scales, "%s_scales", name);
+    unsigned byte = code_at(blocks, at / 2), code = at % 2 ? byte >> 4 : byte & 15;
+    float value = ldexpf(values[code & 7], scale_at(scales, at / 32) - 127);
+    return code & 8 ? -value : value;
+}
+
+/* Element `at` of a whole tensor of the model. */
+static float expected(const char *name, uint64_t at, bool is_packed)
+{
+    const char *of = strstr(name, ".experts.");
+    if (!of)
+        return hf_fixture_value(name, at);
+    bool is_up = strstr(of, "gate_up") != NULL, is_bias = strstr(of, "_bias") != NULL;
+    uint64_t rows = is_up ? 2 * WIDTH : HIDDEN, columns = is_bias ? 1 : is_up ? HIDDEN : WIDTH;
+    uint64_t expert = at / (rows * columns), row = at / columns % rows, column = at % columns;
+    uint64_t stored = is_up ? row % WIDTH * 2 + row / WIDTH : row; /* gate 0, up 0, gate 1, .. */
+    if (is_packed && !is_bias)
+        return mxfp4_value(name, (expert * rows + stored) * columns + column);
+    return hf_fixture_value(name, (expert * columns + column) * rows + stored);
+}
+
+/* ---- a checkpoint ---- */
+
+struct written {
+    safetensors_row rows[TENSORS_MAX];
+    char names[TENSORS_MAX][HF_NAME_BYTES];
+    uint32_t count;
+};
+
+static void add(struct written *self, const char *name, const char *end, const hf_layout *layout,
+                const char *byte_type)
+{
+    safetensors_row *row = &self->rows[self->count];
+    snprintf(self->names[self->count], HF_NAME_BYTES, "%s%s", name, end);
+    *row = (safetensors_row){.name = self->names[self->count++],
+                             .type = DTYPE_FP32,
+                             .byte_type = byte_type,
+                             .dim_count = layout->dim_count};
+    memcpy(row->shape, layout->shape, sizeof layout->shape);
+    assert_true(self->count < TENSORS_MAX);
+}
+
+static void write_checkpoint(const model *net, bool is_packed)
+{
+    char path[1024];
+    safetensors_writer *writer;
+    struct written *self = calloc(1, sizeof *self);
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        for (uint32_t i = 0; i < net->units[u].tensor_count; i++) {
+            const model_tensor *tensor = &net->units[u].tensors[i];
+            hf_layout layout = hf_layout_of(net, tensor, false), blocks;
+            if (!is_packed || !hf_layout_of_blocks(net, tensor, &blocks)) {
+                add(self, tensor->name, "", &layout, NULL);
+                continue;
+            }
+            add(self, tensor->name, "_blocks", &blocks, "U8");
+            blocks.dim_count = 3;
+            add(self, tensor->name, "_scales", &blocks, "U8");
+        }
+    snprintf(path, sizeof path, "%s/model.safetensors", hf_dir);
+    assert_int_equal(safetensors_create(path, self->rows, self->count, &writer), 0);
+    for (uint32_t t = 0; t < self->count; t++) {
+        const safetensors_row *row = &self->rows[t];
+        uint64_t elems = 1;
+        for (uint32_t d = 0; d < row->dim_count; d++)
+            elems *= row->shape[d];
+        float *values = malloc(elems * sizeof *values);
+        unsigned char *bytes = (unsigned char *)values;
+        for (uint64_t k = 0; k < elems; k++)
+            if (!row->byte_type)
+                values[k] = hf_fixture_value(row->name, k);
+            else
+                bytes[k] =
+                    strstr(row->name, "_scales") ? scale_at(row->name, k) : code_at(row->name, k);
+        assert_int_equal(safetensors_write(writer, t, 0, elems, values), 0);
+        free(values);
+    }
+    assert_int_equal(safetensors_finish(writer), 0);
+    free(self);
+}
+
+/* ---- reading ---- */
+
+static void check_range(const model *net, hf_weights *from, uint32_t u, uint64_t begin,
+                        uint64_t count, bool is_packed)
+{
+    const model_unit *unit = &net->units[u];
+    float *values = malloc(count * sizeof *values);
+    if (hf_weights_read(from, u, begin, count, values) < 0)
+        fail_msg("%s", err_text());
+    for (uint32_t i = 0; i < unit->tensor_count; i++) {
+        const model_tensor *tensor = &unit->tensors[i];
+        uint64_t first = tensor->row_begin * tensor->columns;
+        for (uint64_t k = 0; k < tensor->rows * tensor->columns; k++) {
+            uint64_t at = tensor->offset_elems + k;
+            if (at < begin || at >= begin + count)
+                continue;
+            float wanted = expected(tensor->name, first + k, is_packed);
+            if (values[at - begin] != wanted)
+                fail_msg("%s: element %llu is %g, not %g", tensor->name,
+                         (unsigned long long)(first + k), (double)values[at - begin],
+                         (double)wanted);
+        }
+    }
+    free(values);
+}
+
+static void check_reads(bool is_packed)
+{
+    model *whole = make_model(EXPERTS);
+    write_checkpoint(whole, is_packed);
+    model_destroy(whole);
+    for (uint64_t per_unit = 1; per_unit <= EXPERTS; per_unit++) {
+        model *net = make_model(per_unit);
+        hf_weights *from;
+        if (hf_weights_open_sized(hf_dir, net, 512, 64, &from) < 0)
+            fail_msg("%s", err_text());
+        assert_true(hf_weights_has_strips(from));
+        for (uint32_t u = 0; u < net->unit_count; u++)
+            check_range(net, from, u, 0, net->units[u].elems, is_packed);
+        for (uint64_t i = 0; i < RANGES; i++) {
+            uint32_t u = (uint32_t)(rng_u64(SEED, per_unit, 3 * i) % net->unit_count);
+            uint64_t elems = net->units[u].elems,
+                     begin = rng_u64(SEED, per_unit, 3 * i + 1) % elems;
+            uint64_t count = 1 + rng_u64(SEED, per_unit, 3 * i + 2) % (elems - begin);
+            check_range(net, from, u, begin, count, is_packed);
+        }
+        hf_weights_close(from);
+        model_destroy(net);
+    }
+}
+
+static void transposed(void **state)
+{
+    (void)state;
+    check_reads(false);
+}
+
+static void in_mxfp4(void **state)
+{
+    (void)state;
+    check_reads(true);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(transposed),
+        cmocka_unit_test(in_mxfp4),
+    };
+    printf("seed %d\n", SEED);
+    return cmocka_run_group_tests(tests, hf_fixture_setup, hf_fixture_teardown);
+}
