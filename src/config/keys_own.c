@@ -374,7 +374,8 @@ const configi_key configi_own_keys[] = {
         "Layers with adapters, named as PEFT's target_modules: q_proj, k_proj, v_proj, o_proj, "
         "gate_proj, up_proj, down_proj (llama); c_attn, attn.c_proj, c_fc, mlp.c_proj, or c_proj "
         "for both of that name (gpt2); query, key, value, attention.output.dense, "
-        "intermediate.dense, output.dense (bert). Default: q_proj and v_proj; c_attn; query and "
+        "intermediate.dense, output.dense (bert); as its target_parameters: experts.gate_up_proj, "
+        "experts.down_proj (mixtures). Default: q_proj and v_proj; c_attn; query and "
         "value."),
 
     KEY("run.dir", STRING, AT(run.dir), NONE, NONE, NONE, FREE,

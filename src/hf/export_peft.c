@@ -95,10 +95,9 @@ static const float *matrix_of(const export_adapters *self, uint32_t unit, const 
 {
     char name[2 * MODEL_NAME_BYTES];
     const model_unit *side = &self->net->units[unit];
-    const char *end = strrchr(weight, '.');
-    if (!end || strcmp(end, ".weight") != 0)
-        return NULL; /* a bias */
-    snprintf(name, sizeof name, "%.*s.%s.weight", (int)(end - weight), weight, matrix);
+    static const char end[] = ".weight"; /* which matrices of all experts lack */
+    size_t dropped = hf_ends_with(weight, end) ? strlen(end) : 0;
+    snprintf(name, sizeof name, "%.*s.%s.weight", (int)(strlen(weight) - dropped), weight, matrix);
     for (uint32_t i = 0; i < side->tensor_count; i++)
         if (strcmp(side->tensors[i].name, name) == 0)
             return self->values[unit] + side->tensors[i].offset_elems;
@@ -111,10 +110,11 @@ bool hfi_has_adapter(const export_adapters *self, uint32_t unit, const model_ten
            matrix_of(self, unit + 1, tensor->name, "lora_A");
 }
 
-/* The two matrices of one adapter, and its scale, for a merge. */
+/* The two matrices of one adapter, and its scale, for a merge. Of experts they are those of all
+ * experts of the unit, with `rows` rows of the weight each. */
 struct merged {
     const float *a, *b;
-    uint64_t rank, columns;
+    uint64_t rank, rows, columns;
     double scale;
 };
 
@@ -128,7 +128,7 @@ static void merge_block(const struct merged *of, uint64_t begin, uint64_t count,
         memset(sums, 0, held * sizeof *sums);
         for (uint64_t r = 0; r < of->rank; r++) {
             double factor = of->scale * (double)of->b[row * of->rank + r];
-            const float *from = of->a + r * of->columns + column;
+            const float *from = of->a + (row / of->rows * of->rank + r) * of->columns + column;
             for (uint64_t i = 0; i < held; i++)
                 sums[i] += factor * (double)from[i];
         }
@@ -138,6 +138,13 @@ static void merge_block(const struct merged *of, uint64_t begin, uint64_t count,
     }
 }
 
+/* The rows of an expert, in a matrix of all experts or its adapter; else all rows. */
+static uint64_t rows_of_one(const model *net, const model_tensor *tensor)
+{
+    bool is_of_experts = strstr(tensor->name, ".experts.") != NULL;
+    return tensor->whole_rows / (is_of_experts ? net->spec.expert_count : 1);
+}
+
 void hfi_merge(const export_adapters *self, uint32_t unit, const model_tensor *tensor,
                uint64_t begin, uint64_t count, float *weights)
 {
@@ -145,6 +152,7 @@ void hfi_merge(const export_adapters *self, uint32_t unit, const model_tensor *t
     const struct merged of = {.a = matrix_of(self, unit + 1, tensor->name, "lora_A"),
                               .b = matrix_of(self, unit + 1, tensor->name, "lora_B"),
                               .rank = lora->rank,
+                              .rows = rows_of_one(self->net, tensor),
                               .columns = tensor->columns,
                               .scale = lora->alpha / (double)lora->rank};
     assert(of.a);
@@ -179,12 +187,13 @@ static int write_config(const export_adapters *self, const char *base, const cha
 {
     const model_spec *spec = &self->net->spec;
     const char *name;
-    json_t *targets = json_array();
+    json_t *targets = json_array(), *parameters = json_array();
     /* PEFT has no task of filling in masked tokens. */
     const char *task = model_is_bidirectional(spec->family) ? NULL : "CAUSAL_LM";
     for (uint32_t i = 0; (name = model_lora_target(spec->family, i)) != NULL; i++)
         if (spec->lora.targets >> i & 1)
-            json_array_append_new(targets, json_string(name));
+            json_array_append_new(model_lora_is_expert(spec->family, i) ? parameters : targets,
+                                  json_string(name));
     double alpha = spec->lora.alpha;
     bool is_whole = alpha < 1e15 && alpha == (double)(json_int_t)alpha;
     json_t *doc =
@@ -195,32 +204,98 @@ static int write_config(const export_adapters *self, const char *base, const cha
                   targets, "lora_dropout", spec->lora.dropout, "bias", "none", "fan_in_fan_out",
                   spec->family == MODEL_GPT2, "inference_mode", 1, "modules_to_save",
                   "init_lora_weights", 1, "use_rslora", 0, "use_dora", 0);
+    if (doc && json_array_size(parameters) > 0)
+        json_object_set(doc, "target_parameters", parameters);
+    json_decref(parameters);
     return hfi_write_json(dir, config_name, doc, JSON_INDENT(2));
 }
 
-/* The stored name, such as "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight". */
-static void name_row(const model *net, const model_tensor *tensor, char *name, size_t name_bytes)
+/* The stored name, such as "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight". PEFT
+ * wraps the module of the experts once for each of its matrices, and names the adapters after the
+ * wrappers: "..mlp.experts.lora_A.weight", and of a matrix within another wrapper
+ * "..mlp.experts.base_layer.lora_A.weight". */
+static void name_row(const export_adapters *self, uint32_t unit, const model_tensor *tensor,
+                     char *name, size_t name_bytes)
 {
-    snprintf(name, name_bytes, "base_model.model.%s%s",
-             net->spec.family == MODEL_GPT2 ? "transformer." : "", tensor->name);
+    static const char up[] = ".experts.gate_up_proj.", down[] = ".experts.down_proj.";
+    const model *net = self->net;
+    const char *is_up = strstr(tensor->name, up), *is_down = strstr(tensor->name, down);
+    const char *wrapped = is_up ? is_up : is_down;
+    if (!wrapped) {
+        snprintf(name, name_bytes, "base_model.model.%s%s",
+                 net->spec.family == MODEL_GPT2 ? "transformer." : "", tensor->name);
+        return;
+    }
+    bool is_inner = false;
+    for (uint32_t i = 0; i < net->units[unit].tensor_count; i++)
+        is_inner = is_inner || (is_up && strstr(net->units[unit].tensors[i].name, down));
+    snprintf(name, name_bytes, "base_model.model.%.*s.experts%s.%s", (int)(wrapped - tensor->name),
+             tensor->name, is_inner ? ".base_layer" : "", wrapped + strlen(is_up ? up : down));
+}
+
+/* The place in PEFT's matrix of element `at` of the whole A or B of experts. A has the rows of
+ * expert 0, then of expert 1. B is [out, rank * experts], with a column of every expert for each
+ * rank. */
+static uint64_t place_of(const model *net, const model_tensor *tensor, uint64_t at)
+{
+    uint64_t rank = net->spec.lora.rank, experts = net->spec.expert_count;
+    uint64_t each = rows_of_one(net, tensor), row = at / tensor->columns;
+    if (strstr(tensor->name, ".lora_A."))
+        return at;
+    uint64_t out = row % each, half = each / 2;
+    if (net->spec.family == MODEL_GPT_OSS && strstr(tensor->name, ".gate_up_proj."))
+        out = out % half * 2 + out / half; /* as in layout.h */
+    return out * rank * experts + at % tensor->columns * experts + row / each;
+}
+
+/* Gathers a matrix of all experts from the units that have parts of it, from `unit` on. */
+static void gather(const export_adapters *self, uint32_t unit, uint32_t idx, float *target)
+{
+    const model *net = self->net;
+    const model_tensor *first = &net->units[unit].tensors[idx];
+    for (uint64_t held = 0; held < first->whole_rows; unit++) {
+        if (!self->values[unit])
+            continue;
+        const model_tensor *part = &net->units[unit].tensors[idx];
+        uint64_t begin = part->row_begin * part->columns;
+        assert(strcmp(part->name, first->name) == 0);
+        for (uint64_t i = 0; i < part->rows * part->columns; i++)
+            target[place_of(net, part, begin + i)] = self->values[unit][part->offset_elems + i];
+        held += part->rows;
+    }
 }
 
 static int write_tensor(const export_adapters *self, kernel_context *context,
                         safetensors_writer *writer, uint32_t row, enum dtype type, uint32_t unit,
-                        const model_tensor *tensor)
+                        uint32_t idx)
 {
+    const model_tensor *tensor = &self->net->units[unit].tensors[idx];
     const float *values = self->values[unit] + tensor->offset_elems;
-    uint64_t count = tensor->rows * tensor->columns;
+    uint64_t count = tensor->whole_rows * tensor->columns;
     const hf_layout layout = hf_layout_of(self->net, tensor, false);
-    if (type == DTYPE_FP32)
-        return hfi_write(&layout, writer, row, 0, count, values, sizeof *values);
-    void *rounded = mem_alloc(count, dtype_bytes(type), "rounded adapters");
-    int rc =
-        rounded ? kernels_cpu.working_copy(context, NULL, values, rounded, type, count) : -ENOMEM;
+    void *rounded = mem_alloc(count, sizeof(float), "rounded adapters");
+    float *gathered = mem_alloc(count, sizeof *gathered, "gathered adapters");
+    int rc = rounded && gathered ? 0 : -ENOMEM;
+    if (rc == 0 && rows_of_one(self->net, tensor) != tensor->whole_rows) {
+        gather(self, unit, idx, gathered);
+        values = gathered;
+    }
+    const void *written = values;
+    if (rc == 0 && type != DTYPE_FP32) {
+        rc = kernels_cpu.working_copy(context, NULL, values, rounded, type, count);
+        written = rounded;
+    }
     if (rc == 0)
-        rc = hfi_write(&layout, writer, row, 0, count, rounded, dtype_bytes(type));
+        rc = hfi_write(&layout, writer, row, 0, count, written, dtype_bytes(type));
     mem_free(rounded);
+    mem_free(gathered);
     return rc;
+}
+
+/* True for a part of a matrix of experts that another unit begins. */
+static bool is_later_part(const export_adapters *self, uint32_t unit, uint32_t idx)
+{
+    return self->net->units[unit].tensors[idx].row_begin > 0;
 }
 
 int hfi_adapters_write(const export_adapters *self, kernel_context *context, const char *base,
@@ -239,22 +314,30 @@ int hfi_adapters_write(const export_adapters *self, kernel_context *context, con
     safetensors_writer *writer = NULL;
     int rc = rows && names ? file_join(path, sizeof path, dir, weights_name) : -ENOMEM;
     for (uint32_t u = 0; rc == 0 && u < net->unit_count; u++)
-        for (uint32_t i = 0; self->values[u] && i < net->units[u].tensor_count; i++, row++) {
+        for (uint32_t i = 0; self->values[u] && i < net->units[u].tensor_count; i++) {
             const model_tensor *tensor = &net->units[u].tensors[i];
             char *name = names + (size_t)row * NAME_BYTES;
-            name_row(net, tensor, name, NAME_BYTES);
-            rows[row] = (safetensors_row){.name = name,
-                                          .type = type,
-                                          .dim_count = 2,
-                                          .shape = {tensor->rows, tensor->columns}};
-            *written_bytes += tensor->rows * tensor->columns * dtype_bytes(type);
+            uint64_t each = rows_of_one(net, tensor);
+            bool is_b = strstr(tensor->name, ".lora_B.") != NULL && each != tensor->whole_rows;
+            if (is_later_part(self, u, i))
+                continue;
+            name_row(self, u, tensor, name, NAME_BYTES);
+            rows[row++] = (safetensors_row){
+                .name = name,
+                .type = type,
+                .dim_count = 2,
+                .shape = {is_b ? each : tensor->whole_rows,
+                          is_b ? tensor->columns * net->spec.expert_count : tensor->columns}};
+            *written_bytes += tensor->whole_rows * tensor->columns * dtype_bytes(type);
         }
+    count = row;
     if (rc == 0)
         rc = safetensors_create(path, rows, count, &writer);
     row = 0;
     for (uint32_t u = 0; rc == 0 && u < net->unit_count; u++)
         for (uint32_t i = 0; rc == 0 && self->values[u] && i < net->units[u].tensor_count; i++)
-            rc = write_tensor(self, context, writer, row++, type, u, &net->units[u].tensors[i]);
+            if (!is_later_part(self, u, i))
+                rc = write_tensor(self, context, writer, row++, type, u, i);
     if (rc == 0)
         rc = safetensors_finish(writer);
     else

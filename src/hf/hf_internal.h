@@ -225,7 +225,7 @@ struct hf_weights {
     kernel_context *context;
     unsigned char *codes;
     float *values;
-    /* What `values` holds: of this tensor, from this element on; NULL: nothing. */
+    /* `values` holds elements of this tensor, from this one on; NULL: nothing. */
     const safetensors_tensor *expanded;
     uint64_t expanded_begin;
 };

@@ -47,11 +47,6 @@ uint64_t modeli_experts_per_unit(const model_spec *spec)
     return count;
 }
 
-static modeli_mixture *mixture_of(const modeli_layer *layer)
-{
-    return &layer->net->products->mixtures[layer->row->is_shared];
-}
-
 static const modeli_layer *router_of(const modeli_list *list, const modeli_layer *layer)
 {
     const modeli_layer *router = list->layers;
@@ -85,6 +80,7 @@ struct room {
     uint64_t inputs, up, gated; /* [R,C], [R,2F], [R,F] */
     uint64_t outputs;           /* [R,C]: outputs, or in a backward the gradients of the inputs */
     uint64_t gated_grad;        /* [R,F], only in a backward */
+    modeli_expert_room lora;
     uint64_t end;
 };
 
@@ -97,11 +93,12 @@ static uint64_t library_scratch(const modeli_layer *layer, bool backward)
 {
     const model *self = layer->net;
     uint64_t widest = size_max(2 * modeli_expert_width(layer), layer->in);
-    const modeli_mixture *by = mixture_of(layer);
+    const modeli_mixture *by = modeli_mixture_of(layer);
     uint64_t bytes[2] = {0, 0};
     for (uint32_t i = 0; i < size_count(layer); i++) {
         modeli_product_scratch(self, &by->up[i], bytes);
         modeli_product_scratch(self, &by->down[i], bytes);
+        modeli_expert_lora_scratch(layer, i, bytes);
         if (has_biases(layer) && self->ops != NULL)
             bytes[1] = size_max(bytes[1], self->ops->bias_backward_scratch_bytes(
                                               self->context, size_at(layer, i), widest));
@@ -119,6 +116,7 @@ static struct room room_of(const modeli_layer *layer, bool backward)
     at.gated = modeli_reserve(&at.end, rows * width * elem_bytes);
     at.outputs = modeli_reserve(&at.end, rows * layer->in * elem_bytes);
     at.gated_grad = modeli_reserve(&at.end, backward ? rows * width * elem_bytes : 0);
+    at.lora = modeli_expert_lora_room(layer, rows, &at.end);
     return at;
 }
 
@@ -148,10 +146,11 @@ static modeli_matrix down_matrix(const modeli_layer *layer, uint64_t rows)
 
 static int prepare(model *self, modeli_layer *layer)
 {
-    modeli_mixture *by = mixture_of(layer);
+    modeli_mixture *by = modeli_mixture_of(layer);
     for (uint32_t i = 0; i < size_count(layer); i++) {
         TRY(modeli_make_matrix(self, &by->up[i], up_matrix(layer, size_at(layer, i))));
         TRY(modeli_make_matrix(self, &by->down[i], down_matrix(layer, size_at(layer, i))));
+        TRY(modeli_expert_lora_prepare(self, layer, i, size_at(layer, i)));
     }
     return 0;
 }
@@ -168,6 +167,7 @@ struct experts_run {
     /* The expert's matrices, and its biases, which may be NULL. */
     const void *up, *down, *up_bias, *down_bias;
     float *up_grad, *down_grad, *up_bias_grad, *down_bias_grad;
+    modeli_expert_lora up_lora, down_lora;
     int32_t offsets[ROUTER_EXPERTS_MAX + 1];
 };
 
@@ -179,7 +179,7 @@ static int begin_run(struct experts_run *of, const modeli_run *run, const modeli
     char *routed = modeli_value_at(run, router->writes);
     of->run = run;
     of->layer = layer;
-    of->by = mixture_of(layer);
+    of->by = modeli_mixture_of(layer);
     of->at = room_of(layer, run->turn == MODELI_TURN_BACKWARD);
     of->rows = (experts_rows_args){
         .type = self->type,
@@ -221,6 +221,8 @@ static void take_expert(struct experts_run *of, uint64_t idx)
     of->down_grad = modeli_layer_grad(run, layer, down);
     of->up_bias_grad = modeli_layer_grad(run, layer, up_bias);
     of->down_bias_grad = modeli_layer_grad(run, layer, down_bias);
+    of->up_lora = modeli_expert_lora_of(run, layer, MODELI_UP, idx, &of->at.lora);
+    of->down_lora = modeli_expert_lora_of(run, layer, MODELI_DOWN, idx, &of->at.lora);
 }
 
 static void *room_at(const struct experts_run *of, uint64_t offset)
@@ -277,6 +279,8 @@ static int run_up(const struct experts_run *of, const experts_rows_args *rows, u
     TRY(gather(of, rows, modeli_value_at(of->run, of->layer->reads[0]), of->at.inputs));
     TRY(multiply(of, &of->by->up[size], MODELI_FORWARD, room_at(of, of->at.inputs), of->up,
                  of->up_bias, room_at(of, of->at.up)));
+    TRY(modeli_expert_lora_inner(&of->up_lora, size, room_at(of, of->at.inputs)));
+    TRY(modeli_expert_lora_outer(&of->up_lora, size, room_at(of, of->at.up)));
     return self->ops->activation_forward(self->context, of->run->stream, &gate);
 }
 
@@ -287,6 +291,8 @@ static int forward_block(const struct experts_run *of, const experts_rows_args *
     TRY(run_up(of, rows, size));
     TRY(multiply(of, &of->by->down[size], MODELI_FORWARD, room_at(of, of->at.gated), of->down,
                  of->down_bias, room_at(of, of->at.outputs)));
+    TRY(modeli_expert_lora_inner(&of->down_lora, size, room_at(of, of->at.gated)));
+    TRY(modeli_expert_lora_outer(&of->down_lora, size, room_at(of, of->at.outputs)));
     args.slot_rows = room_at(of, of->at.outputs);
     return self->ops->experts_combine(self->context, of->run->stream, &args);
 }
@@ -301,7 +307,13 @@ static int weigh(const struct experts_run *of, const experts_rows_args *rows)
     args.output = room_at(of, of->at.gated);
     args.slot_rows = room_at(of, of->at.gated_grad);
     TRY(self->ops->experts_weights_backward(self->context, of->run->stream, &args));
-    if (of->down_grad == NULL && of->down_bias == NULL)
+    if (of->down_lora.a_grad != NULL) {
+        args.channels = modeli_lora_stride(self);
+        args.output = NULL;
+        args.slot_rows = of->down_lora.u_grad;
+        TRY(self->ops->experts_weights_backward(self->context, of->run->stream, &args));
+    }
+    if (of->down_grad == NULL && of->down_bias == NULL && of->down_lora.a_grad == NULL)
         return 0;
     args.channels = of->layer->in;
     args.output = NULL;
@@ -310,10 +322,13 @@ static int weigh(const struct experts_run *of, const experts_rows_args *rows)
     return self->ops->experts_weights_backward(self->context, of->run->stream, &args);
 }
 
-/* `product` is that of the gradients of matrices. */
+/* is_first: no block of the expert came before. */
 static int backward_block(const struct experts_run *of, const experts_rows_args *rows,
-                          uint32_t size, enum modeli_product product)
+                          uint32_t size, bool is_first)
 {
+    const bool *fresh = of->run->call->fresh;
+    enum modeli_product product = is_first && fresh[of->layer->unit] ? MODELI_FIRST : MODELI_WEIGHT;
+    enum modeli_product lora_product = is_first && fresh[1] ? MODELI_FIRST : MODELI_WEIGHT;
     const model *self = of->run->self;
     const modeli_matrix *up = &of->by->up[size], *down = &of->by->down[size];
     void *outputs = room_at(of, of->at.outputs), *gated_grad = room_at(of, of->at.gated_grad);
@@ -323,7 +338,11 @@ static int backward_block(const struct experts_run *of, const experts_rows_args 
     TRY(run_up(of, rows, size));
     TRY(gather(of, rows, modeli_at_spot(of->run, of->layer->output_grad), of->at.outputs));
     TRY(multiply(of, down, MODELI_INPUT_GRAD, outputs, of->down, NULL, gated_grad));
+    TRY(modeli_expert_lora_inner(&of->down_lora, size, room_at(of, of->at.gated)));
+    TRY(modeli_expert_lora_input_grad(&of->down_lora, size, outputs, gated_grad));
     TRY(weigh(of, rows));
+    TRY(modeli_expert_lora_grads(&of->down_lora, size, lora_product, outputs,
+                                 room_at(of, of->at.gated)));
     TRY(add_grads(of, down, product, outputs, room_at(of, of->at.gated), of->down_grad,
                   of->down_bias_grad));
     gate.output_grad = gated_grad;
@@ -332,6 +351,9 @@ static int backward_block(const struct experts_run *of, const experts_rows_args 
     TRY(add_grads(of, up, product, up_grad, room_at(of, of->at.inputs), of->up_grad,
                   of->up_bias_grad));
     TRY(multiply(of, up, MODELI_INPUT_GRAD, up_grad, of->up, NULL, outputs));
+    TRY(modeli_expert_lora_input_grad(&of->up_lora, size, up_grad, outputs));
+    TRY(modeli_expert_lora_grads(&of->up_lora, size, lora_product, up_grad,
+                                 room_at(of, of->at.inputs)));
     args.weights = NULL;
     args.slot_rows = outputs;
     return self->ops->experts_combine(self->context, of->run->stream, &args);
@@ -343,6 +365,10 @@ static int clear_grads(const struct experts_run *of)
 {
     const model *self = of->run->self;
     uint64_t matrix_bytes = modeli_expert_width(of->layer) * of->layer->in * sizeof(float);
+    if (of->run->call->fresh[1]) {
+        TRY(modeli_expert_lora_clear(&of->up_lora));
+        TRY(modeli_expert_lora_clear(&of->down_lora));
+    }
     if (of->up_grad == NULL || !of->run->call->fresh[of->layer->unit])
         return 0;
     TRY(self->ops->zero(self->context, of->run->stream, of->up_grad, 2 * matrix_bytes));
@@ -355,8 +381,7 @@ static int run_expert(struct experts_run *of, uint64_t idx)
     bool is_backward = of->run->turn == MODELI_TURN_BACKWARD;
     uint64_t expert = of->run->part->row_begin + idx;
     uint64_t at = (uint64_t)of->offsets[expert], end = (uint64_t)of->offsets[expert + 1];
-    enum modeli_product product =
-        of->run->call->fresh[of->layer->unit] ? MODELI_FIRST : MODELI_WEIGHT;
+    bool is_first = true;
     take_expert(of, idx);
     if (is_backward && at == end)
         return clear_grads(of);
@@ -365,9 +390,9 @@ static int run_expert(struct experts_run *of, uint64_t idx)
             experts_rows_args rows = of->rows;
             rows.slot_begin = at;
             rows.slot_count = count;
-            TRY(is_backward ? backward_block(of, &rows, size, product)
+            TRY(is_backward ? backward_block(of, &rows, size, is_first)
                             : forward_block(of, &rows, size));
-            product = MODELI_WEIGHT;
+            is_first = false;
         }
     assert(at == end);
     return 0;
@@ -435,6 +460,7 @@ static void costs(const modeli_layer *layer, const modeli_costing *of)
     uint64_t block = size_at(layer, size), blocks = experts * size_div_up(rows, block);
     uint64_t slots = blocks * block;
     modeli_matrix up = up_matrix(layer, block), down = down_matrix(layer, block);
+    modeli_expert_lora_costs(layer, backward, block, blocks, of->costs);
     modeli_cost_product(layer->net, &up, MODELI_FORWARD, blocks, of->costs);
     modeli_cost_rows(MODEL_ROWS_SWIGLU, slots, 3 * width, elem_bytes, of->costs);
     modeli_cost_rows(MODEL_ROWS_PLAIN, slots, (backward ? 7 : 5) * layer->in, elem_bytes,

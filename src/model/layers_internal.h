@@ -355,6 +355,12 @@ struct modeli_part {
     /* Offsets within the part's unit, of the layers from the owner's forward_begin on. The layers
      * before the owner have them only in the first part, those after it only in the last. */
     modeli_params at[MODELI_GROUP_MAX];
+    /* EXPERTS with adapters, by enum modeli_expert_matrix: offsets of A [experts,rank,in] and B
+     * [experts,out,rank] in the second unit, which has the next number. */
+    bool has_adapters;
+    struct {
+        uint64_t a, b;
+    } adapters[2];
     /* [0] over all rows. For the output matrix: [0] over a chunk of rows, [1] over the last,
      * shorter chunk. */
     modeli_matrix products[2];
@@ -372,6 +378,7 @@ struct modeli_list {
     uint32_t value_count;
     modeli_part *parts;
     uint32_t part_count;
+    uint32_t unit_count;           /* experts: of all parts, their adapters' units included */
     bool is_split;                 /* each of its stages has a second unit (learn.c) */
     uint64_t saved_bytes;          /* of a block; places.c */
     uint64_t selective_bytes;      /* its first bytes, which KEPT_SELECTIVE keeps */

@@ -42,24 +42,65 @@ static const char *target_of(const modeli_row *rows, const char *name)
     return end;
 }
 
-/* The number of a row's first target. It also counts the rows that this model lacks. */
+/* Targets are the weights of the linear layers of the first stage, and of the routed experts. */
+static uint32_t target_count(const modeli_row *row, bool is_experts)
+{
+    uint32_t count = 0;
+    if (row->kind != (is_experts ? &modeli_experts : &modeli_linear) || row->is_shared)
+        return 0;
+    while (count < MODELI_ROW_TENSORS_MAX && row->weights[count].name != NULL)
+        count++;
+    return count;
+}
+
+/* The number of a row's first target. It also counts the rows that this model lacks. `of` NULL: the
+ * number of targets of the first stage. */
 static uint32_t first_target(const modeli_family *family, const modeli_row *of)
 {
     uint32_t count = 0;
-    for (const modeli_row *row = family->block; row != of; row++)
-        for (uint32_t i = 0; i < MODELI_ROW_TENSORS_MAX && row->weights[i].name != NULL; i++)
-            count += row->kind == &modeli_linear;
+    const modeli_row *row = family->block;
+    for (; row->kind != NULL && row != of; row++)
+        count += target_count(row, false);
+    if (row == of || of == NULL)
+        return count;
+    for (row = family->experts; row != of; row++)
+        count += target_count(row, true);
     return count;
 }
 
 const char *model_lora_target(enum model_family family, uint32_t idx)
 {
-    const modeli_row *rows = modeli_family_of(family)->block;
-    for (const modeli_row *row = rows; row->kind != NULL; row++)
-        for (uint32_t i = 0; i < MODELI_ROW_TENSORS_MAX && row->weights[i].name != NULL; i++)
-            if (row->kind == &modeli_linear && idx-- == 0)
-                return target_of(rows, row->weights[i].name);
+    const modeli_family *of = modeli_family_of(family);
+    for (const modeli_row *row = of->block; row->kind != NULL; row++) {
+        if (idx < target_count(row, false))
+            return target_of(of->block, row->weights[idx].name);
+        idx -= target_count(row, false);
+    }
+    for (const modeli_row *row = of->experts; row != NULL && row->kind != NULL; row++) {
+        if (idx < target_count(row, true)) /* "mlp.experts.down_proj" */
+            return strstr(row->weights[idx].name, "%llu.") + 5;
+        idx -= target_count(row, true);
+    }
     return NULL;
+}
+
+bool model_lora_is_expert(enum model_family family, uint32_t idx)
+{
+    return idx >= first_target(modeli_family_of(family), NULL);
+}
+
+bool modeli_has_expert_adapter(const modeli_layer *layer, enum modeli_expert_matrix which)
+{
+    const model_lora *lora = &layer->net->spec.lora;
+    const modeli_family *family = layer->net->products->family;
+    return lora->rank > 0 && target_count(layer->row, true) > 0 &&
+           (lora->targets >> (first_target(family, layer->row) + (uint32_t)which) & 1) != 0;
+}
+
+/* The bits of the targets of the first stage. */
+static uint32_t block_targets(const model_spec *spec)
+{
+    return (1u << first_target(modeli_family_of(spec->family), NULL)) - 1;
 }
 
 /* Without a selection everything learns; with adapters only these. */
@@ -159,6 +200,16 @@ static int check_lora(const model_spec *spec)
         known |= 1u << i;
     if (lora->targets == 0 || (lora->targets & ~known) != 0)
         return err_set(ERR_CONFIG, "train.lora.targets names no layer, or one that is not there");
+    bool names_experts = (lora->targets & ~block_targets(spec)) != 0;
+    if (names_experts && (spec->expert_count == 0 || spec->dense_blocks >= spec->num_layers))
+        return err_set(ERR_CONFIG, "train.lora.targets names experts, which this model does not "
+                                   "have");
+    if (lora->dropout > 0 && names_experts)
+        return err_set(
+            ERR_CONFIG,
+            "train.lora.dropout is %g, but adapters of experts have none: set it to 0, or "
+            "take experts out of train.lora.targets",
+            lora->dropout);
     const modeli_row *rows = modeli_family_of(spec->family)->block;
     for (const modeli_row *row = rows; row->kind != NULL; row++)
         if (row->kind == &modeli_linear && row->is_there != MODELI_UNSET &&
@@ -207,7 +258,8 @@ void modeli_choose_split(model *self)
 {
     const model_spec *spec = &self->spec;
     modeli_list *block = &self->products->block;
-    block->is_split = norms_are_apart(spec) || spec->lora.rank > 0 ||
+    bool has_lora = spec->lora.rank > 0 && (spec->lora.targets & block_targets(spec)) != 0;
+    block->is_split = norms_are_apart(spec) || has_lora ||
                       (modeli_vectors_are_apart(self, block) && block->part_count == 0);
     bool only_norms = spec->learn.is_given && spec->learn.norms && !spec->learn.head;
     self->products->head.is_split = only_norms && !spec->tie_embeddings;
@@ -248,19 +300,43 @@ bool modeli_goes_apart(const model *self, const modeli_list *list, const modeli_
 }
 
 /* Adds a matrix of an adapter. Its name is that of the target's weight with `matrix` before the
- * end. */
-static uint64_t add_matrix(model *self, modeli_lister *list, const model_tensor *target,
-                           const char *matrix, uint64_t rows, uint64_t columns,
-                           enum tensor_init init, uint32_t number)
+ * end, or after the name of a matrix of all experts. */
+static model_tensor *add_tensor(model *self, modeli_lister *list, const model_tensor *target,
+                                const char *matrix, uint64_t rows, uint64_t columns,
+                                enum tensor_init init, uint32_t number)
 {
     modeli_origin *origin = &self->products->origins[list->unit - self->units];
     origin->tensors[list->unit->tensor_count] = MODELI_ADAPTER_ORIGIN + number;
     model_tensor *tensor = modeli_append(list, rows, columns, false);
-    int stem = (int)(strrchr(target->name, '.') - target->name);
+    const char *end = strstr(target->name, ".weight");
+    int stem = (int)(end != NULL ? (size_t)(end - target->name) : strlen(target->name));
     snprintf(tensor->name, sizeof tensor->name, "%.*s.%s.weight", stem, target->name, matrix);
     tensor->init = init;
     tensor->is_adapter = true;
-    return tensor->offset_elems;
+    return tensor;
+}
+
+void modeli_list_expert_adapters(model *self, const modeli_whole *whole, const modeli_layer *layer,
+                                 modeli_part *part, modeli_lister *lister)
+{
+    uint64_t rank = self->spec.lora.rank, experts = layer->matrix_rows;
+    uint32_t first = first_target(self->products->family, layer->row);
+    for (uint32_t which = 0; which < 2; which++) {
+        const model_tensor *target = &whole->tensors[layer->first_tensor + which];
+        uint32_t number = 2 * (first + which);
+        if (!modeli_has_expert_adapter(layer, (enum modeli_expert_matrix)which))
+            continue;
+        for (uint32_t is_b = 0; is_b < 2; is_b++) {
+            uint64_t each = is_b ? target->rows / experts : rank; /* rows of one expert */
+            model_tensor *tensor =
+                add_tensor(self, lister, target, is_b ? "lora_B" : "lora_A", part->rows * each,
+                           is_b ? rank : target->columns,
+                           is_b ? TENSOR_INIT_ZERO : TENSOR_INIT_UNIFORM, number + is_b);
+            tensor->row_begin = part->row_begin * each;
+            tensor->whole_rows = experts * each;
+            *(is_b ? &part->adapters[which].b : &part->adapters[which].a) = tensor->offset_elems;
+        }
+    }
 }
 
 /* Adds A and B of every target after the unit's own tensors. The offsets are the same in
@@ -283,10 +359,12 @@ void modeli_list_adapters(model *self, const modeli_whole *whole, modeli_lister 
                 adapter->out = target->rows;
                 adapter->column = column;
                 adapter->target = target_idx;
-                adapter->a = add_matrix(self, lister, target, "lora_A", lora->rank, adapter->in,
-                                        TENSOR_INIT_UNIFORM, 2 * target_idx);
-                adapter->b = add_matrix(self, lister, target, "lora_B", adapter->out, lora->rank,
-                                        TENSOR_INIT_ZERO, 2 * target_idx + 1);
+                adapter->a = add_tensor(self, lister, target, "lora_A", lora->rank, adapter->in,
+                                        TENSOR_INIT_UNIFORM, 2 * target_idx)
+                                 ->offset_elems;
+                adapter->b = add_tensor(self, lister, target, "lora_B", adapter->out, lora->rank,
+                                        TENSOR_INIT_ZERO, 2 * target_idx + 1)
+                                 ->offset_elems;
             }
             column += target->rows;
             target_idx++;
@@ -346,11 +424,13 @@ void modeli_note_learning(model *self)
         bool learns = block_learns(spec, model_block_of(self, stage));
         const modeli_list *list = modeli_list_of(self, stage);
         bool splits = list->is_split && !modeli_vectors_are_apart(self, list);
-        if (learns || splits)
+        bool adapts = list->part_count > 0 && list->parts[list->part_count - 1].has_adapters;
+        if (learns || splits || adapts)
             self->first_learning = (uint32_t)size_min(self->first_learning, stage);
         for (; unit < end; unit++) /* other second units exist only if they learn */
             self->units[unit].is_frozen =
-                self->units[unit].tensors[0].is_exact || (!learns && !(splits && unit + 1 == end));
+                self->units[unit].tensors[0].is_exact || (!learns && !(splits && unit + 1 == end) &&
+                                                          !self->units[unit].tensors[0].is_adapter);
     }
     assert(unit == head_unit);
     for (; unit < self->unit_count; unit++)

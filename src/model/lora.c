@@ -24,15 +24,14 @@
 
 /* ---- shapes ---- */
 
-/* Elements from row to row of u. */
-static uint64_t rank_stride(const model *self)
+uint64_t modeli_lora_stride(const model *self)
 {
     return size_round_up(self->spec.lora.rank, MODELI_RANK_STEP);
 }
 
 static uint64_t small_bytes(const model *self)
 {
-    uint64_t bytes = modeli_rows(self) * rank_stride(self) * dtype_bytes(self->type);
+    uint64_t bytes = modeli_rows(self) * modeli_lora_stride(self) * dtype_bytes(self->type);
     return size_round_up(bytes, MODELI_ALIGN_BYTES);
 }
 
@@ -92,7 +91,7 @@ static modeli_matrix inner_matrix(const model *self, const modeli_adapter *adapt
 {
     modeli_matrix made =
         modeli_matrix_of(self, modeli_rows(self), adapter->in, self->spec.lora.rank);
-    made.out_stride = rank_stride(self);
+    made.out_stride = modeli_lora_stride(self);
     return made;
 }
 
@@ -100,7 +99,7 @@ static modeli_matrix outer_matrix(const model *self, const modeli_adapter *adapt
 {
     modeli_matrix made =
         modeli_matrix_of(self, modeli_rows(self), self->spec.lora.rank, adapter->out);
-    made.in_stride = rank_stride(self);
+    made.in_stride = modeli_lora_stride(self);
     return made;
 }
 
@@ -118,7 +117,7 @@ int modeli_lora_prepare(model *self, uint64_t scratch_bytes[2])
 
 /* ---- costs ---- */
 
-static float small_scale(const model *self)
+float modeli_lora_scale(const model *self)
 {
     return (float)(self->spec.lora.alpha / (double)self->spec.lora.rank);
 }
@@ -130,7 +129,7 @@ static void cost_scale(const model *self, uint64_t columns, bool accumulates, mo
 
 static void cost_small(const model *self, model_costs *costs)
 {
-    if (small_scale(self) != 1.0f)
+    if (modeli_lora_scale(self) != 1.0f)
         cost_scale(self, self->spec.lora.rank, false, costs);
 }
 
@@ -246,8 +245,8 @@ static int scale(const struct lora_run *of, uint64_t columns, float by, bool acc
 static int scale_small(const struct lora_run *of, void *small)
 {
     const model *self = of->run->self;
-    float by = small_scale(self);
-    uint64_t stride = rank_stride(self);
+    float by = modeli_lora_scale(self);
+    uint64_t stride = modeli_lora_stride(self);
     if (by == 1.0f)
         return 0;
     return scale(of, self->spec.lora.rank, by, false, small, stride, small, stride);

@@ -236,6 +236,7 @@ double model_step_flops(const model *self, uint64_t tokens)
     for (uint32_t i = 0; i < self->products->adapter_count; i++)
         adapters += (double)spec->num_layers * rank *
                     (double)(self->products->adapters[i].in + self->products->adapters[i].out);
+    adapters += (double)spec->num_layers * modeli_expert_lora_elems(&self->products->experts);
     /* Sums over all blocks: FLOPs of matrices, and of attention's scores (the forward is a
      * third). */
     double products = 0, attends = 0;

@@ -67,6 +67,7 @@
  *   head, head.norm          the same for an untied head (the unit of a tied head is only its norm)
  *   block.i, block.i.vectors the matrices; the norms and biases, if spec.splits_vectors
  *   block.i, block.i.lora    the base; its adapters (spec.lora), and its norms if selected alone
+ *   block.i.experts.0, block.i.experts.0.lora    some experts; their adapters
  *
  * The second unit has the next number after the first. Tensors of the base keep their initial
  * weights. A tied embedding is one unit: it learns at both ends or at none. Stages before the first
@@ -470,6 +471,10 @@ bool model_has_only_matrices(const model *self, uint32_t unit);
  * gpt2's two c_proj are "attn.c_proj" and "mlp.c_proj"). NULL if `idx` is not below the number of
  * targets. */
 const char *model_lora_target(enum model_family family, uint32_t idx);
+/* True if that target is a matrix of all experts of a block, as in PEFT's target_parameters
+ * ("mlp.experts.down_proj"). Its adapter has an A and a B for each expert: A [experts * rank, in],
+ * B [experts * out, rank]. */
+bool model_lora_is_expert(enum model_family family, uint32_t idx);
 
 const char *model_family_name(enum model_family family); /* "gpt2": the word of model.family */
 /* True if a token also sees the tokens after it. Such a model learns to fill in masked tokens, and

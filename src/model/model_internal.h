@@ -30,6 +30,8 @@ typedef struct modeli_adapter modeli_adapter;
  * (layer_experts.c). */
 struct modeli_mixture {
     modeli_matrix up[MODELI_SIZES_MAX], down[MODELI_SIZES_MAX]; /* after model_prepare */
+    /* of their adapters, by enum modeli_expert_matrix */
+    modeli_matrix inner[2][MODELI_SIZES_MAX], outer[2][MODELI_SIZES_MAX];
 };
 typedef struct modeli_mixture modeli_mixture;
 
@@ -53,6 +55,12 @@ struct model_products {
     kernel_matmul **matmuls; /* [matmul_count] */
     uint32_t matmul_count;
 };
+
+/* The products of a layer of experts. */
+static inline modeli_mixture *modeli_mixture_of(const modeli_layer *layer)
+{
+    return &layer->net->products->mixtures[layer->row->is_shared];
+}
 
 /* Stages of a block. */
 static inline uint32_t modeli_block_stages(const model *self)
@@ -134,8 +142,10 @@ bool modeli_vectors_are_apart(const model *self, const modeli_list *list);
 /* True if the layer's tensor goes to the second unit. */
 bool modeli_goes_apart(const model *self, const modeli_list *list, const modeli_layer *layer,
                        const model_tensor *tensor);
-/* Adds the adapters to a block's second unit. */
+/* Adds the adapters to a block's second unit; or those of a part's experts to its second unit. */
 void modeli_list_adapters(model *self, const modeli_whole *whole, modeli_lister *lister);
+void modeli_list_expert_adapters(model *self, const modeli_whole *whole, const modeli_layer *layer,
+                                 modeli_part *part, modeli_lister *lister);
 /* Both are called after all units are listed. The first corrects the offsets of layers in split
  * units; the second finds the units that learn. */
 void modeli_note_split(model *self, modeli_list *list, uint32_t stage);
@@ -325,6 +335,56 @@ int modeli_lora_weight_grads(const modeli_run *run, const modeli_layer *layer,
                              const void *output_grad, const void *source) MUST_CHECK;
 int modeli_lora_input_grads(const modeli_run *run, const modeli_layer *layer,
                             void *input_grad) MUST_CHECK;
+
+uint64_t modeli_lora_stride(const model *self); /* elements from row to row of u */
+float modeli_lora_scale(const model *self);     /* alpha / rank */
+
+/* ---- adapters of experts: lora_experts.c ---- */
+enum modeli_expert_matrix { MODELI_UP, MODELI_DOWN };
+
+/* True if this matrix of the layer's experts has adapters: learn.c. */
+bool modeli_has_expert_adapter(const modeli_layer *layer, enum modeli_expert_matrix which);
+/* Makes the products of blocks of `rows` rows, whose number is `size`; their scratch. */
+int modeli_expert_lora_prepare(model *self, modeli_layer *layer, uint32_t size,
+                               uint64_t rows) MUST_CHECK;
+void modeli_expert_lora_scratch(const modeli_layer *layer, uint32_t size, uint64_t bytes[2]);
+
+/* Offsets in temp: u of both matrices, du and a term of y or dx. */
+struct modeli_expert_room {
+    uint64_t u[2], u_grad, delta;
+};
+typedef struct modeli_expert_room modeli_expert_room;
+modeli_expert_room modeli_expert_lora_room(const modeli_layer *layer, uint64_t rows, uint64_t *end);
+/* Elements of adapters that a token is multiplied by. */
+double modeli_expert_lora_elems(const modeli_list *list);
+void modeli_expert_lora_costs(const modeli_layer *layer, bool backward, uint64_t rows,
+                              uint64_t count, model_costs *costs);
+
+/* The adapter of one expert's matrix in a pass; `a` is NULL if there is none. */
+struct modeli_expert_lora {
+    const modeli_run *run;
+    const modeli_layer *layer;
+    enum modeli_expert_matrix which;
+    const void *a, *b;
+    float *a_grad, *b_grad; /* NULL: not wanted */
+    void *u, *u_grad, *delta;
+};
+typedef struct modeli_expert_lora modeli_expert_lora;
+/* That of expert `idx` of the part. */
+modeli_expert_lora modeli_expert_lora_of(const modeli_run *run, const modeli_layer *layer,
+                                         enum modeli_expert_matrix which, uint64_t idx,
+                                         const modeli_expert_room *at);
+/* inner: computes u. outer: adds to the output. input_grad: computes du, and adds to the gradient of
+ * the input. grads: those of A and B, from u and du. clear: these are zero. */
+int modeli_expert_lora_inner(const modeli_expert_lora *of, uint32_t size,
+                             const void *input) MUST_CHECK;
+int modeli_expert_lora_outer(const modeli_expert_lora *of, uint32_t size, void *output) MUST_CHECK;
+int modeli_expert_lora_input_grad(const modeli_expert_lora *of, uint32_t size,
+                                  const void *output_grad, void *input_grad) MUST_CHECK;
+int modeli_expert_lora_grads(const modeli_expert_lora *of, uint32_t size,
+                             enum modeli_product product, const void *output_grad,
+                             const void *input) MUST_CHECK;
+int modeli_expert_lora_clear(const modeli_expert_lora *of) MUST_CHECK;
 
 /* The activation between the matrices of a feed-forward part: layer_gate.c. */
 enum activation_kind modeli_activation_of(const model *self);

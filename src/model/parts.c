@@ -157,6 +157,10 @@ static int cut_layer(const model *self, modeli_list *list, uint32_t idx, uint32_
         part->row_begin = row;
         part->rows = part->is_first ? first : size_min(next, whole - row);
         part->unit = (*unit)++;
+        part->has_adapters =
+            owner->kind->has_experts && (modeli_has_expert_adapter(owner, MODELI_UP) ||
+                                         modeli_has_expert_adapter(owner, MODELI_DOWN));
+        *unit += part->has_adapters;
         row += part->rows;
     }
     assert(row == whole);
@@ -211,7 +215,7 @@ static uint64_t second_units(const model *self, uint64_t count)
 {
     uint64_t dense = size_min(count, self->spec.dense_blocks);
     return dense * units_of(&self->products->dense) +
-           (count - dense) * self->products->experts.part_count;
+           (count - dense) * self->products->experts.unit_count;
 }
 
 int modeli_cut(model *self)
@@ -235,6 +239,7 @@ int modeli_cut(model *self)
     if (products->experts.layer_count > 0) { /* always in parts */
         modeli_list_whole(self, &products->experts, 0, &whole);
         TRY(cut_list(self, &products->experts, &experts_units));
+        products->experts.unit_count = experts_units;
     }
     if (cuts_last)
         TRY(cut_list(self, &products->last, &last_units));

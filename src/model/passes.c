@@ -175,6 +175,8 @@ static void fill_pass(const model *self, enum phase phase, uint32_t stage_idx, u
     memcpy(pass->units, stage->units, sizeof pass->units);
     if (part != NULL)
         pass->units[0] = part->unit + (stage->kind == STAGE_BLOCK ? stage->units[0] : 0);
+    if (part != NULL && part->has_adapters)
+        pass->units[pass->unit_count++] = pass->units[0] + 1;
     for (uint32_t i = 0; i < pass->unit_count; i++) {
         pass->reads_params[i] = !is_embed || !backward;
         pass->adds_grads[i] = backward && !self->units[pass->units[i]].is_frozen;

@@ -109,7 +109,11 @@ static void size_block_part(const model *self, const modeli_list *list, const mo
     const modeli_layer *owner = &list->layers[part->owner];
     modeli_range range = modeli_layers_of(list, part, backward);
     uint64_t rows = modeli_rows(self), elem_bytes = dtype_bytes(self->type);
-    uint64_t unit_elems = self->units[pass->units[0]].elems;
+    uint64_t params = 0, grads = 0; /* elements */
+    for (uint32_t i = 0; i < pass->unit_count; i++) {
+        params += self->units[pass->units[i]].elems;
+        grads += pass->adds_grads[i] ? 2 * self->units[pass->units[i]].elems : 0;
+    }
     uint64_t columns = owner->in + part->rows * (backward ? 2 : 1);
     if (owner->kind->has_experts)
         columns = modeli_columns(owner, backward) * part->rows / owner->matrix_rows;
@@ -120,10 +124,9 @@ static void size_block_part(const model *self, const modeli_list *list, const mo
         columns += owner->in; /* the rounded gradient of the input */
     if (backward && part->is_last && owner->at.bias != MODELI_ABSENT)
         columns += owner->matrix_rows;
-    pass->dram_bytes = rows * columns * elem_bytes + unit_elems * elem_bytes;
+    pass->dram_bytes = rows * columns * elem_bytes + params * elem_bytes;
     if (backward) /* all passes but the one that begins the sum of input gradients also read it */
-        pass->dram_bytes += sizeof(float) * (rows * owner->in * (part->is_last ? 1 : 2) +
-                                             (pass->adds_grads[0] ? 2 * unit_elems : 0));
+        pass->dram_bytes += sizeof(float) * (rows * owner->in * (part->is_last ? 1 : 2) + grads);
     pass->temp_bytes = part->scratch_bytes[backward];
 }
 

@@ -204,6 +204,13 @@ static int list_parts(model *self, uint32_t first_unit, uint32_t whole_unit,
         TRY(list_part(self, unit_idx, whole_unit, whole, list, part));
         model_unit *unit = &self->units[unit_idx];
         number = part->is_first ? 0 : number + 1;
+        if (part->has_adapters) {
+            modeli_lister lister;
+            TRY(open_unit(self, unit_idx + 1, whole_unit, &lister));
+            modeli_list_expert_adapters(self, whole, owner, part, &lister);
+            snprintf(lister.unit->name, sizeof lister.unit->name, "%s.%s.%u.lora", name,
+                     owner->row->name, number);
+        }
         bool is_main = owner->kind == &modeli_output || (whole_unit == 0 && part->owner == 0);
         if (is_main)
             snprintf(unit->name, sizeof unit->name, "%s.%u", name, number);
@@ -337,8 +344,8 @@ void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t 
             fill_normal(seed, stream, std_residual, skipped + low - first, skipped + high - first,
                         target);
         else if (tensor->init == TENSOR_INIT_UNIFORM)
-            fill_uniform(seed, stream, 1 / sqrt((double)tensor->columns), low - first, high - first,
-                         target);
+            fill_uniform(seed, stream, 1 / sqrt((double)tensor->columns), skipped + low - first,
+                         skipped + high - first, target);
         else if (tensor->init == TENSOR_INIT_ONE)
             fill_value(1.0f, high - low, target);
     }

@@ -43,11 +43,11 @@ static inline bool harness_is_output(const char *name)
     return strcmp(name, "lm_head.weight") == 0 || strcmp(name, "embed_out.weight") == 0;
 }
 
-/* All targets of adapters, for model_lora.targets. "deepseek" has no q_proj, the first one. */
+/* All targets of adapters but those of experts, for model_lora.targets. "deepseek" has no q_proj, the first one. */
 static inline uint32_t harness_targets(enum model_family family)
 {
     uint32_t count = 0;
-    while (model_lora_target(family, count) != NULL)
+    while (model_lora_target(family, count) != NULL && !model_lora_is_expert(family, count))
         count++;
     return (1u << count) - (family == MODEL_DEEPSEEK ? 2 : 1);
 }

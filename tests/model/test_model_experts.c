@@ -120,8 +120,8 @@ static void flops_by_hand(void **state)
 
 /* ---- bits ---- */
 
-/* The gradient of element `at` of the whole tensor, wherever its rows lie. */
-static float *grad_at(const harness *h, const char *name, uint64_t at)
+/* Element `at` of the whole tensor in these vectors of units, wherever its rows lie. */
+static float *value_at(const harness *h, float **vectors, const char *name, uint64_t at)
 {
     for (uint32_t u = 0; u < h->self->unit_count; u++)
         for (uint32_t i = 0; i < h->self->units[u].tensor_count; i++) {
@@ -129,10 +129,15 @@ static float *grad_at(const harness *h, const char *name, uint64_t at)
             uint64_t begin = tensor->row_begin * tensor->columns;
             if (strcmp(tensor->name, name) == 0 && at >= begin &&
                 at - begin < tensor->rows * tensor->columns)
-                return h->grads[u] + tensor->offset_elems + (at - begin);
+                return vectors[u] + tensor->offset_elems + (at - begin);
         }
     fail_msg("no element %llu of %s", (unsigned long long)at, name);
     return NULL;
+}
+
+static float *grad_at(const harness *h, const char *name, uint64_t at)
+{
+    return value_at(h, h->grads, name, at);
 }
 
 static void expect_same_grads(const harness *a, const harness *b)
@@ -147,15 +152,28 @@ static void expect_same_grads(const harness *a, const harness *b)
         }
 }
 
+/* Adapters of everything that may have some. */
+static void add_lora(model_spec *spec, uint64_t rank)
+{
+    uint32_t count = 0;
+    while (model_lora_target(spec->family, count) != NULL)
+        count++;
+    if (rank > 0)
+        spec->lora = (model_lora){.rank = rank, .alpha = 4.5, .targets = (1u << count) - 1};
+}
+
 /* How experts are cut into units changes neither losses nor gradients. */
-static void compare_cuts(const kernel_ops *ops, const char *instance, enum dtype type)
+static void compare_cuts(const kernel_ops *ops, const char *instance, enum dtype type,
+                         uint64_t rank)
 {
     harness first, other;
     model_spec spec = mixture(instance, EXPERTS);
+    add_lora(&spec, rank);
     harness_start(&first, ops, &spec, type, 0, SEED, true);
     harness_step(&first, 0.5f, KEPT_NONE);
     for (uint64_t per_unit = 1; per_unit < EXPERTS; per_unit++) {
         spec = mixture(instance, per_unit);
+        add_lora(&spec, rank);
         harness_start(&other, ops, &spec, type, 0, SEED, true);
         harness_step(&other, 0.5f, KEPT_ALL);
         assert_memory_equal(first.losses, other.losses,
@@ -171,10 +189,10 @@ static void cuts_change_no_bit(void **state)
     (void)state;
     static const char *const instances[] = {"mixtral", "qwen2_moe", "olmoe", "gpt_oss"};
     for (int i = 0; i < 4; i++) {
-        compare_cuts(&kernels_reference, instances[i], DTYPE_BF16);
+        compare_cuts(&kernels_reference, instances[i], DTYPE_BF16, 0);
 #ifdef HAVE_KERNELS_CPU
-        compare_cuts(&kernels_cpu, instances[i], DTYPE_FP32);
-        compare_cuts(&kernels_cpu, instances[i], DTYPE_BF16);
+        compare_cuts(&kernels_cpu, instances[i], DTYPE_FP32, 0);
+        compare_cuts(&kernels_cpu, instances[i], DTYPE_BF16, 3);
 #endif
     }
 }
@@ -341,6 +359,128 @@ static void router_losses_by_hand(void **state)
     model_destroy(self);
 }
 
+/* ---- adapters ---- */
+
+/* The expert that a row of a matrix of all experts is of. */
+static uint64_t expert_of(const model_tensor *whole, uint64_t row)
+{
+    return row / (whole->whole_rows / EXPERTS);
+}
+
+/* Element (row, column) of s B A, from the matrices of the adapter beside the tensor. */
+static double product_of(const harness *h, const model_tensor *tensor, uint64_t row,
+                         uint64_t column)
+{
+    uint64_t rank = h->self->spec.lora.rank;
+    char a[2 * MODEL_NAME_BYTES], b[2 * MODEL_NAME_BYTES];
+    snprintf(a, sizeof a, "%s.lora_A.weight", tensor->name);
+    snprintf(b, sizeof b, "%s.lora_B.weight", tensor->name);
+    double sum = 0;
+    for (uint64_t r = 0; r < rank; r++)
+        sum += (double)*value_at(h, h->masters, b, row * rank + r) *
+               (double)*value_at(h, h->masters, a,
+                                 (expert_of(tensor, row) * rank + r) * tensor->columns + column);
+    return h->self->spec.lora.alpha / (double)rank * sum;
+}
+
+/* dB = s dW A^T, with dW from the model whose weights are W + s B A. */
+static void compare_b(const harness *with, const harness *dense, const model_tensor *tensor,
+                      double *squares, double *length)
+{
+    uint64_t rank = with->self->spec.lora.rank;
+    char a[2 * MODEL_NAME_BYTES], b[2 * MODEL_NAME_BYTES];
+    snprintf(a, sizeof a, "%s.lora_A.weight", tensor->name);
+    snprintf(b, sizeof b, "%s.lora_B.weight", tensor->name);
+    for (uint64_t row = 0; row < tensor->whole_rows; row++)
+        for (uint64_t r = 0; r < rank; r++) {
+            double sum = 0, found = *value_at(with, with->grads, b, row * rank + r);
+            uint64_t first = (expert_of(tensor, row) * rank + r) * tensor->columns;
+            for (uint64_t c = 0; c < tensor->columns; c++)
+                sum += (double)*value_at(dense, dense->grads, tensor->name,
+                                         row * tensor->columns + c) *
+                       (double)*value_at(with, with->masters, a, first + c);
+            sum *= with->self->spec.lora.alpha / (double)rank;
+            *squares += (sum - found) * (sum - found);
+            *length += sum * sum;
+        }
+}
+
+/* dA = s B^T dW. */
+static void compare_a(const harness *with, const harness *dense, const model_tensor *tensor,
+                      double *squares, double *length)
+{
+    uint64_t rank = with->self->spec.lora.rank, each = tensor->whole_rows / EXPERTS;
+    char a[2 * MODEL_NAME_BYTES], b[2 * MODEL_NAME_BYTES];
+    snprintf(a, sizeof a, "%s.lora_A.weight", tensor->name);
+    snprintf(b, sizeof b, "%s.lora_B.weight", tensor->name);
+    for (uint64_t at = 0; at < EXPERTS * rank * tensor->columns; at++) {
+        uint64_t expert = at / tensor->columns / rank, r = at / tensor->columns % rank;
+        double sum = 0, found = *value_at(with, with->grads, a, at);
+        for (uint64_t row = expert * each; row < (expert + 1) * each; row++)
+            sum += (double)*value_at(with, with->masters, b, row * rank + r) *
+                   (double)*value_at(dense, dense->grads, tensor->name,
+                                     row * tensor->columns + at % tensor->columns);
+        sum *= with->self->spec.lora.alpha / (double)rank;
+        *squares += (sum - found) * (sum - found);
+        *length += sum * sum;
+    }
+}
+
+/* Adapters of experts against the model whose weights are W + s B A. */
+static void compare_adapters(const char *instance)
+{
+    harness with, dense;
+    model_spec spec = mixture(instance, EXPERTS), plain = spec;
+    double squares = 0, length = 0, apart = 0;
+    uint32_t first = 0;
+    while (!model_lora_is_expert(spec.family, first))
+        first++;
+    spec.lora = (model_lora){.rank = 3, .alpha = 4.5, .targets = 3u << first};
+    harness_start(&with, &kernels_reference, &spec, DTYPE_FP32, 0, SEED, true);
+    harness_start(&dense, &kernels_reference, &plain, DTYPE_FP32, 0, SEED, true);
+    for (uint32_t u = 0; u < with.self->unit_count; u++)
+        for (uint32_t i = 0; i < with.self->units[u].tensor_count; i++) {
+            const model_tensor *tensor = &with.self->units[u].tensors[i];
+            for (uint64_t k = 0; tensor->is_adapter && k < tensor->rows * tensor->columns; k++)
+                with.masters[u][tensor->offset_elems + k] = 0.2f * rng_normal(SEED, u * 64 + i, k);
+        }
+    for (uint32_t u = 0; u < dense.self->unit_count; u++)
+        for (uint32_t i = 0; i < dense.self->units[u].tensor_count; i++) {
+            const model_tensor *tensor = &dense.self->units[u].tensors[i];
+            bool is_adapted = strstr(tensor->name, ".experts.") && !strstr(tensor->name, "_bias");
+            for (uint64_t k = 0; is_adapted && k < tensor->rows * tensor->columns; k++)
+                dense.masters[u][tensor->offset_elems + k] +=
+                    (float)product_of(&with, tensor, k / tensor->columns, k % tensor->columns);
+        }
+    harness_copy_params(&with);
+    harness_copy_params(&dense);
+    harness_step(&with, 0.5f, KEPT_NONE);
+    harness_step(&dense, 0.5f, KEPT_NONE);
+    for (uint64_t i = 0; i < with.self->micro_batch * with.self->tokens; i++)
+        apart = fmax(apart, fabs((double)with.losses[i] - (double)dense.losses[i]));
+    for (uint32_t u = 0; u < dense.self->unit_count; u++)
+        for (uint32_t i = 0; i < dense.self->units[u].tensor_count; i++) {
+            const model_tensor *tensor = &dense.self->units[u].tensors[i];
+            if (!strstr(tensor->name, ".experts.") || strstr(tensor->name, "_bias"))
+                continue;
+            compare_b(&with, &dense, tensor, &squares, &length);
+            compare_a(&with, &dense, tensor, &squares, &length);
+        }
+    printf("%s: losses differ by %.1e, gradients by %.1e\n", instance, apart,
+           sqrt(squares / length));
+    assert_true(apart < 1e-5);
+    assert_true(length > 0 && sqrt(squares / length) < 1e-5);
+    harness_destroy(&with);
+    harness_destroy(&dense);
+}
+
+static void adapters(void **state)
+{
+    (void)state;
+    compare_adapters("qwen2_moe");
+    compare_adapters("gpt_oss");
+}
+
 /* ---- refusals ---- */
 
 static void expect_refused(const model_spec *spec, const char *word)
@@ -392,6 +532,7 @@ int main(void)
         cmocka_unit_test(all_and_none),
         cmocka_unit_test(router_losses_have_gradients),
         cmocka_unit_test(router_losses_by_hand),
+        cmocka_unit_test(adapters),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

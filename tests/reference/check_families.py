@@ -344,9 +344,10 @@ def check_adapters(program, where, tokens, rows, scratch):
     base = torch_model(where)
     linear = (torch.nn.Linear, hf.pytorch_utils.Conv1D)
     lora = {"rank": 4, "alpha": 16}
-    if is_mixture(base.config):  # attention alone
+    if is_mixture(base.config):  # attention and the routed experts
         lora["targets"] = sorted({name.rsplit(".", 1)[1] for name, module in base.named_modules()
                                   if isinstance(module, linear) and ".self_attn." in name})
+        lora["targets"] += ["experts.gate_up_proj", "experts.down_proj"]
     elif base.config.model_type != "bert":  # its head has a layer of the same name as its blocks
         lora["targets"] = sorted({name.split(".")[-1] for name, module in base.named_modules()
                                   if isinstance(module, linear) and module is not base.get_output_embeddings()

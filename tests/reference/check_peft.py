@@ -54,6 +54,25 @@ FAMILIES = {
             vocab_size=256, hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4,
             max_position_embeddings=128, initializer_range=0.15, bos_token_id=None, eos_token_id=None),
         {"rank": 4, "alpha": 12, "targets": ["query_key_value", "dense", "dense_4h_to_h"]}),
+    "mixtral": (
+        lambda: transformers.MixtralConfig(
+            vocab_size=256, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=128, num_local_experts=5, num_experts_per_tok=2,
+            initializer_range=0.15),
+        {"rank": 4, "alpha": 12, "targets": ["q_proj", "experts.gate_up_proj", "experts.down_proj"]}),
+    "gpt_oss": (
+        lambda: transformers.GptOssConfig(
+            vocab_size=256, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=16, max_position_embeddings=128, num_local_experts=5,
+            num_experts_per_tok=2, sliding_window=20, initializer_range=0.15, pad_token_id=None,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        {"rank": 3, "alpha": 12, "targets": ["experts.gate_up_proj", "experts.down_proj"]}),
+    "qwen3_moe-down": (
+        lambda: transformers.Qwen3MoeConfig(
+            vocab_size=256, hidden_size=64, intermediate_size=48, moe_intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=128, num_experts=5,
+            num_experts_per_tok=2, norm_topk_prob=True, initializer_range=0.15),
+        {"rank": 4, "alpha": 4, "targets": ["mlp.experts.down_proj"]}),
     "gpt2-one": (
         lambda: transformers.GPT2Config(
             vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=128, initializer_range=0.15,
