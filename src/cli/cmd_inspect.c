@@ -41,7 +41,9 @@ static void inspect_print_lists(const struct state_inspect_summary *sum)
         const struct state_inspect_unit *unit = &sum->units[i];
         printf("%-24s %14" PRIu64 " %8" PRIu64 " %14s %16" PRIu64 "%s\n", unit->name, unit->elems,
                unit->tile_count, size_format(unit->size_bytes, size), unit->offset_bytes,
-               unit->is_frozen ? "  frozen: params alone" : "");
+               unit->is_packed   ? "  frozen: packed params"
+               : unit->is_frozen ? "  frozen: params alone"
+                                 : "");
     }
     for (uint32_t r = 0; sum->record.world_size > 1 && r < sum->record.world_size; r++)
         printf("%srank %-6u host %s\n", r ? "" : "\n", r, sum->record.slabs.ranks[r].host);
@@ -139,10 +141,11 @@ static json_t *inspect_lists_json(json_t *object, const struct state_inspect_sum
     for (uint32_t i = 0; i < sum->unit_count; i++) {
         const struct state_inspect_unit *unit = &sum->units[i];
         json_array_append_new(
-            units, json_pack("{s:s, s:I, s:I, s:I, s:I, s:b}", "name", unit->name, "elems",
-                             (json_int_t)unit->elems, "tiles", (json_int_t)unit->tile_count,
-                             "bytes", (json_int_t)unit->size_bytes, "offset_bytes",
-                             (json_int_t)unit->offset_bytes, "frozen", (int)unit->is_frozen));
+            units,
+            json_pack("{s:s, s:I, s:I, s:I, s:I, s:b, s:b}", "name", unit->name, "elems",
+                      (json_int_t)unit->elems, "tiles", (json_int_t)unit->tile_count, "bytes",
+                      (json_int_t)unit->size_bytes, "offset_bytes", (json_int_t)unit->offset_bytes,
+                      "frozen", (int)unit->is_frozen, "packed", (int)unit->is_packed));
     }
     for (uint32_t i = 0; i < sum->file_count; i++)
         json_array_append_new(

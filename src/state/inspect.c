@@ -77,7 +77,10 @@ static int list_units(const state_view *view, struct state_inspect_summary *out)
         unit->is_frozen = extent->param_bytes != 0; /* for a split master the state comes last */
         if (manifest_is_low(record, i))
             continue;
-        unit->elems += extent->elem_count;
+        unit->is_packed = view->net && extent->unit < view->net->unit_count &&
+                          view->net->units[extent->unit].is_packed;
+        unit->elems = unit->is_packed ? view->net->units[extent->unit].elems
+                                      : unit->elems + extent->elem_count;
         unit->tile_count++;
     }
     return 0;

@@ -72,10 +72,12 @@ struct state_inspect_file {
 
 struct state_inspect_unit {
     char name[64];
-    uint64_t elems, tile_count, size_bytes; /* of its committed extents, with padding */
+    uint64_t elems, tile_count, size_bytes; /* of its committed extents, with padding; elems of a */
+                                            /* packed unit: those that it expands to */
     /* Place of the first extent in the nvme address space. */
     uint64_t offset_bytes;
     bool is_frozen; /* it does not learn; its extents hold only params */
+    bool is_packed; /* and these are packed */
 };
 
 struct state_inspect_kept {
