@@ -63,6 +63,8 @@ static int create_parts(executor *self, const executor_config *config)
     self->is_skipped = config->is_skipped;
     self->is_committing = config->is_committing;
     self->paranoid = config->paranoid;
+    self->arena_base[TIER_DEVICE] = config->arena_base[TIER_DEVICE];
+    self->arena_base[TIER_HOST] = config->arena_base[TIER_HOST]; /* nvme is no memory */
     self->prepared = mem_alloc(config->program_count, sizeof *self->prepared, tag);
     if (!self->prepared)
         return -ENOMEM;
@@ -171,11 +173,24 @@ static bool may_skip_now(const executor *self, const op *item)
     return true;
 }
 
+static bool is_hit(const executor *self, const op *item)
+{
+    const operand *hit = swapi_condition(item);
+    const unsigned char *at =
+        lane_operand_address(self->arena_base[TIER_HOST], self->now->prog, hit);
+    return *at != 0;
+}
+
 /* Decides what to do with the head of a lane whose dependencies are open. */
 static enum head_action decide_head(const executor *self, uint32_t op_idx)
 {
     const swapi_prepared *now = self->now;
     const op *item = &now->prog->ops[op_idx];
+    uint32_t router = now->routers ? now->routers[op_idx] : PROGRAM_NONE;
+    if (router != PROGRAM_NONE && self->states[router] != SWAPI_DONE)
+        return HEAD_WAIT;
+    if (router != PROGRAM_NONE && !is_hit(self, item))
+        return may_skip_now(self, item) ? HEAD_SKIP : HEAD_WAIT;
     if (item->if_commits && self->skips_commit) /* whether or not the update is applied */
         return may_skip_now(self, item) ? HEAD_SKIP : HEAD_WAIT;
     if (!item->if_applied || !self->is_skipped)
@@ -199,6 +214,8 @@ static void skip_op(executor *self, uint32_t op_idx)
     self->states[op_idx] = SWAPI_SKIPPED;
     self->done_count++;
     self->totals[item->lane].skipped_count++;
+    if (swapi_condition(item))
+        self->totals[item->lane].spared_bytes += op_moved_bytes(item);
     swapi_paranoid_done(self, item);
     open_dependents(self, op_idx, true);
     open_dependents(self, op_idx, false);

@@ -22,6 +22,9 @@
  * trace event, and its targets keep their content. So an op that reads a transient that a
  * conditional op writes must be conditional too.
  *
+ * Ops that depend on a hit (program.h) wait until the router's op is complete, and are skipped in
+ * the same manner if their unit is not hit.
+ *
  * Ops with if_commits belong to a commit. If *is_committing is false at the call of executor_run,
  * they are skipped in the same manner, wherever they stand. An op with both conditions runs only if
  * both hold.
@@ -69,8 +72,9 @@ struct executor_config {
      * is named in a warning, and again each time that this time has doubled; 0: never. */
     uint64_t stuck_ns;
     bool paranoid;
-    /* Paranoid mode: the start of the device and of the host arena, each of at least the programs'
-     * peaks. NULL: that arena is not overwritten. */
+    /* The start of the device and of the host arena, each of at least the programs' peaks. In host
+     * memory lie the hits of programs that depend on them. Paranoid mode overwrites both arenas,
+     * if they are given. */
     unsigned char *arena_base[TIER_COUNT];
 };
 typedef struct executor_config executor_config;
@@ -79,6 +83,7 @@ struct lane_totals {
     uint64_t op_count;      /* ops that ran */
     uint64_t skipped_count; /* conditional ops that were skipped */
     uint64_t bytes;         /* moved */
+    uint64_t spared_bytes;  /* not moved, because no token chose an expert of the unit */
     uint64_t busy_ns;       /* time in which at least one op of the lane ran */
     /* Time in which computing waited for this lane. Computing is a GPU's compute stream; on the CPU
      * backend the cores, with their updates if they share a worker. Idle time before an op counts

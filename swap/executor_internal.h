@@ -25,6 +25,9 @@ struct swapi_prepared {
     /* [op_count] the OP_NORM that the op comes after, or PROGRAM_NONE. NULL: the program has no
      * conditional ops. */
     uint32_t *norms;
+    /* [op_count] of ops that are skipped if their unit is not hit: the op that finds that out;
+     * PROGRAM_NONE for others. NULL: the program has no such ops. */
+    uint32_t *routers;
     bool decides;     /* a conditional op comes after a norm */
     swapi_kept *kept; /* [kept_count] sorted by arena and place; paranoid mode only */
     uint32_t kept_count;

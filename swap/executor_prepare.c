@@ -17,6 +17,7 @@ void swapi_prepared_fini(swapi_prepared *self)
     mem_free(self->next);
     mem_free(self->lane_ops);
     mem_free(self->norms);
+    mem_free(self->routers);
     mem_free(self->kept);
     memset(self, 0, sizeof *self);
 }
@@ -143,6 +144,29 @@ static int prepare_conditions(swapi_prepared *out)
     return check_ahead(out);
 }
 
+static int prepare_hits(const executor *self, swapi_prepared *out)
+{
+    const program *prog = out->prog;
+    bool conditional = false;
+    for (uint64_t i = 0; i < prog->op_count; i++)
+        conditional |= swapi_condition(&prog->ops[i]) != NULL;
+    if (!conditional)
+        return 0;
+    if (!self->arena_base[TIER_HOST])
+        return err_set(ERR_INTERNAL,
+                       "executor: the %s program depends on hits in host memory, "
+                       "which was not given",
+                       program_kind_name(prog->kind));
+    out->routers = mem_alloc(prog->op_count, sizeof *out->routers, tag);
+    if (!out->routers)
+        return -ENOMEM;
+    TRY(swapi_find_hits(prog, out->routers));
+    for (uint64_t i = 0; i < prog->op_count; i++)
+        if (!swapi_condition(&prog->ops[i]))
+            out->routers[i] = PROGRAM_NONE;
+    return 0;
+}
+
 /* --- contents at the start, for paranoid mode ------------------------------------------------- */
 
 static int compare_kept(const void *left, const void *right)
@@ -179,6 +203,8 @@ int swapi_prepare(const executor *self, const program *prog, swapi_prepared *out
     int rc = sort_ops(prog, out);
     if (rc == 0)
         rc = prepare_conditions(out);
+    if (rc == 0)
+        rc = prepare_hits(self, out);
     if (rc == 0 && self->paranoid)
         rc = list_kept(out);
     if (rc < 0)

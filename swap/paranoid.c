@@ -77,15 +77,25 @@ struct paranoid {
 static const char *role_name(uint8_t role)
 {
     static const char *const names[ROLE_COUNT] = {
-        [ROLE_SOURCE] = "source",         [ROLE_TARGET] = "target",
-        [ROLE_PARAMS0] = "params 0",      [ROLE_PARAMS1] = "params 1",
-        [ROLE_GRADS0] = "grads 0",        [ROLE_GRADS1] = "grads 1",
-        [ROLE_INPUT] = "input",           [ROLE_OUTPUT] = "output",
-        [ROLE_INPUT_GRAD] = "input grad", [ROLE_OUTPUT_GRAD] = "output grad",
-        [ROLE_SAVED] = "saved",           [ROLE_STATE] = "state",
-        [ROLE_TOKENS] = "tokens",         [ROLE_WORKSPACE] = "workspace",
-        [ROLE_LOSSES] = "losses",         [ROLE_NORM_SUMS] = "norm sums",
-        [ROLE_CONSTANTS] = "constants",   [ROLE_CACHE] = "cache",
+        [ROLE_SOURCE] = "source",
+        [ROLE_TARGET] = "target",
+        [ROLE_PARAMS0] = "params 0",
+        [ROLE_PARAMS1] = "params 1",
+        [ROLE_GRADS0] = "grads 0",
+        [ROLE_GRADS1] = "grads 1",
+        [ROLE_INPUT] = "input",
+        [ROLE_OUTPUT] = "output",
+        [ROLE_INPUT_GRAD] = "input grad",
+        [ROLE_OUTPUT_GRAD] = "output grad",
+        [ROLE_SAVED] = "saved",
+        [ROLE_STATE] = "state",
+        [ROLE_TOKENS] = "tokens",
+        [ROLE_WORKSPACE] = "workspace",
+        [ROLE_LOSSES] = "losses",
+        [ROLE_NORM_SUMS] = "norm sums",
+        [ROLE_CONSTANTS] = "constants",
+        [ROLE_CACHE] = "cache",
+        [ROLE_HITS] = "hits",
     };
     return role < ROLE_COUNT && names[role] ? names[role] : "of unknown role";
 }
@@ -471,8 +481,6 @@ int swapi_paranoid_create(executor *self, const executor_config *config)
         for (int a = 0; a < TIER_COUNT; a++)
             self->peak_bytes[a] = size_max(self->peak_bytes[a], prog->peak_bytes[a]);
     }
-    self->arena_base[TIER_DEVICE] = config->arena_base[TIER_DEVICE];
-    self->arena_base[TIER_HOST] = config->arena_base[TIER_HOST]; /* nvme is no memory */
     self->users_left = mem_alloc(buffer_count_max, sizeof *self->users_left, "executor");
     return self->users_left ? 0 : -ENOMEM;
 }

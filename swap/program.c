@@ -1,13 +1,15 @@
 /* The program's small functions: release, names, look-up, hash. Pure; any thread. Only program_fini
- * uses the heap, to free. */
+ * and swapi_find_hits use the heap. */
 #include "swap/program.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include <xxhash.h>
 
 #include "base/mem.h"
+#include "base/size.h"
 #include "swap/program_internal.h"
 
 void program_fini(program *prog)
@@ -136,6 +138,33 @@ uint64_t program_hash(const program *prog)
         hash = canonical_hash(&words, hash);
     }
     return hash;
+}
+
+int swapi_find_hits(const program *prog, uint32_t *writers)
+{
+    uint64_t unit_count = 0;
+    for (uint64_t i = 0; i < prog->op_count; i++) {
+        const operand *hits = op_operand(&prog->ops[i], ROLE_HITS);
+        writers[i] = PROGRAM_NONE;
+        if (hits)
+            unit_count = size_max(unit_count, hits->offset_bytes + hits->size_bytes);
+    }
+    if (unit_count == 0)
+        return 0;
+    uint32_t *latest = mem_alloc(unit_count, sizeof *latest, "hits of a program");
+    if (!latest)
+        return -ENOMEM;
+    for (uint64_t u = 0; u < unit_count; u++)
+        latest[u] = PROGRAM_NONE;
+    for (uint32_t i = 0; i < prog->op_count; i++) {
+        const operand *hits = op_operand(&prog->ops[i], ROLE_HITS);
+        if (hits && hits->access == ACCESS_READ)
+            writers[i] = latest[hits->offset_bytes];
+        for (uint64_t u = 0; hits && hits->access != ACCESS_READ && u < hits->size_bytes; u++)
+            latest[hits->offset_bytes + u] = i;
+    }
+    mem_free(latest);
+    return 0;
 }
 
 char *swapi_op_text(const program *prog, uint32_t op_idx, char text[SWAPI_OP_TEXT_BYTES])

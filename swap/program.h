@@ -29,6 +29,12 @@
  * timing corrupts memory. And since dependencies and op.behind point backward only, nothing
  * deadlocks.
  *
+ * Hits. A unit of experts (of a mixture) is hit if some token chose one of its experts. Hits are
+ * data: one byte per unit, in a home in host memory. The forward of a router writes those of its
+ * block (ROLE_HITS), and an op that reads a byte depends on it like on any other:
+ *   - a read or an h2d is skipped if the byte is 0;
+ *   - a pass of the compute lane runs in any case, but reads no params of the unit if it is 0.
+ *
  * Pure data: built by one thread, then read-only and shared. */
 #ifndef SLUICE_SWAP_PROGRAM_H
 #define SLUICE_SWAP_PROGRAM_H
@@ -125,6 +131,7 @@ enum operand_role {
     ROLE_NORM_SUMS, /* fp64 block sums of all units */
     ROLE_CONSTANTS, /* tables of the model, such as rotary angles */
     ROLE_CACHE,     /* generation: keys and values of all blocks for the positions so far */
+    ROLE_HITS,      /* one byte per unit of experts, host: not 0 if the unit is hit (HITS) */
     ROLE_COUNT
 };
 
@@ -151,6 +158,9 @@ struct op_demand {
     double device_seconds; /* of the whole device; if known, it replaces device_flops */
     double core_seconds;   /* of CPU cores, summed, without those for device_flops */
     double wait_seconds;   /* during which no resource is busy: the drives' sync */
+    /* Expected share of the runs in which the op is not skipped, because its unit is hit; 0 acts as
+     * 1. The other members are of a run in which it is not. */
+    double share;
 };
 typedef struct op_demand op_demand;
 
@@ -225,7 +235,7 @@ struct program {
     uint32_t peak_buffer[TIER_COUNT];  /* the buffer that ends there, or PROGRAM_NONE */
     uint64_t predicted_ns;             /* length of the program */
     uint64_t lane_busy_ns[LANE_COUNT]; /* predicted */
-    uint64_t lane_bytes[LANE_COUNT];   /* moved by the lane's ops */
+    uint64_t lane_bytes[LANE_COUNT];   /* expected to be moved by the lane's ops */
 };
 typedef struct program program;
 
@@ -259,6 +269,8 @@ uint64_t op_moved_bytes(const op *item);
  *    the norm's sums, of fp64). Operands of a collective do not overlap. Collectives have no
  *    condition except if_applied, and are all on one lane, in one order;
  *  - an OP_GRAD_ADD reads SOURCE and adds it to TARGET, which is as large;
+ *  - ROLE_HITS is in one home in host memory. Forward ops write it, and ops that read it read one
+ *    byte. No other op has it than reads, copies to the device, and passes;
  *  - with several ranks an OP_NORM and an OP_NORM_PART have NORM_SUMS and TARGET of equal size,
  *    with equally many sums of each rank. Parts are numbered from 0, an OP_NORM is the last one,
  *    and a single rank has no parts;
@@ -269,6 +281,8 @@ uint64_t op_moved_bytes(const op *item);
  *  - two ops that touch the same bytes of a buffer are ordered if one of them writes;
  *  - a transient that a conditional op (if_applied, if_commits) writes is read only by ops of the
  *    same condition;
+ *  - an op that reads hits comes after a write of them; and what a transfer that reads hits writes
+ *    to a transient is read only by ops that read the same hits, of the same write;
  *  - of an OP_COMMIT and an OP_WRITE of optimizer state or of an is_committed buffer to nvme, one
  *    depends on the other directly; an OP_COMMIT that depends on a write with if_commits has
  *    if_commits too;

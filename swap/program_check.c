@@ -153,6 +153,72 @@ static int check_conditions(const swapi_check *check)
     return 0;
 }
 
+/* Checks one use of a transient against the first transfer that writes it only if a unit is hit. */
+static int check_hit_use(const swapi_check *check, const uint32_t *writers, uint32_t writer,
+                         const swapi_use *use, uint64_t b)
+{
+    const program *prog = check->prog;
+    const op *item = &prog->ops[use->op_idx];
+    const operand *own = op_operand(item, ROLE_HITS);
+    const operand *hit = swapi_condition(&prog->ops[writer]);
+    bool reads = item->operands[use->operand_idx].access & ACCESS_READ;
+    char text[SWAPI_OP_TEXT_BYTES], writer_text[SWAPI_OP_TEXT_BYTES];
+    if (!reads ||
+        (own && own->offset_bytes == hit->offset_bytes && writers[use->op_idx] == writers[writer]))
+        return 0;
+    return err_set(ERR_INTERNAL,
+                   "program: %s reads buffer %llu, which %s leaves unwritten where its unit is not "
+                   "hit, but does not depend on the same hit",
+                   swapi_op_text(prog, use->op_idx, text), (unsigned long long)b,
+                   swapi_op_text(prog, writer, writer_text));
+}
+
+static int check_hit_buffers(const swapi_check *check, const uint32_t *writers)
+{
+    const program *prog = check->prog;
+    for (uint64_t b = prog->home_count; b < prog->buffer_count; b++) {
+        uint32_t writer = PROGRAM_NONE;
+        for (uint64_t i = check->use_begin[b]; i < check->use_begin[b + 1]; i++) {
+            const swapi_use *use = &check->uses[i];
+            const op *item = &prog->ops[use->op_idx];
+            if (writer != PROGRAM_NONE)
+                TRY(check_hit_use(check, writers, writer, use, b));
+            else if ((item->operands[use->operand_idx].access & ACCESS_WRITE) &&
+                     swapi_condition(item))
+                writer = use->op_idx;
+        }
+    }
+    return 0;
+}
+
+/* Checks that each op that depends on a hit comes after its router, and that all ops that read what
+ * is fetched for a hit depend on the same hit. */
+static int check_hits(const swapi_check *check)
+{
+    const program *prog = check->prog;
+    uint32_t *writers = mem_alloc(prog->op_count, sizeof *writers, "program check");
+    uint32_t home = PROGRAM_NONE;
+    char text[SWAPI_OP_TEXT_BYTES];
+    int rc = writers ? swapi_find_hits(prog, writers) : -ENOMEM;
+    for (uint32_t i = 0; i < prog->op_count && rc == 0; i++) {
+        const operand *hits = op_operand(&prog->ops[i], ROLE_HITS);
+        if (!hits)
+            continue;
+        home = home == PROGRAM_NONE ? hits->buffer_idx : home;
+        if (hits->buffer_idx != home)
+            rc = err_set(ERR_INTERNAL, "program: %s has hits in buffer %u, others in buffer %u",
+                         swapi_op_text(prog, i, text), hits->buffer_idx, home);
+        else if (hits->access == ACCESS_READ && writers[i] == PROGRAM_NONE)
+            rc = err_set(ERR_INTERNAL,
+                         "program: %s depends on a hit, but nothing before it finds that out",
+                         swapi_op_text(prog, i, text));
+    }
+    if (rc == 0 && home != PROGRAM_NONE)
+        rc = check_hit_buffers(check, writers);
+    mem_free(writers);
+    return rc;
+}
+
 /* True if the op changes what a commit makes durable: it writes optimizer state, or params that
  * belong to it, to nvme. */
 static bool is_state_write(const program *prog, const op *item)
@@ -387,6 +453,7 @@ int program_check(const program *prog)
     TRY_GOTO(rc, list_uses(&check), done);
     TRY_GOTO(rc, check_lifetimes(&check), done);
     TRY_GOTO(rc, check_conditions(&check), done);
+    TRY_GOTO(rc, check_hits(&check), done);
     TRY_GOTO(rc, swapi_check_carried(&check), done);
     TRY_GOTO(rc, order_init(&check.order, prog), done);
     TRY_GOTO(rc, swapi_check_accesses(&check), done);

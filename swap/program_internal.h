@@ -13,6 +13,7 @@
 #define SLUICE_SWAP_PROGRAM_INTERNAL_H
 
 #include <assert.h>
+#include <stddef.h>
 
 #include "swap/program.h"
 
@@ -41,6 +42,17 @@ static inline bool swapi_is_zeroed_first(const op *item, const operand *part)
 
 /* Writes "update of unit 3, tile 0 (op 12)". Returns `text`. */
 char *swapi_op_text(const program *prog, uint32_t op_idx, char text[SWAPI_OP_TEXT_BYTES]);
+
+/* The byte by which the op is skipped if it is 0; NULL: none. */
+static inline const operand *swapi_condition(const op *item)
+{
+    bool is_fetch = item->kind == OP_READ || item->kind == OP_H2D;
+    return is_fetch ? op_operand(item, ROLE_HITS) : NULL;
+}
+
+/* Finds for each op that reads hits the op that wrote them last: writers[op_count]. PROGRAM_NONE
+ * for all other ops, and if nothing wrote them before. 0 or -ENOMEM. */
+int swapi_find_hits(const program *prog, uint32_t *writers) MUST_CHECK;
 
 /* program_structure.c: checks each buffer and each op by itself. 0 or ERR_INTERNAL. */
 int swapi_check_structure(const program *prog) MUST_CHECK;

@@ -136,6 +136,24 @@ static int check_alignment(const program *prog, uint32_t op_idx, uint32_t k)
     return 0;
 }
 
+/* Checks the operand by which hits become known, or on which the op depends. */
+static int check_hits(const program *prog, uint32_t op_idx, uint32_t k)
+{
+    const op *item = &prog->ops[op_idx];
+    const operand *part = &item->operands[k];
+    const buffer *home = &prog->buffers[part->buffer_idx];
+    bool is_pass =
+        item->kind == OP_FORWARD || item->kind == OP_RECOMPUTE || item->kind == OP_BACKWARD;
+    if (!home->is_home || home->arena != TIER_HOST)
+        return operand_error(prog, op_idx, k, "hits lie in a home in host memory");
+    if (part->access == ACCESS_READ ? part->size_bytes != 1 : item->kind != OP_FORWARD)
+        return operand_error(prog, op_idx, k,
+                             "an op reads the hit of one unit, and only a forward writes hits");
+    if (!is_pass && !swapi_condition(item))
+        return operand_error(prog, op_idx, k, "this kind of op depends on no hit");
+    return 0;
+}
+
 static int check_operand(const program *prog, uint32_t op_idx, uint32_t k)
 {
     const op *item = &prog->ops[op_idx];
@@ -151,6 +169,8 @@ static int check_operand(const program *prog, uint32_t op_idx, uint32_t k)
     if (part->size_bytes == 0 || part->size_bytes > home->size_bytes ||
         part->offset_bytes > home->size_bytes - part->size_bytes)
         return operand_error(prog, op_idx, k, "out of the bounds of the buffer");
+    if (part->role == ROLE_HITS)
+        return check_hits(prog, op_idx, k);
     uint8_t arena = TIER_DEVICE;
     if (rule->is_copy) {
         bool is_source = part->role == ROLE_SOURCE && part->access == ACCESS_READ;

@@ -14,28 +14,37 @@ static_assert(LANE_COUNT <= 8, "a byte has a bit for each lane");
 
 static const char tag[] = "gpu lanes";
 
+/* By which op each op's conditions become known; PROGRAM_NONE: by none. */
+struct deciders {
+    uint32_t *norms, *routers; /* [op_count] each */
+};
+
 /* True if `item` may be skipped at a run in which `before` is not. */
-static bool is_decided_apart(const program *prog, const uint32_t *norms, uint32_t before,
+static bool is_decided_apart(const program *prog, const struct deciders *by, uint32_t before,
                              uint32_t item)
 {
     const op *a = &prog->ops[before], *b = &prog->ops[item];
+    const operand *own = swapi_condition(a), *hit = swapi_condition(b);
+    if (hit)
+        return !own || own->offset_bytes != hit->offset_bytes ||
+               by->routers[before] != by->routers[item];
     if (!b->if_applied && !b->if_commits)
         return false;
     return a->if_applied != b->if_applied || a->if_commits != b->if_commits ||
-           norms[before] != norms[item];
+           by->norms[before] != by->norms[item];
 }
 
 /* Marks op `before` if the host waits for it because of op `item`. */
-static void mark_reports(stream_plan *self, const bool *serves, const uint32_t *norms,
+static void mark_reports(stream_plan *self, const bool *serves, const struct deciders *by,
                          uint32_t before, uint32_t item)
 {
     const op *ops = self->prog->ops;
     if (serves[ops[before].lane] &&
-        (!serves[ops[item].lane] || is_decided_apart(self->prog, norms, before, item)))
+        (!serves[ops[item].lane] || is_decided_apart(self->prog, by, before, item)))
         self->marks[before] |= STREAM_REPORTS;
 }
 
-static void find_reports(stream_plan *self, const bool *serves, const uint32_t *norms)
+static void find_reports(stream_plan *self, const bool *serves, const struct deciders *by)
 {
     const program *prog = self->prog;
     uint32_t last[LANE_COUNT];
@@ -44,12 +53,14 @@ static void find_reports(stream_plan *self, const bool *serves, const uint32_t *
     for (uint32_t i = 0; i < prog->op_count; i++) {
         const op *item = &prog->ops[i];
         for (uint32_t k = 0; k < item->dep_count; k++)
-            mark_reports(self, serves, norms, prog->deps[item->dep_begin + k], i);
+            mark_reports(self, serves, by, prog->deps[item->dep_begin + k], i);
         if (last[item->lane] != PROGRAM_NONE)
-            mark_reports(self, serves, norms, last[item->lane], i);
+            mark_reports(self, serves, by, last[item->lane], i);
         last[item->lane] = i;
         if (serves[item->lane] && item->kind == OP_NORM)
             self->marks[i] |= STREAM_REPORTS;
+        if (swapi_condition(item) && serves[prog->ops[by->routers[i]].lane])
+            self->marks[by->routers[i]] |= STREAM_REPORTS;
     }
     for (int kind = 0; kind < LANE_COUNT; kind++)
         if (serves[kind] && last[kind] != PROGRAM_NONE)
@@ -166,18 +177,20 @@ int stream_plan_init(stream_plan *self, const program *prog, const stream_plan_c
     self->waits = mem_alloc(prog->op_count, sizeof *self->waits, tag);
     self->segment_of = mem_alloc(prog->op_count, sizeof *self->segment_of, tag);
     self->segments = mem_alloc(prog->op_count, sizeof *self->segments, tag);
-    uint32_t *norms = mem_alloc(prog->op_count, sizeof *norms, tag);
+    struct deciders by = {mem_alloc(prog->op_count, sizeof *by.norms, tag),
+                          mem_alloc(prog->op_count, sizeof *by.routers, tag)};
     known *all = mem_alloc(prog->op_count, sizeof *all, tag);
     uint8_t *seen = mem_alloc(prog->op_count, sizeof *seen, tag);
-    bool has_all =
-        self->marks && self->waits && self->segment_of && self->segments && norms && all && seen;
+    bool has_all = self->marks && self->waits && self->segment_of && self->segments && by.norms &&
+                   by.routers && all && seen && swapi_find_hits(prog, by.routers) == 0;
     if (has_all) {
-        swapi_find_norms(prog, norms);
-        find_reports(self, config->serves, norms);
+        swapi_find_norms(prog, by.norms);
+        find_reports(self, config->serves, &by);
         find_waits(self, config->serves, all);
         find_segments(self, config, seen);
     }
-    mem_free(norms);
+    mem_free(by.norms);
+    mem_free(by.routers);
     mem_free(all);
     mem_free(seen);
     if (!has_all)

@@ -23,6 +23,11 @@ struct pass {
     /* Bytes of the unit's accumulator that are filled with zeros if this pass is the first that
      * adds to it. */
     uint64_t zeroed_bytes[2];
+    /* The probability that a token chooses none of the unit's experts, if all choices are equally
+     * likely. If no token of the micro-batches chose one, the unit is not hit, and the pass runs
+     * without its params. 0: the params are always needed. */
+    double miss;
+    bool tells_hits; /* a forward that finds out which units of its stage are hit */
     /* enum operand_access each. `saved` is NONE in an uncut stage, where the caller decides whether
      * to keep it; the pass needs the memory all the same. */
     uint8_t input, output, output_grad, input_grad, saved;

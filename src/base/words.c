@@ -62,6 +62,13 @@ const char *update_name(enum update update)
     return NAME_OF(names, update);
 }
 
+const char *fetch_name(enum fetch fetch)
+{
+    static const char *const names[] = {
+        [FETCH_ALL] = "all", [FETCH_HIT] = "hit", [FETCH_AUTO] = "auto"};
+    return NAME_OF(names, fetch);
+}
+
 const char *rope_scaling_name(enum rope_scaling scaling)
 {
     static const char *const names[ROPE_SCALING_COUNT] = {

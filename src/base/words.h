@@ -110,6 +110,16 @@ enum update {
 
 const char *update_name(enum update update); /* "after_backward", ..., "auto" */
 
+/* The units of experts that are fetched for a pass: all of them, ahead; or the hit ones, after
+ * their router. A unit is hit if some token chose one of its experts. */
+enum fetch {
+    FETCH_ALL,
+    FETCH_HIT,
+    FETCH_AUTO /* what the plan finds faster */
+};
+
+const char *fetch_name(enum fetch fetch); /* "all", "hit", "auto" */
+
 /* How the frequency f of a pair of a rotary embedding is scaled. The kinds are Hugging Face's rope
  * types with these names. A wave is 2 pi / f positions long.
  *   PLAIN    f

@@ -199,6 +199,11 @@ static int print_json(void)
     json_object_set_new(object, "decode_seconds", json_real(result->decode_seconds));
     json_object_set_new(object, "decode_tokens_per_second",
                         json_real(rate(decoded(result), result->decode_seconds)));
+    json_object_set_new(object, "decode_read_bytes", json_integer((json_int_t)result->read_bytes));
+    json_object_set_new(object, "decode_copied_bytes",
+                        json_integer((json_int_t)result->copied_bytes));
+    json_object_set_new(object, "decode_spared_bytes",
+                        json_integer((json_int_t)result->spared_bytes));
     return cli_print_json(stdout, object);
 }
 

@@ -221,6 +221,26 @@ static void report_speed(FILE *out, const struct setup_summary *plan)
         fputs("MFU unknown: no peak is\n", out);
 }
 
+/* Says what moves of experts: what is expected, and what if a token chose each of them. */
+static void report_experts(FILE *out, const struct setup_summary *plan)
+{
+    char spared[CLI_FIGURE_BYTES], link[CLI_FIGURE_BYTES], seconds[CLI_FIGURE_BYTES];
+    bool is_hit = strcmp(plan->experts, "hit") == 0;
+    if (plan->expert_passes <= 0)
+        return;
+    fprintf(out, "experts      %s; of %.0f passes %.1f (%.1f%%) are expected to be hit\n",
+            is_hit ? "fetched when hit" : "all fetched ahead", plan->expert_passes,
+            plan->expert_passes_hit, percent(plan->expert_passes_hit, plan->expert_passes));
+    if (!is_hit)
+        return;
+    fprintf(out,
+            "             that leaves %s on the drives and %s on the host; if all are hit a step "
+            "takes %s s\n",
+            report_bytes((double)plan->lane_spared_bytes[LANE_READ], spared),
+            report_bytes((double)plan->lane_spared_bytes[LANE_H2D], link),
+            report_seconds(plan->all_hit_seconds, seconds));
+}
+
 static void report_waits(FILE *out, const struct setup_summary *plan)
 {
     if (plan->wait_count > 0)
@@ -390,6 +410,7 @@ void cli_print_plan(FILE *out, const struct setup_summary *plan)
     report_reasons(out, plan);
     if (plan->step_seconds > 0) {
         report_speed(out, plan);
+        report_experts(out, plan);
         report_waits(out, plan);
         report_lanes(out, plan);
         report_links(out, plan);

@@ -188,6 +188,7 @@ struct job {
     struct {
         enum order order;
         enum update update;
+        enum fetch experts;
         uint64_t delayed_from_step; /* delayed_one_step: the steps before this one are exact */
         uint64_t tile_elems;        /* 0: automatic */
         uint64_t lookahead; /* how many ops ahead a prefetch may run; 0: as far as memory allows */

@@ -10,6 +10,7 @@ static const int inner_homes[] = {TIER_AUTO,           TIER_RECOMPUTE,     TIER_
                                   TIER_SELECTIVE_HOST, TIER_SELECTIVE_NVME};
 static const int updates[] = {UPDATE_AUTO, UPDATE_AFTER_BACKWARD, UPDATE_IN_NEXT_FORWARD,
                               UPDATE_IN_BACKWARD, UPDATE_DELAYED_ONE_STEP};
+static const int fetches[] = {FETCH_AUTO, FETCH_ALL, FETCH_HIT};
 static const int modes[] = {0600, 0640, 0644, 0660, 0664, 0666};
 static const int masters[] = {TILE_FP32, TILE_LOW16}, moments[] = {TILE_FP32, TILE_BF16, TILE_INT8};
 
@@ -515,6 +516,11 @@ const configi_key configi_own_keys[] = {
         "0, no fp16 and no overflow check. delayed_one_step is approximate: gradients are one "
         "step late.",
         .values = updates),
+    KEY("schedule.experts", ENUM, AT(schedule.experts), "auto", "auto|all|hit", NONE, FREE,
+        "Which experts' parameters are fetched. all: those of all experts, ahead. hit: those of "
+        "the units with an expert that some token chose, once the router has told so; the backward "
+        "knows it from the forward. auto: what the plan finds faster. All give the same bits.",
+        .values = fetches),
     KEY("schedule.delayed_from_step", INT, AT(schedule.delayed_from_step), "0", "[0,1000000000000]",
         "steps", LATER,
         "With delayed_one_step: the first step whose update is left to the next step. The steps "

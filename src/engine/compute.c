@@ -50,6 +50,21 @@ static enum kept kept_by(const struct engine *self, const op *item)
     return kept_at_home(setup->homes[STATE_INNER_ACTIVATIONS][item->unit]);
 }
 
+/* A pass whose unit is not hit has no params, since they were not fetched. A pass that finds out
+ * hits gets their place; the first micro-batch of a round begins them. */
+static void fill_hits(const struct engine *self, const program *prog, const op *item,
+                      model_call *call)
+{
+    const operand *hits = op_operand(item, ROLE_HITS);
+    uint8_t *at = address(self, prog, hits);
+    if (hits && hits->access == ACCESS_WRITE)
+        memset(at, 0, hits->size_bytes);
+    if (hits && hits->access != ACCESS_READ)
+        call->hits = at;
+    else if (hits && *at == 0)
+        call->params[0] = call->params[1] = NULL;
+}
+
 static void fill_call(const struct engine *self, const program *prog, const op *item,
                       model_call *call)
 {
@@ -93,6 +108,7 @@ static void fill_call(const struct engine *self, const program *prog, const op *
         .dropout_counter = drops ? counters + 2 * item->micro_batch : NULL,
         .dropout_seed = self->step.seed,
     };
+    fill_hits(self, prog, item, call);
 }
 
 static int run_forward(struct engine *self, const program *prog, const op *item, void *stream)
@@ -323,8 +339,11 @@ static bool is_computing(const op *item)
 
 /* For setup_watch.only_transfers: waits instead of computing. With a GPU it does not wait, because
  * that would hold up the executor's thread. */
-static int wait_in_place(const struct engine *self, const op *item)
+static int wait_in_place(const struct engine *self, const program *prog, const op *item)
 {
+    const operand *hits = op_operand(item, ROLE_HITS);
+    if (hits && hits->access != ACCESS_READ) /* nothing is skipped */
+        memset(address(self, prog, hits), 1, hits->size_bytes);
     double seconds = self->setup->gpu ? 0 : setup_watched_seconds(self->setup, item);
     struct timespec left = {.tv_sec = (time_t)seconds};
     left.tv_nsec = (long)((seconds - (double)left.tv_sec) * 1e9);
@@ -337,7 +356,7 @@ int enginei_enqueue_op(void *user, const program *prog, const op *item, void *st
 {
     struct engine *self = user;
     if (self->watch && self->watch->only_transfers && is_computing(item))
-        return wait_in_place(self, item);
+        return wait_in_place(self, prog, item);
     switch ((enum op_kind)item->kind) {
     case OP_FORWARD:
     case OP_RECOMPUTE:

@@ -396,6 +396,7 @@ int engine_run(struct engine *self, enum program_kind kind, uint64_t step, run_t
     int rc = executor_run(self->runner, &self->setup->set.programs[kind], step, &totals);
     for (int i = 0; i < LANE_COUNT; i++) {
         self->totals[i].bytes += totals.lanes[i].bytes;
+        self->totals[i].spared_bytes += totals.lanes[i].spared_bytes;
         self->totals[i].busy_seconds += (double)totals.lanes[i].busy_ns * 1e-9;
         self->totals[i].stall_seconds += (double)totals.lanes[i].stall_ns * 1e-9;
     }

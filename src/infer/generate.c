@@ -368,8 +368,18 @@ static int next_token(generator *self, uint64_t idx, bool *is_end)
     return 0;
 }
 
+/* Notes what has moved since the lanes had done `before`. */
+static void note_bytes(generator *self, const metrics_lane before[LANE_COUNT])
+{
+    const metrics_lane *now = self->from.engine->totals;
+    self->result.read_bytes = now[LANE_READ].bytes - before[LANE_READ].bytes;
+    self->result.copied_bytes = now[LANE_H2D].bytes - before[LANE_H2D].bytes;
+    self->result.spared_bytes = now[LANE_H2D].spared_bytes - before[LANE_H2D].spared_bytes;
+}
+
 static int generate_all(generator *self)
 {
+    metrics_lane before[LANE_COUNT];
     const struct infer_generate_options *asked = self->asked;
     bool is_end = false;
     if (asked->prompt_bytes == 0)
@@ -384,11 +394,13 @@ static int generate_all(generator *self)
     TRY(read_all(self));
     self->result.prefill_seconds = (double)(clock_ns() - begin_ns) * 1e-9;
     begin_ns = clock_ns();
+    memcpy(before, self->from.engine->totals, sizeof before);
     for (uint64_t i = 0; i < asked->token_count && !is_end; i++) {
         if (i > 0)
             TRY(self->kept == self->context ? slide(self) : call(self, 1, true));
         TRY(next_token(self, i, &is_end));
         self->result.decode_seconds = (double)(clock_ns() - begin_ns) * 1e-9;
+        note_bytes(self, before);
         if (is_stopped(self) && !is_end && i + 1 < asked->token_count)
             return err_set(ERR_STOPPED, "stopped on request");
     }

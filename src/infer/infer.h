@@ -25,6 +25,9 @@ struct infer_generate_result {
     /* the prompt's tokens, up to the logits of the first new token */
     double prefill_seconds;
     double decode_seconds; /* all that follows: tokens - 1 calls, and the slides */
+    /* In the same time: bytes that were read from the drives and copied to the device; and of
+     * experts that no token chose, bytes that were neither. */
+    uint64_t read_bytes, copied_bytes, spared_bytes;
     enum infer_end ended;
 };
 

@@ -14,8 +14,8 @@
  * bit.
  *
  * The sizes of blocks follow from what the router chose, so the host must know the offsets of the
- * slots (read_back). An expert without slots is not computed. Allocates nothing after
- * model_prepare. */
+ * slots (read_back). An expert without slots is not computed; if no expert of the part has any,
+ * the part's params need not be there. Allocates nothing after model_prepare. */
 #include <assert.h>
 
 #include "model/model_internal.h"
@@ -45,6 +45,15 @@ uint64_t modeli_experts_per_unit(const model_spec *spec)
     while (all % count != 0)
         count--;
     return count;
+}
+
+double modeli_miss(const modeli_layer *layer, uint64_t count)
+{
+    double share = 1;
+    uint64_t all = layer->net->spec.expert_count;
+    for (uint64_t i = 0; i < modeli_choices_of(layer) && !layer->row->is_shared; i++)
+        share *= all - i > count ? (double)(all - i - count) / (double)(all - i) : 0;
+    return layer->row->is_shared ? 0 : share;
 }
 
 static const modeli_layer *router_of(const modeli_list *list, const modeli_layer *layer)
@@ -382,8 +391,10 @@ static int run_expert(struct experts_run *of, uint64_t idx)
     uint64_t expert = of->run->part->row_begin + idx;
     uint64_t at = (uint64_t)of->offsets[expert], end = (uint64_t)of->offsets[expert + 1];
     bool is_first = true;
+    if (at == end && !is_backward)
+        return 0;
     take_expert(of, idx);
-    if (is_backward && at == end)
+    if (at == end)
         return clear_grads(of);
     for (uint32_t size = size_count(of->layer); size-- > 0;)
         for (uint64_t count = size_at(of->layer, size); end - at >= count; at += count) {

@@ -153,6 +153,31 @@ static router_args args_of(const modeli_run *run, const modeli_layer *layer,
     };
 }
 
+/* Notes which parts, of those that may have none, have experts with slots. */
+static int tell_hits(const modeli_run *run, const modeli_layer *layer, const void *offsets)
+{
+    const modeli_list *list = run->list;
+    const model *self = run->self;
+    uint64_t experts = modeli_routing_of(layer).experts;
+    int32_t begins[ROUTER_EXPERTS_MAX + 1];
+    const modeli_part *first = NULL;
+    if (run->call->hits == NULL || layer->row->is_shared)
+        return 0;
+    TRY(self->ops->read_back(self->context, run->stream, offsets, begins,
+                             (experts + 1) * sizeof begins[0]));
+    for (uint32_t p = 0; p < list->part_count; p++) {
+        const modeli_part *part = &list->parts[p];
+        const modeli_layer *owner = &list->layers[part->owner];
+        if (!owner->kind->has_experts || owner->reads[1] != layer->writes ||
+            !(modeli_miss(owner, part->rows) > 0))
+            continue;
+        first = first ? first : part;
+        if (begins[part->row_begin + part->rows] > begins[part->row_begin])
+            run->call->hits[part->unit - first->unit] = 1;
+    }
+    return 0;
+}
+
 static int forward(const modeli_run *run, const modeli_layer *layer)
 {
     const model *self = run->self;
@@ -179,7 +204,8 @@ static int forward(const modeli_run *run, const modeli_layer *layer)
                     run->call->temp));
     TRY(ops->router_forward(self->context, run->stream, &args));
     TRY(add_totals(run, layer, &args));
-    return ops->experts_sort(self->context, run->stream, &sort);
+    TRY(ops->experts_sort(self->context, run->stream, &sort));
+    return tell_hits(run, layer, sort.offsets);
 }
 
 /* The gradient of the logits [N,E] lies behind the library's scratch in temp. */

@@ -435,7 +435,7 @@ static inline void *modeli_at(void *base, uint64_t offset_bytes)
 /* Address of element `offset_elems` of a vector in the model's type; NULL for MODELI_ABSENT. */
 static inline const void *modeli_param(const model *self, const void *params, uint64_t offset_elems)
 {
-    if (offset_elems == MODELI_ABSENT)
+    if (params == NULL || offset_elems == MODELI_ABSENT)
         return NULL;
     return (const char *)params + offset_elems * dtype_bytes(self->type);
 }

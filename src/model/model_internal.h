@@ -425,6 +425,9 @@ uint64_t modeli_slot_multiple(const model *self); /* modeli_routing.multiple */
 /* The value that the layer's router wrote. */
 void *modeli_routed(const modeli_run *run, const modeli_layer *layer);
 uint64_t modeli_choices_of(const modeli_layer *layer); /* K of a layer of experts */
+/* The probability that a token chooses none of `count` experts, if all choices are equally likely;
+ * 0 for the shared expert. */
+double modeli_miss(const modeli_layer *layer, uint64_t count);
 /* Features of an expert, and elements of all its matrices. */
 uint64_t modeli_expert_width(const modeli_layer *layer);
 uint64_t modeli_expert_elems(const modeli_layer *layer);

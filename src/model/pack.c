@@ -274,6 +274,8 @@ int modeli_expand(const model *self, const struct pass *pass, void *stream, mode
         if (bytes == 0)
             continue;
         at -= bytes;
+        if (call->params[i] == NULL) /* not hit */
+            continue;
         void *expanded = (char *)call->temp + at;
         TRY(expand_unit(self, &self->units[pass->units[i]], stream, call->params[i], expanded));
         call->params[i] = expanded;

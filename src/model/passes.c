@@ -164,6 +164,26 @@ static void head_access(const modeli_part *part, uint32_t pass_idx, bool backwar
         pass->losses = ACCESS_WRITE;
 }
 
+/* Sets whether the pass may do without its experts, and whether it finds out the hits. */
+static void find_hits(const model *self, uint32_t stage_idx, const modeli_part *part,
+                      enum phase phase, struct pass *pass)
+{
+    const modeli_list *list = modeli_list_of(self, stage_idx);
+    if (part == NULL || self->stages[stage_idx].kind != STAGE_BLOCK)
+        return;
+    const modeli_layer *owner = &list->layers[part->owner];
+    if (owner->kind->has_experts)
+        pass->miss = modeli_miss(owner, part->rows);
+    modeli_range range = modeli_layers_of(list, part, phase == PHASE_BACKWARD);
+    for (uint32_t i = range.begin; i < range.end; i++) {
+        const modeli_layer *layer = &list->layers[i];
+        if (layer != owner && layer->row->weights[0].name != NULL)
+            pass->miss = 0; /* the pass needs params for this layer too */
+        if (layer->kind == &modeli_router && !layer->row->is_shared)
+            pass->tells_hits = phase == PHASE_FORWARD;
+    }
+}
+
 static void fill_pass(const model *self, enum phase phase, uint32_t stage_idx, uint32_t pass_idx)
 {
     const struct stage *stage = &self->stages[stage_idx];
@@ -191,6 +211,7 @@ static void fill_pass(const model *self, enum phase phase, uint32_t stage_idx, u
         block_access(modeli_list_of(self, stage_idx), part, pass_idx, phase, pass);
         pass->losses = totals_access(self, stage_idx, part, phase);
     }
+    find_hits(self, stage_idx, part, phase, pass);
     if (part == NULL) /* the caller decides whether to keep `saved` */
         pass->saved = ACCESS_NONE;
     if (part == NULL && !work.input)

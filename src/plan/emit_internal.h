@@ -77,6 +77,13 @@ struct plani_edge {
     uint32_t from, to; /* `to` depends on `from` */
 };
 
+/* A byte range of a buffer. */
+struct plani_range {
+    uint32_t buffer_idx;
+    uint64_t offset_bytes, size_bytes;
+};
+typedef struct plani_range plani_range;
+
 /* One program under construction: ops in serial order. */
 struct plani_builder {
     const plan_job *job;
@@ -84,6 +91,10 @@ struct plani_builder {
     uint32_t held_stages;
     bool if_applied; /* ops that are appended run only where the step's update is applied */
     bool if_commits; /* ops that are appended run only where the step commits */
+    /* Transfers that are appended are skipped if this byte is 0, but for an expected share of the
+     * runs. Its size is 0 if they are not. */
+    plani_range hit;
+    double hit_share;
     /* The first of the buffers that are carried into the program, or out of it, in the order of
      * plan_set.carried. PROGRAM_NONE: there are none. */
     uint32_t carried_in, carried_out;
@@ -106,13 +117,6 @@ struct plani_builder {
     int error;           /* first failure; later calls do nothing */
 };
 typedef struct plani_builder plani_builder;
-
-/* A byte range of a buffer. */
-struct plani_range {
-    uint32_t buffer_idx;
-    uint64_t offset_bytes, size_bytes;
-};
-typedef struct plani_range plani_range;
 
 /* True if the op keeps its place among the others of the compute lane. All other ops start in any
  * order that their dependencies allow: those of other lanes, those that only committing runs have,

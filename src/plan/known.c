@@ -29,6 +29,7 @@ uint64_t plani_trial_key(const plan_job *job, const struct plani_point *point)
                                 job->update,
                                 job->parked_near,
                                 job->parked_on_host,
+                                job->call_tokens,
                                 job->budget_bytes[TIER_DEVICE],
                                 job->budget_bytes[TIER_HOST],
                                 job->budget_bytes[TIER_NVME],
@@ -38,7 +39,8 @@ uint64_t plani_trial_key(const plan_job *job, const struct plani_point *point)
                                 point->carried_parts,
                                 point->idle_parts[TIER_DEVICE],
                                 point->idle_parts[TIER_HOST],
-                                point->commit};
+                                point->commit,
+                                point->fetches_hit};
     hash = plani_hash(hash, figures, sizeof figures);
     return hash ? hash : 1;
 }

@@ -503,6 +503,7 @@ int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
     add_norm(job, set, layout, blocks);
     homes->tokens_host = add_scratch(layout, TIER_HOST, job->tokens_bytes);
     homes->losses_host = add_scratch(layout, TIER_HOST, all_losses_bytes(job));
+    homes->hits = add_scratch(layout, TIER_HOST, plani_may_miss(job) ? job->unit_count : 0);
     add_units(job, set, layout);
     add_activations(job, set, layout);
     add_copies(job, set, layout);

@@ -34,6 +34,12 @@ enum plan_resource {
     RESOURCE_COUNT
 };
 const char *plan_resource_name(enum plan_resource resource); /* "drive", "h2d", ... */
+/* The expected share of runs in which an op with this demand is not skipped. */
+static inline double plan_share(const op_demand *demand)
+{
+    return demand->share > 0 ? demand->share : 1;
+}
+/* Seconds of the whole resources, in the mean of runs in which it is skipped and not. */
 void plan_demand_seconds(const plan_machine *machine, const op_demand *demand,
                          double seconds[RESOURCE_COUNT]);
 
@@ -64,6 +70,7 @@ struct plan_homes {
     /* [micro_batch_count] gradients of the first stage's output. They wait for the end of a
      * batch-major step where the embedding is tied. */
     uint32_t *deferred;
+    uint32_t hits; /* on the host: a byte per unit (ROLE_HITS) */
     uint32_t workspace, constants, cache, tokens_host, tokens_device, losses_host, losses_device,
         norm_sums;
     /* With several ranks, for one part of the norm (plan_set.norm_part_begin): all ranks'
@@ -107,6 +114,8 @@ struct plan_set {
     /* With units in parts no stage is held. Instead so many last passes of each block's
      * recomputation, and of the head's forward, keep their params for the backward. */
     uint32_t held_passes;
+    /* A unit of experts is fetched only if it is hit (struct pass), after its router. */
+    bool fetches_hit;
     enum plan_commit commit;
     /* Host memory of copies of optimizer state that a step with update in_next_forward begins
      * with. Nothing can be read for it before the norm is known, at the end of a step, and
@@ -136,6 +145,8 @@ struct plan_set {
      * commits; `uncommitted` is that of one that does not. */
     uint64_t uncommitted_ns;
     uint64_t uncommitted_lane_ns[LANE_COUNT]; /* busy time of its lanes */
+    /* With fetches_hit: of the mean step if all experts are hit; 0: it is not known. */
+    uint64_t all_hit_ns;
     /* Per phase between barriers, the work of the busiest resource; what may be done in any phase
      * counts in the whole. */
     uint64_t bound_ns, uncommitted_bound_ns;
@@ -176,6 +187,13 @@ static inline uint32_t plan_high_place(const plan_homes *homes, uint32_t unit)
 {
     return homes->high_saves[unit] != PROGRAM_NONE ? homes->high_saves[unit] : homes->highs[unit];
 }
+
+/* Passes of a step that use a unit of experts which it may not need, and how many of them are
+ * expected to need it (src/plan/hits.c). Both 0: there are none. */
+struct plan_hits {
+    double passes, hit;
+};
+void plan_expect_hits(const plan_job *job, struct plan_hits *out);
 
 /* ---- automatic placement -------------------------------------------------------------------- */
 

@@ -169,6 +169,11 @@ struct plan_job {
     const double *matrix_flops;
     uint64_t matrix_scratch_bytes; /* for the largest matrix */
 
+    /* ---- experts ---------------------------------------------------------------------------- */
+    /* Whether units that are not hit (struct pass) are fetched all the same. */
+    enum fetch experts;
+    uint64_t call_tokens; /* that a micro-batch chooses experts for, as a rule */
+
     /* ---- the schedule ----------------------------------------------------------------------- */
     uint64_t tile_elems;     /* 0: chosen by simulated time */
     uint64_t tile_elems_max; /* of chosen ones, rounded up to TILE_ELEMS_STEP; 0: any */

@@ -153,7 +153,8 @@ struct plani_point plani_plain_point(const plan_job *job, uint64_t tile_elems)
                                 .parked_near = job->parked_near,
                                 .parked_on_host = job->parked_on_host,
                                 .tile_elems = tile_elems,
-                                .commit = plani_usual_commit(job)};
+                                .commit = plani_usual_commit(job),
+                                .fetches_hit = plani_prefers_hit(job)};
 }
 
 void plani_point_apply(plani_search *self, const struct plani_point *point)
@@ -198,7 +199,8 @@ struct plani_point plani_first_point(const plani_search *self)
 {
     return (struct plani_point){.order = self->job.order,
                                 .update = self->job.update,
-                                .whole = self->counts[STATE_INNER_ACTIVATIONS]};
+                                .whole = self->counts[STATE_INNER_ACTIVATIONS],
+                                .fetches_hit = plani_prefers_hit(&self->job)};
 }
 
 void plani_point_set_update(plani_search *self, struct plani_point *point, enum update update)

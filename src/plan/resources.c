@@ -56,6 +56,8 @@ void plan_demand_seconds(const plan_machine *machine, const op_demand *demand,
         device_seconds =
             fmax(device_seconds, (double)demand->device_bytes / machine->device_bytes_per_second);
     d[machine->device_is_cpu ? RESOURCE_CORES : RESOURCE_DEVICE] += device_seconds;
+    for (int r = 0; r < RESOURCE_COUNT; r++)
+        d[r] *= plan_share(demand);
 }
 
 void plani_demand(const plan_machine *machine, const op_demand *demand, struct plani_share *share)
@@ -66,10 +68,11 @@ void plani_demand(const plan_machine *machine, const op_demand *demand, struct p
         share->demand[RESOURCE_DRIVE] * plan_drive_both_ways(machine); /* an op has one direction */
     for (int r = 0; r < RESOURCE_COUNT; r++)
         longest = share->demand[r] > longest ? share->demand[r] : longest;
-    share->alone_seconds = fmax(longest + machine->op_seconds + demand->wait_seconds, 1e-9);
+    double fixed = (machine->op_seconds + demand->wait_seconds) * plan_share(demand);
+    share->alone_seconds = fmax(longest + fixed, 1e-9);
     assert(isfinite(share->alone_seconds));
     share->is_served = demand->drive_read_bytes + demand->drive_write_bytes > 0 &&
-                       demand->core_seconds < share->alone_seconds;
+                       demand->core_seconds * plan_share(demand) < share->alone_seconds;
 }
 
 /* The share of a resource that the op takes at its full speed; 0 of cores that it is served. */

@@ -160,9 +160,9 @@ int plani_search_try(plani_search *self, const struct plani_point *point, struct
 
 int plani_coordinate_of(int move)
 {
-    static const int begins[] = {PLANI_MOVE_COPIES, PLANI_MOVE_CARRIED, PLANI_MOVE_HELD,
-                                 PLANI_MOVE_TILE,   PLANI_MOVE_IDLE,    PLANI_MOVE_COMMIT,
-                                 PLANI_MOVE_PARKED, PLANI_MOVE_WHOLE,   PLANI_MOVES};
+    static const int begins[] = {
+        PLANI_MOVE_COPIES, PLANI_MOVE_CARRIED, PLANI_MOVE_HELD,  PLANI_MOVE_TILE,  PLANI_MOVE_IDLE,
+        PLANI_MOVE_COMMIT, PLANI_MOVE_PARKED,  PLANI_MOVE_WHOLE, PLANI_MOVE_FETCH, PLANI_MOVES};
     int at = 0;
     while (move >= begins[at + 1])
         at++;
@@ -277,6 +277,9 @@ bool plani_move_mode(plani_search *self, struct plani_point *point, int move)
         return move_commit(self, point);
     case PLANI_MOVE_PARKED:
         return move_parked(self, point, way);
+    case PLANI_MOVE_FETCH:
+        point->fetches_hit = !point->fetches_hit;
+        return self->job.experts == FETCH_AUTO && plani_may_miss(&self->job);
     default:
         return move_whole(self, point, way);
     }

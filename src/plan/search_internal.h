@@ -24,7 +24,7 @@
  * The first `whole` units keep their inner activations whole, the others selectively.
  * Where no home is open, all of `until` is 0 and the job's own homes count.
  *
- * The last six say how the programs use that placement. */
+ * The last seven say how the programs use that placement. */
 struct plani_point {
     uint32_t until[STATE_KIND_COUNT][TIER_COUNT];
     uint32_t whole;
@@ -43,6 +43,7 @@ struct plani_point {
     uint32_t copy_parts;    /* of the host's other room, for copies of optimizer state */
     uint32_t carried_parts; /* of the same room, for tiles that a step carries to the next one */
     enum plan_commit commit;
+    bool fetches_hit; /* as in plan_set */
 };
 enum { PLANI_PARTS = 16 };
 
@@ -332,7 +333,8 @@ enum {
     PLANI_MOVE_COMMIT = PLANI_MOVE_IDLE + 8,    /* the other way */
     PLANI_MOVE_PARKED = PLANI_MOVE_COMMIT + 1,  /* other micro-batches park near */
     PLANI_MOVE_WHOLE = PLANI_MOVE_PARKED + 7,   /* other numbers of units kept whole */
-    PLANI_MOVES = PLANI_MOVE_WHOLE + 8,
+    PLANI_MOVE_FETCH = PLANI_MOVE_WHOLE + 8,    /* the other way to fetch experts */
+    PLANI_MOVES = PLANI_MOVE_FETCH + 1,
     PLANI_NONE_FROZEN = -1
 };
 int plani_coordinate_of(int move);

@@ -455,7 +455,8 @@ static int fill_program(const struct sim *s, program *out)
         *item = b->ops[order[i]];
         item->predicted_start_ns = (uint64_t)llround(s->ops[order[i]].start * 1e9);
         item->predicted_end_ns = (uint64_t)llround(s->ops[order[i]].end * 1e9);
-        out->lane_bytes[item->lane] += op_moved_bytes(item);
+        out->lane_bytes[item->lane] +=
+            (uint64_t)llround((double)op_moved_bytes(item) * plan_share(&item->demand));
     }
     if (rc == 0)
         rc = fill_deps(b, place, out);

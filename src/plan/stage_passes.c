@@ -57,6 +57,7 @@ struct pass_run {
     const struct pass *pass;
     uint32_t unit; /* whose placement the stage's activations follow */
     bool trains;
+    plani_range hit; /* the unit's hit, without which the pass needs no params; or of 0 bytes */
     uint32_t params[2], grads[2];
     bool fresh[2];
 };
@@ -94,12 +95,18 @@ static uint8_t saved_access(const plani_builder *b, const struct pass_run *run)
 
 /* Params of a unit on the device: held since the forward, fresh from the pending update, or
  * fetched. */
-static uint32_t unit_params(plani_builder *b, struct plani_step *st, uint32_t unit)
+static uint32_t unit_params(plani_builder *b, struct plani_step *st, const struct pass_run *run,
+                            uint32_t unit)
 {
     if (st->params[unit] != PROGRAM_NONE)
         return st->params[unit];
-    if (!st->updates_first || st->updated[unit])
-        return plani_fetch_params(b, unit);
+    if (!st->updates_first || st->updated[unit]) {
+        b->hit = run->hit;
+        b->hit_share = run->hit.size_bytes > 0 ? plani_hit_share(b->job, run->pass) : 1;
+        uint32_t fetched = plani_fetch_params(b, unit);
+        b->hit.size_bytes = 0;
+        return fetched;
+    }
     st->updated[unit] = 1;
     st->updated_count++;
     uint32_t device = plani_device_params(b, unit);
@@ -336,6 +343,25 @@ static plani_range losses_range(const plani_builder *b, const struct pass_run *r
     return range;
 }
 
+/* The hits that a router's forward finds out: those from the first missable unit of its stage to
+ * the last one. The first micro-batch begins them, the others add to them. */
+static void write_hits(plani_builder *b, const struct pass_run *run, uint32_t idx, uint32_t mb)
+{
+    plani_range told = {.buffer_idx = b->set->homes.hits};
+    if (!run->pass->tells_hits || !b->set->fetches_hit)
+        return;
+    for (uint32_t p = 0; p < run->stage->pass_count[PHASE_FORWARD]; p++) {
+        const struct pass *pass = &run->stage->passes[PHASE_FORWARD][p];
+        if (!(pass->miss > 0))
+            continue;
+        if (told.size_bytes == 0)
+            told.offset_bytes = pass->units[0];
+        told.size_bytes = pass->units[0] - told.offset_bytes + 1;
+    }
+    if (told.size_bytes > 0)
+        plani_use(b, idx, told, ROLE_HITS, mb == run->mb_begin ? ACCESS_WRITE : ACCESS_UPDATE);
+}
+
 static void run_micro_batch(plani_builder *b, struct plani_step *st, const struct pass_run *run,
                             uint32_t mb)
 {
@@ -357,6 +383,9 @@ static void run_micro_batch(plani_builder *b, struct plani_step *st, const struc
             use_if(b, idx, run->grads[i], i == 0 ? ROLE_GRADS0 : ROLE_GRADS1,
                    zeroes ? ACCESS_WRITE : ACCESS_UPDATE);
     }
+    if (run->hit.size_bytes > 0)
+        plani_use(b, idx, run->hit, ROLE_HITS, ACCESS_READ);
+    write_hits(b, run, idx, mb);
     use_if(b, idx, input, ROLE_INPUT, pass->input);
     use_if(b, idx, saved, ROLE_SAVED, access);
     use_if(b, idx, output, ROLE_OUTPUT, pass->output);
@@ -376,9 +405,11 @@ static void run_pass(plani_builder *b, struct plani_step *st, struct pass_run *r
         run->params[i] = run->grads[i] = PROGRAM_NONE;
         run->fresh[i] = false;
     }
+    run->hit = (plani_range){.buffer_idx = b->set->homes.hits, .offset_bytes = pass->units[0]};
+    run->hit.size_bytes = b->set->fetches_hit && plani_is_missable(b->job, pass);
     for (uint32_t i = 0; i < pass->unit_count; i++)
         if (pass->reads_params[i])
-            run->params[i] = unit_params(b, st, pass->units[i]);
+            run->params[i] = unit_params(b, st, run, pass->units[i]);
     for (uint32_t i = 0; i < pass->unit_count && run->phase == PHASE_BACKWARD; i++)
         if (pass->adds_grads[i])
             open_grads(b, st, run, i);

@@ -51,9 +51,12 @@ static uint32_t hop(plani_builder *b, plani_range source, plani_range target)
     uint32_t idx = plani_op(b, kind, lane);
     plani_use(b, idx, source, ROLE_SOURCE, ACCESS_READ);
     plani_use(b, idx, target, ROLE_TARGET, ACCESS_WRITE);
+    if (b->hit.size_bytes > 0)
+        plani_use(b, idx, b->hit, ROLE_HITS, ACCESS_READ);
     if (b->error < 0)
         return idx;
     op_demand *demand = &b->ops[idx].demand;
+    demand->share = b->hit.size_bytes > 0 ? b->hit_share : 0;
     uint64_t bytes = target.size_bytes;
     demand->dram_bytes = bytes;
     if (kind == OP_READ || kind == OP_WRITE) {

@@ -202,6 +202,7 @@ int plani_set_begin(const plan_job *job, const struct plani_point *point, plan_s
     set->held_stages = is_cut ? 0 : point->held;
     set->held_passes = is_cut ? point->held : 0;
     set->commit = point->commit;
+    set->fetches_hit = point->fetches_hit;
     int rc = plani_layout_make(job, set, layout);
     if (rc == 0)
         rc = plani_carry_make(job, carried_bytes(job, point), layout, set);

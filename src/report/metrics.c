@@ -51,6 +51,8 @@ static void append_lanes(profi_text *text, const metrics_line *line)
         const metrics_lane *one = &line->lanes[lane];
         profi_append(text, "%s\"%s\":{\"bytes\":%llu", lane ? "," : "",
                      lane_kind_name((enum lane_kind)lane), (unsigned long long)one->bytes);
+        if (one->spared_bytes > 0)
+            profi_append(text, ",\"spared_bytes\":%llu", (unsigned long long)one->spared_bytes);
         append_field(text, "busy_seconds", one->busy_seconds);
         append_field(text, "stall_seconds", one->stall_seconds);
         profi_append(text, "}");

@@ -9,6 +9,7 @@
  *
  * "counted_tokens" follows "tokens" if some tokens of the data do not count. "balance_loss" and
  * "router_z_loss" follow "loss_bits" if the model's routers have losses; "loss" is without them.
+ * "spared_bytes" follows the "bytes" of a lane if experts were left where they rest.
  *
  * Numbers that are not finite become null. Lanes and tiers are named as in swap/program.h. Nothing
  * here allocates, so a line may be written while memory is sealed. A file has one owner thread. A
@@ -27,7 +28,8 @@
 enum { METRICS_LINE_BYTES = 4096 }; /* enough for any line with its newline and NUL */
 
 struct metrics_lane {
-    uint64_t bytes; /* moved in the step */
+    uint64_t bytes;        /* moved in the step */
+    uint64_t spared_bytes; /* of experts that no token chose, and that were not moved */
     double busy_seconds;
     double stall_seconds; /* how long compute and update waited for this lane */
 };

@@ -336,6 +336,8 @@ static int make_plan_inputs(struct setup *self, const struct setup_options *opti
         .totals_bytes = model_totals_bytes(net),
         .param_bytes = (uint32_t)dtype_bytes(net->type),
         .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),
+        .experts = self->job->schedule.experts,
+        .call_tokens = self->single ? 1 : net->micro_batch * net->tokens,
         .order =
             self->job->schedule.order == ORDER_BATCH_MAJOR ? ORDER_BATCH_MAJOR : ORDER_LAYER_MAJOR,
         .state_streams = setupi_state_streams(self->job, options->params_alone),

@@ -151,7 +151,7 @@ static double committed_ns(const plan_job *plan, const plan_set *set)
 
 /* Sums of what the ops of the mean step need. */
 struct step_sums {
-    double lane_bytes[LANE_COUNT];
+    double lane_bytes[LANE_COUNT], spared_bytes[LANE_COUNT];
     double bytes[RESOURCE_COUNT], seconds[RESOURCE_COUNT], growing_seconds[RESOURCE_COUNT];
     double passes_seconds[RESOURCE_COUNT]; /* of forward, recomputation and backward alone */
     double flops;
@@ -178,7 +178,7 @@ static void add_op(const plan_machine *rates, const op *item, double part, bool 
                    struct step_sums *sums)
 {
     const op_demand *demand = &item->demand;
-    double seconds[RESOURCE_COUNT];
+    double seconds[RESOURCE_COUNT], moved = part * plan_share(demand);
     const double bytes[RESOURCE_COUNT] = {
         [RESOURCE_DRIVE] = (double)demand->drive_read_bytes + (double)demand->drive_write_bytes,
         [RESOURCE_H2D] = (double)demand->h2d_bytes,
@@ -189,18 +189,19 @@ static void add_op(const plan_machine *rates, const op *item, double part, bool 
     };
     plan_demand_seconds(rates, demand, seconds);
     for (int r = 0; r < RESOURCE_COUNT; r++) {
-        sums->bytes[r] += part * bytes[r];
+        sums->bytes[r] += moved * bytes[r];
         sums->seconds[r] += part * seconds[r];
         sums->growing_seconds[r] += grows_with_tokens(item) ? part * seconds[r] : 0;
         sums->passes_seconds[r] += is_pass(item) ? part * seconds[r] : 0;
     }
-    sums->lane_bytes[item->lane] += part * (double)op_moved_bytes(item);
+    sums->lane_bytes[item->lane] += moved * (double)op_moved_bytes(item);
+    sums->spared_bytes[item->lane] += (part - moved) * (double)op_moved_bytes(item);
     sums->flops += part * demand->device_flops;
     if (is_commit)
-        sums->committed += part * (double)demand->drive_write_bytes;
+        sums->committed += moved * (double)demand->drive_write_bytes;
     else if (item->state_kind < STATE_KIND_COUNT) {
-        sums->read[item->state_kind] += part * (double)demand->drive_read_bytes;
-        sums->written[item->state_kind] += part * (double)demand->drive_write_bytes;
+        sums->read[item->state_kind] += moved * (double)demand->drive_read_bytes;
+        sums->written[item->state_kind] += moved * (double)demand->drive_write_bytes;
     }
 }
 
@@ -249,6 +250,7 @@ static void summarize_lanes(const struct setup *self, const struct step_sums *su
         if (commits_apart(&self->plan, set))
             with_ns += set->programs[PROGRAM_SAVE].lane_busy_ns[i];
         out->lane_bytes[i] = whole(sums->lane_bytes[i]);
+        out->lane_spared_bytes[i] = whole(sums->spared_bytes[i]);
         out->lane_seconds[i] =
             mean_ns(&self->plan, (double)with_ns, (double)set->uncommitted_lane_ns[i]) * 1e-9;
     }
@@ -393,6 +395,13 @@ static void summarize_job(const struct setup *self, struct setup_summary *out)
     out->state_param_bytes = state_param_bytes(&self->plan);
     out->held_stages = self->set.held_stages;
     out->held_passes = self->set.held_passes;
+    struct plan_hits expected;
+    plan_expect_hits(&self->plan, &expected);
+    out->experts =
+        expected.passes > 0 ? fetch_name(self->set.fetches_hit ? FETCH_HIT : FETCH_ALL) : "";
+    out->expert_passes = expected.passes;
+    out->expert_passes_hit = expected.hit;
+    out->all_hit_seconds = (double)self->set.all_hit_ns * 1e-9;
     out->op_count = self->set.programs[PROGRAM_STEADY].op_count;
     out->update = update_name(self->plan.update);
     out->order = order_name(self->plan.order);

@@ -66,6 +66,11 @@ struct setup_summary {
     double state_param_bytes; /* for each parameter that learns, without the padding of tiles */
     const char *order;        /* schedule.order */
     const char *update;       /* schedule.update in use */
+    const char *experts;      /* schedule.experts in use: "all", "hit"; "": all are needed */
+    /* Passes of a step of one rank that use a unit of experts which it may not need; and how many
+     * of them are expected to need it, at the step's tokens. */
+    double expert_passes, expert_passes_hit;
+    double all_hit_seconds; /* with "hit": of a step that needs all of them */
     uint64_t tile_elems, held_stages, held_passes, op_count;
     bool machine_is_measured;
     char machine_name[96];     /* "defaults", or machine.json's */
@@ -115,7 +120,8 @@ struct setup_summary {
     uint32_t wait_count;
     struct setup_wait waits[PLAN_WAITS_MAX];
     uint64_t lane_bytes[LANE_COUNT];
-    double lane_seconds[LANE_COUNT]; /* an op of the lane runs */
+    uint64_t lane_spared_bytes[LANE_COUNT]; /* of experts that are not expected to be needed */
+    double lane_seconds[LANE_COUNT];        /* an op of the lane runs */
     const char *bottleneck; /* the lane that is busy longest, comparable to a measurement */
     uint32_t link_count;
     struct setup_link links[SETUP_LINKS_MAX]; /* by enum plan_resource */

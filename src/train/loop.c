@@ -281,6 +281,7 @@ static void fill_line(const struct loop *self, const run_totals *run,
     for (int i = 0; i < LANE_COUNT; i++)
         line->lanes[i] = (metrics_lane){
             .bytes = run->lanes[i].bytes,
+            .spared_bytes = run->lanes[i].spared_bytes,
             .busy_seconds = (double)run->lanes[i].busy_ns * 1e-9,
             .stall_seconds = (double)run->lanes[i].stall_ns * 1e-9,
         };

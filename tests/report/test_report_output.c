@@ -148,7 +148,8 @@ static void odd_metrics_are_json(void **state)
     line.grad_norm = line.lr = line.loss_scale = line.seconds = -1.23456789e-300;
     line.tokens_per_second = line.model_tflops = -1.23456789e-300;
     for (int lane = 0; lane < LANE_COUNT; lane++)
-        line.lanes[lane] = (metrics_lane){UINT64_MAX, -1.23456789e-300, -1.23456789e-300};
+        line.lanes[lane] =
+            (metrics_lane){UINT64_MAX, UINT64_MAX, -1.23456789e-300, -1.23456789e-300};
     for (int arena = 0; arena < TIER_COUNT; arena++)
         line.peak_bytes[arena] = UINT64_MAX;
     int length = metrics_format(&line, text, sizeof text);

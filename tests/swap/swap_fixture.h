@@ -76,7 +76,8 @@ typedef struct fixture_arenas fixture_arenas;
 void fixture_arenas_init(fixture_arenas *self, const program *prog, uint64_t seed);
 void fixture_arenas_fini(fixture_arenas *self);
 
-/* Executes one op: `user` is a fixture_arenas. Copies copy; other ops mix. Returns 0. */
+/* Executes one op: `user` is a fixture_arenas. Copies copy; other ops mix what they read (params
+ * only where their unit is hit), and hits are 0 or 1. Returns 0. */
 int fixture_execute(void *user, const program *prog, const op *item);
 
 /* Executes all ops in issue order. */

@@ -203,9 +203,13 @@ int fixture_execute(void *user, const program *prog, const op *item)
         return 0;
     }
     uint64_t hash = (uint64_t)(item - prog->ops) + 1, word;
+    const operand *hits = op_operand(item, ROLE_HITS);
+    bool is_hit = !hits || hits->access != ACCESS_READ || *operand_memory(self, prog, hits) != 0;
     for (uint32_t k = 0; k < item->operand_count; k++) {
         const operand *part = &item->operands[k];
         const unsigned char *from = operand_memory(self, prog, part);
+        if (part->role == ROLE_HITS || (part->role == ROLE_PARAMS0 && !is_hit))
+            continue;
         for (uint64_t i = 0; i < part->size_bytes && (part->access & ACCESS_READ); i += 8) {
             memcpy(&word, from + i, 8);
             hash = mix(hash, word);
@@ -214,6 +218,11 @@ int fixture_execute(void *user, const program *prog, const op *item)
     for (uint32_t k = 0; k < item->operand_count; k++) {
         const operand *part = &item->operands[k];
         unsigned char *to = operand_memory(self, prog, part);
+        if (part->role == ROLE_HITS) {
+            for (uint64_t i = 0; i < part->size_bytes && (part->access & ACCESS_WRITE); i++)
+                to[i] = mix(hash, i) >> 63;
+            continue;
+        }
         for (uint64_t i = 0; i < part->size_bytes && (part->access & ACCESS_WRITE); i += 8) {
             word = mix(hash, i);
             memcpy(to + i, &word, 8);

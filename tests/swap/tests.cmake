@@ -19,6 +19,8 @@ sluice_test(test_swap_executor LIBS swap_fixture sluice_executor LABELS cpu debu
             INSTANCES plain paranoid)
 sluice_test(test_swap_conditional LIBS swap_fixture sluice_executor LABELS cpu debug tsan
             INSTANCES plain paranoid)
+sluice_test(test_swap_hits LIBS swap_fixture sluice_executor LABELS cpu debug tsan
+            INSTANCES plain paranoid)
 sluice_test(test_swap_paranoid LIBS swap_fixture sluice_executor LABELS cpu debug tsan)
 sluice_test(test_swap_carried LIBS swap_fixture sluice_executor LABELS cpu debug tsan)
 sluice_test(test_swap_worker LIBS swap_fixture sluice_executor LABELS cpu debug tsan)

@@ -302,6 +302,8 @@ void drawn_job_schedule(drawn_job *self, fixture_sets *sets)
         fixture_set(sets, "run.paranoid=true");
     if (self->may_split && drawn_job_draw(self, 2))
         fixture_set(sets, "state.master=split");
+    static const char *const fetches[] = {"auto", "all", "hit"};
+    fixture_set(sets, "schedule.experts=%s", fetches[drawn_job_draw(self, 3)]);
 }
 
 void drawn_job_report(void)

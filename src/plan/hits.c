@@ -1,0 +1,58 @@
+/* Units of experts that a step may not need: how likely it needs them, and whether only those are
+ * fetched that it needs (schedule.experts).
+ *
+ * A token chooses k of E experts. If all choices are equally likely, it chooses none of the n
+ * experts of a unit with probability miss = C(E - n, k) / C(E, k), which is 1 - k/E for one expert.
+ * N tokens pass a stage together, and choose independently of each other: the unit is hit with
+ * probability 1 - miss ^ N. Real routers choose less evenly, so fewer units are hit. Pure. */
+#include "plan/plan_internal.h"
+
+/* Ranks gather params together, and do not know of each other what is hit. */
+bool plani_is_missable(const plan_job *job, const struct pass *pass)
+{
+    bool is_gathered = false;
+    for (uint32_t i = 0; i < pass->unit_count; i++)
+        is_gathered = is_gathered || plan_is_sharded(job, STATE_PARAMS, pass->units[i]);
+    return pass->miss > 0 && !is_gathered;
+}
+
+double plani_hit_share(const plan_job *job, const struct pass *pass)
+{
+    uint64_t together = job->order == ORDER_BATCH_MAJOR ? 1 : job->micro_batch_count;
+    double missed = 1, factor = pass->miss;
+    for (uint64_t left = together * job->call_tokens; left > 0; left /= 2) {
+        missed *= left % 2 ? factor : 1;
+        factor *= factor;
+    }
+    return 1 - missed;
+}
+
+void plan_expect_hits(const plan_job *job, struct plan_hits *out)
+{
+    double rounds = job->order == ORDER_BATCH_MAJOR ? job->micro_batch_count : 1;
+    *out = (struct plan_hits){0};
+    for (uint32_t s = 0; s < job->stage_count; s++)
+        for (int phase = 0; phase < PHASE_COUNT; phase++)
+            for (uint32_t p = 0; p < job->stages[s].pass_count[phase]; p++) {
+                const struct pass *pass = &job->stages[s].passes[phase][p];
+                if (!plani_is_missable(job, pass))
+                    continue;
+                out->passes += rounds;
+                out->hit += rounds * plani_hit_share(job, pass);
+            }
+}
+
+bool plani_may_miss(const plan_job *job)
+{
+    struct plan_hits expected;
+    plan_expect_hits(job, &expected);
+    return expected.passes > 0 && job->experts != FETCH_ALL;
+}
+
+bool plani_prefers_hit(const plan_job *job)
+{
+    struct plan_hits expected;
+    plan_expect_hits(job, &expected);
+    return plani_may_miss(job) &&
+           (job->experts == FETCH_HIT || expected.hit < 0.95 * expected.passes);
+}
