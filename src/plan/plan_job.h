@@ -227,13 +227,13 @@ static inline uint32_t plan_streams(const plan_job *self, uint32_t unit)
 {
     return self->unit_streams ? self->unit_streams[unit] : self->state_streams;
 }
-/* True if the unit learns: it is not frozen. */
 /* Where the totals of a micro-batch begin in the buffer of losses. */
 static inline uint64_t plan_totals_begin(const plan_job *self, uint32_t micro_batch)
 {
     return size_round_up(self->losses_bytes, 256) + micro_batch * self->totals_bytes;
 }
 
+/* True if the unit learns: it is not frozen. */
 static inline bool plan_learns(const plan_job *self, uint32_t unit)
 {
     return !self->is_frozen || !self->is_frozen[unit];
