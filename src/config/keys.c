@@ -10,15 +10,26 @@
 
 const configi_key *configi_key_at(uint32_t idx)
 {
-    if (idx < configi_own_key_count)
-        return &configi_own_keys[idx];
-    idx -= configi_own_key_count;
-    return idx < configi_deepspeed_key_count ? &configi_deepspeed_keys[idx] : NULL;
+    const struct {
+        const configi_key *rows;
+        uint32_t count;
+    } tables[] = {
+        {configi_model_keys, configi_model_key_count},
+        {configi_own_keys, configi_own_key_count},
+        {configi_deepspeed_keys, configi_deepspeed_key_count},
+    };
+    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) {
+        if (idx < tables[i].count)
+            return &tables[i].rows[idx];
+        idx -= tables[i].count;
+    }
+    return NULL;
 }
 
 bool configi_key_is_own(const configi_key *row)
 {
-    return row >= configi_own_keys && row < configi_own_keys + configi_own_key_count;
+    return row < configi_deepspeed_keys ||
+           row >= configi_deepspeed_keys + configi_deepspeed_key_count;
 }
 
 bool configi_key_is_hidden(const configi_key *row)

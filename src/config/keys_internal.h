@@ -6,7 +6,7 @@
  * KEYS.md.
  *
  * Paths join keys with dots. `*` stands for the index of an array element: tiers.nvme.*.budget
- * matches tiers.nvme.0.budget. Sluice's own rows are in keys_own.c, DeepSpeed's in
+ * matches tiers.nvme.0.budget. Sluice's own rows are in keys_model.c and keys_own.c, DeepSpeed's in
  * keys_deepspeed.c. Rows below `debug` are in no list. The table is constant, so any thread may
  * read it. */
 #ifndef SLUICE_CONFIG_KEYS_INTERNAL_H
@@ -154,7 +154,7 @@ extern const uint32_t configi_alias_count;
 /* The key has no effect on one rank. */
 #define RANKS .alone = one_rank
 
-extern const configi_key configi_own_keys[], configi_deepspeed_keys[];
-extern const uint32_t configi_own_key_count, configi_deepspeed_key_count;
+extern const configi_key configi_model_keys[], configi_own_keys[], configi_deepspeed_keys[];
+extern const uint32_t configi_model_key_count, configi_own_key_count, configi_deepspeed_key_count;
 
 #endif
