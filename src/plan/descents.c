@@ -4,7 +4,9 @@
  *   1  from its best starts (starts.c), with half of the work
  *   2  if its best point is near the best of all: from that point with one word set, which stays
  *      at first: a kind of state on one tier, or another value of one coordinate. Again from the
- *      beginning while a word has gained.
+ *      beginning while a word has gained. Then from points some drawn moves away. The nearest way
+ *      comes first, and also has the work that ways which are not near have left; each next one has
+ *      what the one before it has left.
  *
  * Up to there inner activations are kept whole or not at all. At the end the search goes on from
  * the best points of the nearest ways with units that are kept selectively. So this third way makes
@@ -19,9 +21,14 @@
 
 /* A step so near to what computing takes is not worth a longer search. */
 static const double near_bound = 1.003;
-/* A point whose score is above the best one by this part gets no moves of homes by whole kinds.
- * Smaller moves gain less: half as much is allowed where half a kind moves. */
+/* A point whose score is above the best one by this part gets no moves by whole ranges. Smaller
+ * moves gain less: half as much is allowed for moves by half a range. */
 static const double near_homes = 0.5;
+enum {
+    WORD_PARTS = 5,  /* words of numbers: a half of their range, a quarter, and so on */
+    PATIENCE = 256,  /* so many drawn points may gain nothing */
+    MOVES_DRAWN = 4, /* at least, for each of them; most move nothing */
+};
 /* A point that a word led to goes down without it where it is so near to the best one. */
 static const double near_word = 1.2;
 /* The same for a placement that keeps as much selectively as there is room for. */
@@ -51,45 +58,33 @@ struct plani_scored *plani_search_best(plani_search *self)
 
 /* ---- going down ----------------------------------------------------------------------------- */
 
-static int settle_modes(plani_search *self, struct plani_scored *best)
+/* Moves by parts of each range that get smaller, from the `first`-th part on, until none gains. */
+static int move_all(plani_search *self, struct plani_scored *from, uint32_t first)
 {
-    bool gained = true;
-    while (gained && plani_search_may_go_on(self)) {
-        gained = false;
-        TRY(plani_try_modes(self, best, &gained));
-    }
-    return 0;
-}
-
-/* Moves boundaries in steps that get smaller, until none gains. */
-static int move_homes(plani_search *self, struct plani_scored *from)
-{
-    uint32_t most = 0;
+    uint32_t most = (uint32_t)size_max(PLANI_PARTS, self->job.stage_count);
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         most = (uint32_t)size_max(self->counts[kind], most);
-    for (uint32_t part = 1; part <= 2 * most; part *= 2) {
-        bool gained = true, moved;
+    for (uint32_t part = first; part <= 2 * most; part *= 2) {
+        bool gained = true;
         while (gained && plani_search_may_go_on(self) &&
                from->score < self->best.score * (1 + near_homes / part)) {
             gained = false;
+            TRY(plani_try_modes(self, from, part, &gained));
             TRY(plani_try_kinds(self, from, part, &gained));
-            if (gained)
-                TRY(plani_try_modes(self, from, &moved));
         }
     }
     return 0;
 }
 
-/* Goes down from the point, and takes the result where it is better than the best one. Programs
- * that no trial looked at seldom lack room where the step has it. They are therefore checked at the
- * end of a descent, and at each of its points once a check has failed. */
-static int descend(plani_search *self, struct plani_scored *from, bool *gained)
+/* Goes down from the point by moves of the `part`-th part and less, and takes the result where it
+ * is better than the best one. Programs that no trial looked at seldom lack room where the step has
+ * it. They are therefore checked at the end of a descent, and at each of its points once a check
+ * has failed. */
+static int descend(plani_search *self, struct plani_scored *from, uint32_t part, bool *gained)
 {
     const struct plani_point begin = from->point;
     bool moved;
-    TRY(plani_try_modes(self, from, &moved));
-    TRY(move_homes(self, from));
-    TRY(settle_modes(self, from));
+    TRY(move_all(self, from, part));
     if (from->score >= self->best.score)
         return 0;
     plani_point_apply(self, &from->point);
@@ -98,7 +93,7 @@ static int descend(plani_search *self, struct plani_scored *from, bool *gained)
         self->checks_all = true;
         *from = (struct plani_scored){begin, INFINITY};
         TRY(plani_search_try(self, &begin, from, &moved));
-        return isfinite(from->score) ? descend(self, from, gained) : 0;
+        return isfinite(from->score) ? descend(self, from, part, gained) : 0;
     }
     TRY(rc);
     self->best = *from;
@@ -158,10 +153,11 @@ static bool set_kind(const plani_search *self, struct plani_point *point, int ki
 
 /* Goes down from the point, first with the coordinate as it is, then with all open: others may give
  * what it takes. Where the point does not fit, other kinds than the one that is set go far away. */
-static int try_word(plani_search *self, struct plani_point point, int frozen, bool *gained)
+static int try_word(plani_search *self, struct plani_point point, int frozen, uint32_t part,
+                    bool *gained)
 {
     struct plani_scored next = {.score = INFINITY};
-    int kind = frozen - PLANI_MOVES;
+    int kind = frozen - PLANI_COORDINATES;
     bool found;
     self->frozen = frozen;
     TRY(plani_search_try(self, &point, &next, &found));
@@ -174,10 +170,10 @@ static int try_word(plani_search *self, struct plani_point point, int frozen, bo
         TRY(plani_try_relieved(self, point, &next, &found));
     }
     if (isfinite(next.score))
-        TRY(descend(self, &next, gained));
+        TRY(descend(self, &next, part, gained));
     self->frozen = PLANI_NONE_FROZEN;
     if (next.score < near_word * self->best.score)
-        TRY(descend(self, &next, gained));
+        TRY(descend(self, &next, part, gained));
     return 0;
 }
 
@@ -189,8 +185,73 @@ static int try_kind_words(plani_search *self, int kind, bool *gained)
             struct plani_point point = self->best.point;
             if (giver != kind && plani_search_may_go_on(self) &&
                 set_kind(self, &point, kind, tier, giver))
-                TRY(try_word(self, point, PLANI_MOVES + kind, gained));
+                TRY(try_word(self, point, PLANI_COORDINATES + kind, 1, gained));
         }
+    return 0;
+}
+
+/* Goes down from the best point once more, where steps may leave memory unused. That seldom gains,
+ * and before it would be in the way of homes. */
+static int try_idle(plani_search *self)
+{
+    struct plani_scored next = self->best;
+    bool gained;
+    self->may_idle = true;
+    if (plani_search_best(self))
+        TRY(descend(self, &next, 1, &gained));
+    self->may_idle = false;
+    return 0;
+}
+
+/* A number below `count`, the same in every run. */
+static uint32_t draw(plani_search *self, uint32_t count)
+{
+    self->drawn = self->drawn * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)((self->drawn >> 33) % count);
+}
+
+/* Draws a move, and makes it where it is one. *finest: the smallest step so far, as a part. */
+static void draw_move(plani_search *self, struct plani_point *point, uint32_t *finest)
+{
+    const struct plani_point before = *point;
+    uint32_t part = UINT32_C(2) << draw(self, 4);
+    int what = (int)draw(self, PLANI_COORDINATES + STATE_KIND_COUNT * TIER_NVME);
+    int kind = (what - PLANI_COORDINATES) / TIER_NVME,
+        tier = (what - PLANI_COORDINATES) % TIER_NVME;
+    bool up = draw(self, 2) > 0, moves;
+    plani_point_apply(self, point);
+    if (what < PLANI_COORDINATES) {
+        moves = plani_move_mode(self, point, what, part, up);
+    } else {
+        int64_t step = (int64_t)size_max(self->counts[kind] / part, 1);
+        moves = plani_point_shift(self, point, kind, tier, up ? step : -step);
+    }
+    if (moves && plani_point_is_legal(self, point))
+        *finest = (uint32_t)size_max(*finest, part);
+    else
+        *point = before;
+}
+
+/* Goes down from points that differ from the best one by some drawn moves: where no single word
+ * gains, some together may. */
+static int try_drawn(plani_search *self)
+{
+    for (int left = PATIENCE; left > 0 && plani_search_may_go_on(self); left--) {
+        struct plani_scored next = {.score = INFINITY};
+        struct plani_point point = self->best.point;
+        uint32_t finest = 1;
+        bool found, gained = false;
+        for (uint32_t count = MOVES_DRAWN + draw(self, MOVES_DRAWN); count > 0; count--)
+            draw_move(self, &point, &finest);
+        TRY(plani_search_try(self, &point, &next, &found));
+        TRY(plani_try_relieved(self, point, &next, &found));
+        if (isfinite(next.score))
+            TRY(descend(self, &next, (finest + 1) / 2, &gained));
+        if (gained) {
+            TRY(try_idle(self));
+            left = PATIENCE;
+        }
+    }
     return 0;
 }
 
@@ -201,11 +262,14 @@ static int improve_best(plani_search *self)
         gained = false;
         for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
             TRY(try_kind_words(self, kind, &gained));
-        for (int move = 0; move < PLANI_MOVES && plani_search_may_go_on(self); move++) {
+        for (int i = 0; i < WORD_PARTS * 2 * PLANI_COORDINATES && plani_search_may_go_on(self);
+             i++) {
+            uint32_t part = UINT32_C(2) << i / (2 * PLANI_COORDINATES);
+            int coordinate = i % (2 * PLANI_COORDINATES) / 2;
             struct plani_point point = self->best.point;
             plani_point_apply(self, &point);
-            if (plani_move_mode(self, &point, move))
-                TRY(try_word(self, point, plani_coordinate_of(move), &gained));
+            if (plani_move_mode(self, &point, coordinate, part, i % 2 == 0))
+                TRY(try_word(self, point, coordinate, part, &gained));
         }
     }
     return 0;
@@ -225,7 +289,7 @@ static int improve_starts(plani_search *self, double least)
             break;
         self->is_reversed = i % 2;
         if (i < 2 || self->starts[i].score < plani_near_start * self->starts[0].score)
-            TRY(descend(self, &self->starts[i], &gained));
+            TRY(descend(self, &self->starts[i], 1, &gained));
     }
     self->is_reversed = false;
     return 0;
@@ -292,8 +356,10 @@ static int improve_way(plani_search *self, struct way *way, const struct plani_s
         TRY(plani_search_try(self, &point, &other, &gained));
     }
     if (gained)
-        TRY(descend(self, &other, &moved));
+        TRY(descend(self, &other, 1, &moved));
     TRY(improve_best(self));
+    TRY(try_idle(self));
+    TRY(try_drawn(self));
     end_way(self, way);
     return 0;
 }
@@ -394,7 +460,7 @@ static int improve_selective(plani_search *self, struct way *way)
     }
     gained = false;
     if (next.score < near_selective * self->best.score)
-        TRY(descend(self, &next, &gained));
+        TRY(descend(self, &next, 1, &gained));
     for (int tier = TIER_DEVICE; tier < TIER_COUNT && gained; tier++)
         for (int giver = 0; giver < (tier < TIER_NVME ? STATE_INNER_ACTIVATIONS : 1) &&
                             plani_search_may_go_on(self);
@@ -402,7 +468,7 @@ static int improve_selective(plani_search *self, struct way *way)
             struct plani_point point = self->best.point;
             point.whole = 0;
             if (set_kind(self, &point, STATE_INNER_ACTIVATIONS, tier, giver))
-                TRY(try_word(self, point, PLANI_MOVES + STATE_INNER_ACTIVATIONS, &gained));
+                TRY(try_word(self, point, PLANI_COORDINATES + STATE_INNER_ACTIVATIONS, 1, &gained));
         }
     self->is_selective = false;
     end_way(self, way);
@@ -442,8 +508,18 @@ int plani_search_ways(plani_search *self)
     struct way *way = NULL;
     if (plani_search_best(self) && !is_at_bound(self))
         way = nearest_way(ways, count, INFINITY);
+    uint64_t work_left = 0, tries_left = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (!(ways[i].best.score < near_words * all.score)) {
+            work_left += ways[i].work_left;
+            tries_left += ways[i].tries_left;
+        }
     while (way) {
+        way->work_left += work_left;
+        way->tries_left += tries_left;
         TRY(improve_way(self, way, &all));
+        work_left = way->work_left;
+        tries_left = way->tries_left;
         way->is_done = true;
         if (way->best.score < all.score)
             all = way->best;

@@ -158,15 +158,46 @@ int plani_search_try(plani_search *self, const struct plani_point *point, struct
 
 /* ---- moves ---------------------------------------------------------------------------------- */
 
-int plani_coordinate_of(int move)
+/* A number of the point, which is applied, and the most that it may be. */
+static uint32_t *number_of(const plani_search *self, struct plani_point *point, int coordinate,
+                           uint32_t *most)
 {
-    static const int begins[] = {
-        PLANI_MOVE_COPIES, PLANI_MOVE_CARRIED, PLANI_MOVE_HELD,  PLANI_MOVE_TILE,  PLANI_MOVE_IDLE,
-        PLANI_MOVE_COMMIT, PLANI_MOVE_PARKED,  PLANI_MOVE_WHOLE, PLANI_MOVE_FETCH, PLANI_MOVES};
-    int at = 0;
-    while (move >= begins[at + 1])
-        at++;
-    return begins[at];
+    const plan_job *job = &self->job;
+    bool updates_next = point->update == UPDATE_IN_NEXT_FORWARD && !job->only_eval;
+    switch (coordinate) {
+    case PLANI_COPIES:
+        *most = updates_next ? PLANI_PARTS - 1 : 0;
+        return &point->copy_parts;
+    case PLANI_CARRIED:
+        *most = plani_may_carry(job) ? PLANI_PARTS - 1 : 0;
+        return &point->carried_parts;
+    case PLANI_HELD:
+        *most = plani_held_most(job);
+        return &point->held;
+    case PLANI_IDLE_DEVICE:
+    case PLANI_IDLE_HOST:
+        *most = self->is_closed || self->may_idle ? PLANI_PARTS * 3 / 4 : 0;
+        return &point->idle_parts[coordinate - PLANI_IDLE_DEVICE];
+    case PLANI_PARKED:
+        *most = self->is_closed || plani_parked_bytes(job) == 0 ? 0 : job->micro_batch_count;
+        return &point->parked_near;
+    default:
+        *most = self->is_selective ? point->until[STATE_INNER_ACTIVATIONS][TIER_NVME] : 0;
+        return &point->whole;
+    }
+}
+
+/* By the `part`-th part of its range. */
+static bool move_number(const plani_search *self, struct plani_point *point, int coordinate,
+                        uint32_t part, bool up)
+{
+    uint32_t most, *number = number_of(self, point, coordinate, &most);
+    uint32_t step = (uint32_t)size_max(most / part, 1), before = *number;
+    if (part > 2 * most)
+        return false;
+    *number = up ? before + step : before - (uint32_t)size_min(before, step);
+    *number = (uint32_t)size_min(*number, most);
+    return *number != before;
 }
 
 static bool move_tile(const plani_search *self, struct plani_point *point, bool finer)
@@ -181,48 +212,6 @@ static bool move_tile(const plani_search *self, struct plani_point *point, bool 
     return !self->fails[finer ? at + 1 : at - 1];
 }
 
-static bool move_copies(const plani_search *self, struct plani_point *point, int way)
-{
-    static const uint32_t parts[] = {8, 4, 12, 2, 14, 0, 1};
-    if (point->update != UPDATE_IN_NEXT_FORWARD || self->job.only_eval)
-        return false;
-    uint32_t next = way < 7 ? parts[way] : way == 7 ? point->copy_parts + 1 : point->copy_parts - 1;
-    bool moves = next != point->copy_parts && next < PLANI_PARTS;
-    point->copy_parts = next;
-    return moves;
-}
-
-static bool move_carried(const plani_search *self, struct plani_point *point, int way)
-{
-    static const uint32_t parts[] = {8, 4, 12, 2, 0};
-    if (!plani_may_carry(&self->job) && way != 4)
-        return false; /* what a point has left of it only goes to 0 */
-    uint32_t next = way < 5    ? parts[way]
-                    : way == 5 ? point->carried_parts + 1
-                               : point->carried_parts - 1;
-    bool moves = next != point->carried_parts && next < PLANI_PARTS;
-    point->carried_parts = next;
-    return moves;
-}
-
-static bool move_held(const plani_search *self, struct plani_point *point, int way)
-{
-    uint32_t held = point->held, most = plani_held_most(&self->job);
-    const uint32_t others[] = {
-        most,     most / 2, most / 4, most / 8, 2 * held, held + held / 2, held - held / 4,
-        held / 2, held + 1, 0};
-    point->held = (uint32_t)size_min(others[way], most);
-    return point->held != held;
-}
-
-static bool move_idle(struct plani_point *point, int way, int arena)
-{
-    static const uint32_t parts[] = {3, 8, 12, 0};
-    bool moves = point->idle_parts[arena] != parts[way];
-    point->idle_parts[arena] = parts[way];
-    return moves;
-}
-
 /* State homed in memory may be so much that the drive is at its saves when the step's other work
  * ends, and the sync comes on top. Where the saves come first the step hides that too, at the price
  * of updates that wait for them. */
@@ -234,67 +223,38 @@ static bool move_commit(const plani_search *self, struct plani_point *point)
            plani_has_state_in_memory(&self->job);
 }
 
-static bool move_parked(const plani_search *self, struct plani_point *point, int way)
+bool plani_move_mode(const plani_search *self, struct plani_point *point, int coordinate,
+                     uint32_t part, bool up)
 {
-    uint32_t all = self->job.micro_batch_count, near = point->parked_near;
-    const uint32_t others[] = {
-        all, near + (all - near) / 2, near / 2, 0, near + (near < all), near - (near > 0), near};
-    if (self->is_closed || plani_parked_bytes(&self->job) == 0)
-        return false;
-    point->parked_near = others[way];
-    point->parked_on_host ^= way == 6;
-    return way == 6 || others[way] != near;
-}
-
-static bool move_whole(const plani_search *self, struct plani_point *point, int way)
-{
-    const uint32_t *until = point->until[STATE_INNER_ACTIVATIONS], kept = until[TIER_NVME];
-    uint32_t whole = (uint32_t)size_min(point->whole, kept);
-    const uint32_t others[] = {
-        0,         kept,      until[TIER_DEVICE],  whole + (kept - whole) / 2,
-        whole / 2, whole + 1, whole - (whole > 0), whole + (kept - whole) / 4};
-    if (!self->is_selective || kept == 0)
-        return false;
-    point->whole = (uint32_t)size_min(others[way], kept);
-    return point->whole != whole;
-}
-
-bool plani_move_mode(plani_search *self, struct plani_point *point, int move)
-{
-    int way = move - plani_coordinate_of(move);
-    switch (plani_coordinate_of(move)) {
-    case PLANI_MOVE_TILE:
-        return move_tile(self, point, way == 0);
-    case PLANI_MOVE_COPIES:
-        return move_copies(self, point, way);
-    case PLANI_MOVE_CARRIED:
-        return move_carried(self, point, way);
-    case PLANI_MOVE_HELD:
-        return move_held(self, point, way);
-    case PLANI_MOVE_IDLE:
-        return move_idle(point, way % 4, way / 4);
-    case PLANI_MOVE_COMMIT:
-        return move_commit(self, point);
-    case PLANI_MOVE_PARKED:
-        return move_parked(self, point, way);
-    case PLANI_MOVE_FETCH:
+    switch (coordinate) {
+    case PLANI_TILE:
+        return move_tile(self, point, up);
+    case PLANI_COMMIT:
+        return up && move_commit(self, point);
+    case PLANI_PARKED_ON:
+        point->parked_on_host ^= true;
+        return up && !self->is_closed && plani_parked_bytes(&self->job) > 0;
+    case PLANI_FETCH:
         point->fetches_hit = !point->fetches_hit;
-        return self->job.experts == FETCH_AUTO && plani_may_miss(&self->job);
+        return up && self->job.experts == FETCH_AUTO && plani_may_miss(&self->job);
     default:
-        return move_whole(self, point, way);
+        return move_number(self, point, coordinate, part, up);
     }
 }
 
-int plani_try_modes(plani_search *self, struct plani_scored *best, bool *gained)
+int plani_try_modes(plani_search *self, struct plani_scored *best, uint32_t part, bool *gained)
 {
-    for (int i = 0; i < PLANI_MOVES && plani_search_may_go_on(self); i++) {
-        int move = self->is_reversed ? PLANI_MOVES - 1 - i : i;
-        if (plani_coordinate_of(move) == self->frozen)
-            continue;
-        struct plani_point next = best->point;
-        plani_point_apply(self, &next);
-        if (plani_move_mode(self, &next, move))
-            TRY(plani_search_try(self, &next, best, gained));
+    for (int i = 0; i < 2 * PLANI_COORDINATES && plani_search_may_go_on(self); i++) {
+        int move = self->is_reversed ? 2 * PLANI_COORDINATES - 1 - i : i;
+        bool more = move / 2 != self->frozen;
+        for (uint32_t by = part; more; by = by > 1 ? by / 2 : 1) {
+            struct plani_point next = best->point;
+            more = false;
+            plani_point_apply(self, &next);
+            if (plani_move_mode(self, &next, move / 2, by, move % 2 == 0))
+                TRY(plani_search_try(self, &next, best, &more));
+            *gained = *gained || more;
+        }
     }
     return 0;
 }
@@ -313,7 +273,7 @@ static int trade(plani_search *self, struct plani_scored *best, int kind, int ti
     for (int other = 0; other < STATE_KIND_COUNT; other++) {
         struct plani_point next = best->point;
         uint32_t first = next.until[kind][tier];
-        if (other == kind || PLANI_MOVES + other == self->frozen ||
+        if (other == kind || PLANI_COORDINATES + other == self->frozen ||
             !plani_has_homes(self, &next, other) ||
             !plani_point_shift(self, &next, kind, tier, step))
             continue;
@@ -335,12 +295,12 @@ static int trade(plani_search *self, struct plani_scored *best, int kind, int ti
 int plani_try_relieved(plani_search *self, struct plani_point point, struct plani_scored *best,
                        bool *gained)
 {
-    /* none held; finer tiles; none carried; no copies */
-    static const int ways[] = {PLANI_MOVE_HELD + 9, PLANI_MOVE_TILE, PLANI_MOVE_CARRIED + 4,
-                               PLANI_MOVE_COPIES + 5};
+    static const int ways[] = {PLANI_HELD, PLANI_IDLE_DEVICE, PLANI_IDLE_HOST,
+                               PLANI_TILE, PLANI_CARRIED,     PLANI_COPIES};
     for (size_t i = 0; i < sizeof ways / sizeof ways[0] && !self->last_fits; i++) {
         plani_point_apply(self, &point);
-        if (plani_coordinate_of(ways[i]) != self->frozen && plani_move_mode(self, &point, ways[i]))
+        if (ways[i] != self->frozen &&
+            plani_move_mode(self, &point, ways[i], 1, ways[i] == PLANI_TILE))
             TRY(plani_search_try(self, &point, best, gained));
     }
     return 0;
@@ -351,17 +311,23 @@ int plani_try_kinds(plani_search *self, struct plani_scored *best, uint32_t part
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         for (int tier = 0; tier < TIER_COUNT; tier++) {
             uint32_t step = self->counts[kind] / part;
-            if (PLANI_MOVES + kind == self->frozen || !plani_has_homes(self, &best->point, kind) ||
+            if (PLANI_COORDINATES + kind == self->frozen ||
+                !plani_has_homes(self, &best->point, kind) ||
                 (step == 0 && part > 2 * self->counts[kind]))
                 continue;
             step = step ? step : 1;
             for (int sign = 1; sign >= -1; sign -= 2) {
-                struct plani_point next = best->point;
-                if (!plani_point_shift(self, &next, kind, tier, sign * (int64_t)step))
-                    continue;
-                TRY(plani_search_try(self, &next, best, gained));
-                if (sign > 0)
-                    TRY(plani_try_relieved(self, next, best, gained));
+                bool more = true;
+                for (int64_t by = step; more; by *= 2) {
+                    struct plani_point next = best->point;
+                    more = false;
+                    if (!plani_point_shift(self, &next, kind, tier, sign * by))
+                        break;
+                    TRY(plani_search_try(self, &next, best, &more));
+                    if (sign > 0)
+                        TRY(plani_try_relieved(self, next, best, &more));
+                    *gained = *gained || more;
+                }
             }
             if (tier != TIER_NVME)
                 TRY(trade(self, best, kind, tier, step, gained));

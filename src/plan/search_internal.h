@@ -291,10 +291,12 @@ struct plani_search {
     uint64_t work_begin, work_end; /* of the way that is searched */
     uint64_t tries_end;            /* the same in steps */
     uint32_t compiles;
-    int frozen;         /* coordinate that no move changes, or PLANI_MOVES and a kind of state */
-    bool is_reversed;   /* the last move is tried first */
-    enum update update; /* of the way that is searched */
-    bool has_fit;       /* some start with this update */
+    int frozen;     /* coordinate that no move changes, or PLANI_COORDINATES and a kind of state */
+    uint64_t drawn; /* the last drawn number (descents.c) */
+    bool may_idle;  /* moves may leave memory unused; where homes are given they always may */
+    bool is_reversed;                         /* the last move is tried first */
+    enum update update;                       /* of the way that is searched */
+    bool has_fit;                             /* some start with this update */
     double room_bytes[TIER_NVME];             /* for open homes, beside what passes */
     struct plani_scored starts[PLANI_STARTS]; /* the best ones, shortest first */
     uint32_t start_count;
@@ -323,32 +325,38 @@ struct plani_crowd plani_crowd_of(const plani_search *self, const struct plani_p
 int plani_search_try(plani_search *self, const struct plani_point *point, struct plani_scored *best,
                      bool *gained) MUST_CHECK;
 
-/* Moves that change how programs use a placement. The members are the first of each coordinate. */
+/* The coordinates of a point beside its homes. Numbers move up and down by a part of their range.
+ * Tiles get finer or coarser. PLANI_COMMIT, PLANI_PARKED_ON and PLANI_FETCH change between two
+ * values. */
 enum {
-    PLANI_MOVE_COPIES,                          /* other numbers of parts */
-    PLANI_MOVE_CARRIED = PLANI_MOVE_COPIES + 9, /* the same of carried tiles */
-    PLANI_MOVE_HELD = PLANI_MOVE_CARRIED + 7,   /* other numbers of held stages or passes */
-    PLANI_MOVE_TILE = PLANI_MOVE_HELD + 10,     /* finer, coarser */
-    PLANI_MOVE_IDLE = PLANI_MOVE_TILE + 2,      /* other parts of device and host are unused */
-    PLANI_MOVE_COMMIT = PLANI_MOVE_IDLE + 8,    /* the other way */
-    PLANI_MOVE_PARKED = PLANI_MOVE_COMMIT + 1,  /* other micro-batches park near */
-    PLANI_MOVE_WHOLE = PLANI_MOVE_PARKED + 7,   /* other numbers of units kept whole */
-    PLANI_MOVE_FETCH = PLANI_MOVE_WHOLE + 8,    /* the other way to fetch experts */
-    PLANI_MOVES = PLANI_MOVE_FETCH + 1,
+    PLANI_COPIES,
+    PLANI_CARRIED,
+    PLANI_HELD,
+    PLANI_TILE,
+    PLANI_IDLE_DEVICE,
+    PLANI_IDLE_HOST,
+    PLANI_COMMIT,
+    PLANI_PARKED,
+    PLANI_PARKED_ON,
+    PLANI_WHOLE,
+    PLANI_FETCH,
+    PLANI_COORDINATES,
     PLANI_NONE_FROZEN = -1
 };
-int plani_coordinate_of(int move);
-/* Makes the move from the point, which is applied; false: it is none. */
-bool plani_move_mode(plani_search *self, struct plani_point *point, int move);
+/* Makes the move from the point, which is applied; false: it is none. Up: more, or finer tiles. */
+bool plani_move_mode(const plani_search *self, struct plani_point *point, int coordinate,
+                     uint32_t part, bool up);
 /* False where the point has no home of the kind: gradients go straight into their update. */
 bool plani_has_homes(const plani_search *self, const struct plani_point *point, int kind);
-/* Each tries moves from *best, and makes every better point *best; *gained: there was one.
+/* Each tries moves from *best, and makes every better point *best; *gained: there was one. A move
+ * that gains is repeated with twice the step.
  *
- *   plani_try_modes     the moves above, except the frozen ones
+ *   plani_try_modes     the moves above, except the frozen ones, by the `part`-th part of a range
  *   plani_try_kinds     of boundaries, by the `part`-th part of the units of a kind; and trades
  *   plani_try_relieved  where the last trial did not fit: of the point, so that less of it needs
  *                       memory */
-int plani_try_modes(plani_search *self, struct plani_scored *best, bool *gained) MUST_CHECK;
+int plani_try_modes(plani_search *self, struct plani_scored *best, uint32_t part,
+                    bool *gained) MUST_CHECK;
 int plani_try_kinds(plani_search *self, struct plani_scored *best, uint32_t part,
                     bool *gained) MUST_CHECK;
 int plani_try_relieved(plani_search *self, struct plani_point point, struct plani_scored *best,

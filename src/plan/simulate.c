@@ -62,6 +62,8 @@ struct sim {
     uint64_t oldest;      /* first op that is not complete, serial; commits do not count */
     uint64_t complete_count;
     double now;
+    double enough;               /* a longer program is of no interest; INFINITY */
+    double left[RESOURCE_COUNT]; /* work of the ops that have not begun, in seconds */
 };
 
 /* ---- caps on gathered params -------------------------------------------------------------------
@@ -220,6 +222,8 @@ static int sim_init(struct sim *s, plani_builder *b, bool whole)
         TRY(plani_heap_init(&s->ready[lane], graph->lane_count[lane], graph->urgency, false));
     }
     for (uint64_t i = 0; i < b->op_count; i++) {
+        for (int r = 0; r < RESOURCE_COUNT; r++)
+            s->left[r] += graph->shares[i].demand[r];
         s->ops[i].missing = (uint32_t)(graph->to_begin[i + 1] - graph->to_begin[i]);
         s->ops[i].missing += graph->chain_before[i] != PROGRAM_NONE;
         if (s->ops[i].missing == 0)
@@ -325,6 +329,8 @@ static int start_ready(struct sim *s)
         o->start = s->now;
         s->running[lane] = idx;
         s->done[lane] = 0;
+        for (int r = 0; r < RESOURCE_COUNT; r++)
+            s->left[r] -= s->graph->shares[idx].demand[r];
         start_caps(s, idx);
     }
     return 0;
@@ -356,11 +362,22 @@ static void advance(struct sim *s)
     }
 }
 
+/* True if no order of the ops that have not begun ends below the limit. */
+static bool is_too_long(const struct sim *s)
+{
+    double left = 0;
+    for (int r = 0; r < RESOURCE_COUNT; r++)
+        left = fmax(left, s->left[r]);
+    return s->now + left >= s->enough;
+}
+
 static int simulate(struct sim *s)
 {
     while (s->complete_count < s->b->op_count) {
         uint64_t before = s->complete_count;
         TRY(start_ready(s));
+        if (is_too_long(s))
+            return 1;
         advance(s);
         if (before / PLANI_OPS_OF_A_NOTE < s->complete_count / PLANI_OPS_OF_A_NOTE)
             plani_note_work(s->b->job, NULL, PLANI_OPS_OF_A_NOTE);
@@ -511,8 +528,8 @@ static void fill_times(const struct sim *s, program *out)
 }
 
 int plani_schedule(plani_builder *b, enum program_kind kind,
-                   const uint64_t budget_bytes[TIER_COUNT], uint64_t lookahead_ops, bool whole,
-                   program *out)
+                   const uint64_t budget_bytes[TIER_COUNT], uint64_t lookahead_ops,
+                   uint64_t enough_ns, bool whole, program *out)
 {
     uint64_t data_edge_count = b->edge_count;
     struct sim s = {0};
@@ -521,13 +538,14 @@ int plani_schedule(plani_builder *b, enum program_kind kind,
         rc = plani_graph_link(b->graph, b);
     if (rc == 0)
         rc = sim_init(&s, b, whole);
+    s.enough = enough_ns ? (double)enough_ns * 1e-9 : INFINITY;
     if (rc == 0)
         rc = simulate(&s);
     if (rc == 0)
         fill_times(&s, out);
     if (rc == 0 && whole)
         rc = fill_program(&s, out);
-    if (rc < 0)
+    if (rc != 0)
         program_fini(out);
     b->edge_count = data_edge_count; /* a next try starts from the data dependencies */
     sim_fini(&s);

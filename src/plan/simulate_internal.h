@@ -116,11 +116,12 @@ int plani_reserve(plani_builder *b, const struct plani_graph *graph,
 
 /* Places and simulates the builder's ops. With `whole` it fills *out; without, only what a choice
  * between programs needs: predicted_ns, lane_busy_ns, peaks, budgets. `lookahead_ops` 0 is no
- * limit, 1 needs the least memory. ERR_NO_FIT when memory ran out. The builder can be scheduled
- * again. */
+ * limit, 1 needs the least memory. ERR_NO_FIT when memory ran out. 1: the program surely takes
+ * `enough_ns` or longer, and is not simulated to its end; 0 is no such limit. The builder can be
+ * scheduled again. */
 int plani_schedule(plani_builder *b, enum program_kind kind,
-                   const uint64_t budget_bytes[TIER_COUNT], uint64_t lookahead_ops, bool whole,
-                   program *out) MUST_CHECK;
+                   const uint64_t budget_bytes[TIER_COUNT], uint64_t lookahead_ops,
+                   uint64_t enough_ns, bool whole, program *out) MUST_CHECK;
 /* Peaks and budgets alone, with a lookahead of 1: what the serial order needs. ERR_NO_FIT. */
 int plani_schedule_serial(plani_builder *b, enum program_kind kind,
                           const uint64_t budget_bytes[TIER_COUNT], program *out) MUST_CHECK;

@@ -147,17 +147,21 @@ static uint64_t shorter_lookahead(uint64_t a, uint64_t b)
     return a == 0 ? b : b == 0 ? a : size_min(a, b);
 }
 
-static int schedule_one(plani_builder *b, const struct plani_request *asked,
-                        const uint64_t *budgets, program *out)
+static int schedule_one(plani_builder *b, struct plani_request *asked, const uint64_t *budgets,
+                        program *out)
 {
     if (asked->serial)
         return plani_schedule_serial(b, asked->kind, budgets, out);
     uint64_t lookahead = b->job->lookahead_ops;
     if (is_at_an_end(asked->kind))
         lookahead = shorter_lookahead(lookahead, PLANI_LOOKAHEAD_OF_SAVES);
-    if (asked->work)
-        asked->work->ops += b->op_count;
-    return plani_schedule(b, asked->kind, budgets, lookahead, asked->whole, out);
+    int rc =
+        plani_schedule(b, asked->kind, budgets, lookahead, asked->enough_ns, asked->whole, out);
+    if (rc == 1)
+        asked->bound_ns = asked->enough_ns;
+    if (asked->work && rc >= 0) /* where memory lacks, little was done */
+        asked->work->ops += rc == 1 ? b->op_count / 2 : b->op_count;
+    return rc;
 }
 
 static int fill_bounds(const plani_builder *b, plan_set *set)

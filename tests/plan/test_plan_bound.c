@@ -175,7 +175,7 @@ static uint32_t find_waits(plani_builder *b, uint64_t host_bytes,
     program prog;
     uint64_t until = 0;
     uint32_t count;
-    assert_int_equal(plani_schedule(b, PROGRAM_STEADY, budgets, 0, true, &prog), 0);
+    assert_int_equal(plani_schedule(b, PROGRAM_STEADY, budgets, 0, 0, true, &prog), 0);
     assert_int_equal(plan_find_waits(b->job, &prog, true, waits, &count), 0);
     assert_in_range(count, 1, PLAN_WAITS_MAX);
     for (uint32_t i = 0; i < count; i++) {
