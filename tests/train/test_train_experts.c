@@ -21,6 +21,9 @@ static const fixture_model shape = {
     .family = "mixtral", .bf16 = true, .layers = LAYERS, .hidden = 64};
 static const char adapters[] = "train.lora={\"rank\":4,\"targets\":[\"q_proj\",\"v_proj\"]}";
 
+static const char of_experts[] =
+    "train.lora={\"rank\":4,\"targets\":[\"experts.gate_up_proj\",\"experts.down_proj\"]}";
+
 static fixture_sets sets_of(const char *params, const char *learns)
 {
     fixture_sets sets = {.count = 0};
@@ -91,6 +94,7 @@ static void frozen_experts(void **state)
     (void)state;
     compare("nvme", adapters, "layer_major", "after_backward");
     compare("host", adapters, "batch_major", "in_next_forward");
+    compare("nvme", of_experts, "layer_major", "after_backward");
 }
 
 static void packed_experts(void **state)
