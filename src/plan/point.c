@@ -63,6 +63,41 @@ static uint64_t rest_bytes(const plan_job *job, int kind, uint32_t unit)
     return 0;
 }
 
+/* Marks the units of experts whose params passes often do without: those whose fetches are
+ * spared. */
+static int find_missable(const plan_job *job, bool **out)
+{
+    bool *is_missable = *out = mem_alloc(job->unit_count, sizeof *is_missable, "placement");
+    if (!is_missable)
+        return -ENOMEM;
+    for (uint32_t s = 0; s < job->stage_count && plani_prefers_hit(job); s++)
+        for (uint32_t p = 0; p < job->stages[s].pass_count[PHASE_FORWARD]; p++) {
+            const struct pass *pass = &job->stages[s].passes[PHASE_FORWARD][p];
+            for (uint32_t i = 0; i < pass->unit_count && pass->miss > 0; i++)
+                is_missable[pass->units[i]] = true;
+        }
+    return 0;
+}
+
+/* Lists the units whose home is open. Params that every token needs come before those of experts
+ * that may not be hit: near memory spares a fetch of them in each pass. */
+static int list_open(plani_search *self, int kind, bool is_reversed)
+{
+    const plan_job *job = &self->job;
+    bool *is_missable;
+    TRY(find_missable(job, &is_missable));
+    for (int turn = 0; turn < 2; turn++)
+        for (uint32_t i = 0; i < job->unit_count; i++) {
+            uint32_t unit = is_reversed ? job->unit_count - 1 - i : i;
+            bool is_late = kind == STATE_PARAMS && is_missable[unit];
+            bool is_open = self->asked->wanted[kind][unit] == TIER_AUTO;
+            if (is_open && is_late == (turn == 1) && self->bytes[kind][unit] > 0)
+                self->units[kind][self->counts[kind]++] = unit;
+        }
+    mem_free(is_missable);
+    return 0;
+}
+
 static int list_kind(plani_search *self, int kind)
 {
     const plan_job *job = &self->job;
@@ -75,16 +110,13 @@ static int list_kind(plani_search *self, int kind)
         return -ENOMEM;
     if (are_activations)
         add_activation_bytes(job, kind, KEPT_ALL, self->bytes[kind]);
-    for (uint32_t i = 0; i < job->unit_count; i++) { /* of activations the last unit is first */
-        uint32_t unit = are_activations ? job->unit_count - 1 - i : i;
+    for (uint32_t unit = 0; unit < job->unit_count; unit++) {
         if (!are_activations)
             self->bytes[kind][unit] = rest_bytes(job, kind, unit);
-        bool is_open = wanted[unit] == TIER_AUTO;
         uint8_t idle = kind == STATE_INNER_ACTIVATIONS ? TIER_COUNT : TIER_DEVICE;
-        self->homes[kind][unit] = is_open ? idle : wanted[unit];
-        if (is_open && self->bytes[kind][unit] > 0)
-            self->units[kind][self->counts[kind]++] = unit;
+        self->homes[kind][unit] = wanted[unit] == TIER_AUTO ? idle : wanted[unit];
     }
+    TRY(list_open(self, kind, are_activations)); /* of activations the last unit is first */
     self->job.homes[kind] = self->homes[kind];
     return 0;
 }
