@@ -201,7 +201,7 @@ static const hfi_key keys[] = {
     {"gpt2", HFI_DROPOUT, "embedding_dropout", "embd_pdrop", 0.1},
 };
 
-/* The same of mixtures of experts whose first blocks may have none, if others have. */
+/* Further keys of mixtures of experts whose first blocks have none, unless no block has any. */
 static const hfi_key late_keys[] = {
     {"deepseek_v2", HFI_COUNT, "num_experts", "n_routed_experts", 64},
     {"deepseek_v3", HFI_COUNT, "num_experts", "n_routed_experts", 256},

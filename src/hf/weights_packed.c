@@ -1,5 +1,5 @@
-/* Tensors of a checkpoint that come quantized: finds and checks what lies beside their codes, copies
- * codes and scales as they are, or expands them. See weights.h and base/stored.h.
+/* Tensors of a checkpoint that come quantized: finds and checks what lies beside their codes,
+ * copies codes and scales as they are, or expands them. See weights.h and base/stored.h.
  *
  *   codes             beside NAME                                       format
  *   NAME  U8          NAME.absmax, .quant_map, .quant_state.bitsandbytes__nf4 or __fp4 (JSON);

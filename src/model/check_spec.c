@@ -1,5 +1,5 @@
-/* Checks the spec of a model: sizes, and what a family has and has not. model_create calls it. Pure;
- * allocates nothing. */
+/* Checks the spec of a model: sizes, and what a family has and has not. model_create calls it.
+ * Pure; allocates nothing. */
 #include <assert.h>
 #include <math.h>
 

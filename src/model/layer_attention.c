@@ -30,8 +30,8 @@ static struct heads heads_of(const model *self, void *qkv)
     return (struct heads){qkv, k, modeli_at(k, self->spec.num_kv_heads * head_bytes)};
 }
 
-/* The factor of the scores: 1 / sqrt(D), if the spec has no other. In latent attention the square of
- * yarn's factor for mscale_all_dim comes to it, since the angles have only the ratio of two such
+/* The factor of the scores: 1 / sqrt(D), if the spec has no other. In latent attention the square
+ * of yarn's factor for mscale_all_dim comes to it, since the angles have only the ratio of two such
  * factors. */
 static float scale_of(const model *self)
 {

@@ -1,5 +1,5 @@
-/* EXPERTS: the feed-forward part of a mixture. y = sum over a token's experts of weight * expert(x).
- * It reads x and what the router wrote.
+/* EXPERTS: the feed-forward part of a mixture. y = sum over a token's experts of weight *
+ * expert(x). It reads x and what the router wrote.
  *
  * Each expert has a matrix for gate and up, and one for down. Only x is kept: the backward computes
  * the rest again. A part has some experts. It takes its experts one after the other, and the slots

@@ -273,9 +273,9 @@ const modeli_kind modeli_router = {
 /* ---- CORRECTION ----
  *
  * A constant of each expert, which its score is increased by where experts are chosen (DeepSeek-V3,
- * e_score_correction_bias). It has no gradient. Checkpoints have it in fp32, and in fewer bits other
- * experts would be chosen; so it is a unit of its own, kept in fp32. The value is those E numbers,
- * one after the other. */
+ * e_score_correction_bias). It has no gradient. Checkpoints have it in fp32, and in fewer bits
+ * other experts would be chosen; so it is a unit of its own, kept in fp32. The value is those E
+ * numbers, one after the other. */
 
 static uint64_t correction_columns(const modeli_layer *layer)
 {

@@ -36,8 +36,8 @@
  *   experts    EXPERTS      b w      d         C         b, w
  *   add2       ADD          x d      y         C         -
  *
- * The first spec.dense_blocks blocks of a mixture have a feed-forward part in place of experts, in a
- * second stage with the rows of modeli_family.dense.
+ * The first spec.dense_blocks blocks of a mixture have a feed-forward part in place of experts, in
+ * a second stage with the rows of modeli_family.dense.
  *
  * A family may have one block of another kind after all others (modeli_family.last).
  *

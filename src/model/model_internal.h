@@ -374,8 +374,8 @@ typedef struct modeli_expert_lora modeli_expert_lora;
 modeli_expert_lora modeli_expert_lora_of(const modeli_run *run, const modeli_layer *layer,
                                          enum modeli_expert_matrix which, uint64_t idx,
                                          const modeli_expert_room *at);
-/* inner: computes u. outer: adds to the output. input_grad: computes du, and adds to the gradient of
- * the input. grads: those of A and B, from u and du. clear: these are zero. */
+/* inner: computes u. outer: adds to the output. input_grad: computes du, and adds to the gradient
+ * of the input. grads: those of A and B, from u and du. clear: these are zero. */
 int modeli_expert_lora_inner(const modeli_expert_lora *of, uint32_t size,
                              const void *input) MUST_CHECK;
 int modeli_expert_lora_outer(const modeli_expert_lora *of, uint32_t size, void *output) MUST_CHECK;

@@ -173,8 +173,8 @@ static uint64_t compare(const char *what, const fixture_result *baseline, fixtur
     return result.summary.lanes[LANE_H2D].spared_bytes;
 }
 
-/* Few tokens that choose among many experts, of which many are not hit. The baseline has all of them
- * on the device, the others fetch what is hit. */
+/* Few tokens that choose among many experts, of which many are not hit. The baseline has all of
+ * them on the device, the others fetch what is hit. */
 static void spare_experts(fixture_sets *sets)
 {
     if (!is_group("moe"))

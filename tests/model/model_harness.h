@@ -43,7 +43,8 @@ static inline bool harness_is_output(const char *name)
     return strcmp(name, "lm_head.weight") == 0 || strcmp(name, "embed_out.weight") == 0;
 }
 
-/* All targets of adapters but those of experts, for model_lora.targets. "deepseek" has no q_proj, the first one. */
+/* All targets of adapters but those of experts, for model_lora.targets. "deepseek" has no q_proj,
+ * the first one. */
 static inline uint32_t harness_targets(enum model_family family)
 {
     uint32_t count = 0;
@@ -77,7 +78,8 @@ static inline uint32_t harness_targets(enum model_family family)
  *                 positions of their own, and those of the others are divided
  *   "exaone4"     a window and rotary positions in every other block, the others with neither
  *   "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"    five experts, two a token and two a unit, so
- *                 that the last unit has one. "olmoe" has other weights, "qwen2_moe" a shared expert
+ *                 that the last unit has one. "olmoe" has other weights, "qwen2_moe" a shared
+ *                 expert
  *   "gpt_oss"     the same with biases everywhere, sinks, a window in every other block
  *   "deepseek"    latents, heads of v of another size, frequencies that YaRN scales, with a factor
  *                 of the scores, no experts; "deepseek-direct" has no latent of q, but biases and
