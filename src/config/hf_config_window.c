@@ -1,10 +1,10 @@
 /* Windows of attention in a checkpoint's config.json: their width, and the blocks that have them.
  *
  *   blocks                        families                   keys
- *   all                           mistral, phi3, starcoder2
+ *   all                           mistral, mixtral, phi3, starcoder2
  *   from one on                   qwen2, qwen3               use_sliding_window, max_window_layers
  *   without rotary positions      smollm3                    use_sliding_window
- *   all but every second          gemma2
+ *   all but every second          gemma2, gpt_oss
  *   all but every p-th            gemma3_text, exaone4       sliding_window_pattern
  *
  * sliding_window is the width. layer_types, which names the kind of each block, goes before the

@@ -18,6 +18,7 @@ struct quantization {
     const json_t *block;
     enum stored_format format; /* of all matrices of blocks but those in `rules` */
     json_t *rules;             /* owned: entries of state.rules */
+    bool is_overridden;        /* the job says its own: then only the kind matters */
 };
 
 __attribute__((format(printf, 3, 4))) static int refuse(const struct quantization *self,
@@ -69,6 +70,8 @@ static bool is_never_packed(const char *module)
 static int keep_modules(struct quantization *self, const char *key)
 {
     const json_t *list = json_object_get(self->block, key);
+    if (self->is_overridden)
+        return 0;
     if (list && !json_is_null(list) && !json_is_array(list))
         return refuse(self, key, "it is no list of names");
     for (size_t i = 0; i < json_array_size(list); i++) {
@@ -137,14 +140,18 @@ static int read_block(struct quantization *self, bool is_job)
         return read_bitsandbytes(self);
     if (strcmp(method, "fp8") == 0)
         return read_fp8(self);
+    if (strcmp(method, "mxfp4") == 0 && is_job)
+        return refuse(self, "quant_method",
+                      "mxfp4 is for checkpoints; give state.params \"mxfp4\"");
     if (strcmp(method, "mxfp4") == 0) { /* gpt-oss: experts alone */
         self->format = STORED_MXFP4;
-        return add_rule(self, "self_attn", STORED_WORKING);
+        TRY(add_rule(self, "self_attn", STORED_WORKING));
+        return keep_modules(self, "modules_to_not_convert");
     }
     return refuse(
         self, "quant_method",
-        "\"%.32s\" is not read; bitsandbytes (nf4, fp4, int8), fp8 in blocks and mxfp4 are. "
-        "Take the checkpoint in fp32, bf16 or fp16, or in one of these",
+        "\"%.32s\" is not read; bitsandbytes (nf4, fp4, int8), fp8 in blocks and mxfp4 are, and "
+        "fp32, bf16 and fp16 without such a block",
         method);
 }
 
@@ -159,15 +166,17 @@ static int put(const configi_reader *reader, const struct quantization *self)
 int configi_take_checkpoint_formats(const configi_reader *reader, const char *file,
                                     const json_t *block)
 {
-    struct quantization self = {.file = file, .block = block};
+    bool is_given = configi_get(reader, params_path) || configi_get(reader, rules_path) ||
+                    configi_bool(reader, "load_in_4bit") || configi_bool(reader, "load_in_8bit");
+    struct quantization self = {.file = file, .block = block, .is_overridden = is_given};
     int rc = read_block(&self, false);
-    if (rc == 0 && !configi_get(reader, params_path) && !configi_get(reader, rules_path) &&
-        !configi_bool(reader, "load_in_4bit") && !configi_bool(reader, "load_in_8bit")) {
+    if (rc == 0 && !is_given) {
         rc = put(reader, &self);
         if (rc == 0)
             rc = configi_put_path(reader, "debug.params_of_checkpoint", json_true());
-        log_info("%s: %s is %s because the job does not give it, as in %s", reader->file,
-                 params_path, stored_format_name(self.format), file);
+        if (rc == 0)
+            log_info("%s: %s is %s because the job does not give it, as in %s", reader->file,
+                     params_path, stored_format_name(self.format), file);
     }
     json_decref(self.rules);
     return rc;

@@ -28,8 +28,8 @@ const configi_key *configi_key_at(uint32_t idx)
 
 bool configi_key_is_own(const configi_key *row)
 {
-    return row < configi_deepspeed_keys ||
-           row >= configi_deepspeed_keys + configi_deepspeed_key_count;
+    return (row >= configi_model_keys && row < configi_model_keys + configi_model_key_count) ||
+           (row >= configi_own_keys && row < configi_own_keys + configi_own_key_count);
 }
 
 bool configi_key_is_hidden(const configi_key *row)

@@ -92,13 +92,14 @@ const configi_key configi_model_keys[] = {
         "cannot be exported yet."),
     KEY("model.qkv_bias", BOOL, AT(model.qkv_bias), NONE, NONE, NONE, FIXED,
         "Whether the projections to queries, keys and values have biases, for llama, glm, glm4, "
-        "cohere, stablelm, qwen2_moe, qwen3_moe, olmoe, gpt_oss and deepseek (there, those of its "
+        "cohere, stablelm, qwen2_moe, qwen3_moe, olmoe, gpt_oss, glm4_moe and deepseek (there, "
+        "those of its "
         "input). "
         "Default: true for glm and glm4, else false (Qwen2: true). gpt2, "
         "bert, opt, gpt_neox and starcoder2 always have them, the others never."),
     KEY("model.qk_norm", BOOL, AT(model.qk_norm), "false", NONE, NONE, FIXED,
         "Norms over each head of queries and keys before the rotation (llama, cohere, gemma2, "
-        "qwen3_moe; Qwen3 and Gemma 3: true)."),
+        "qwen3_moe, glm4_moe; Qwen3 and Gemma 3: true)."),
     KEY("model.parallel_residual", BOOL, AT(model.parallel_residual), "false", NONE, NONE, FIXED,
         "Attention and the feed-forward part both read the block's input, and their sum is added "
         "to it (gpt_neox, stablelm; GPT-NeoX and Pythia: true). cohere always does it."),
@@ -155,7 +156,7 @@ const configi_key configi_model_keys[] = {
         .why = dimensions),
     KEY("model.num_experts", INT, AT(model.num_experts), NONE, "[1,1024]", "experts", FIXED,
         "Experts of a block, in families that are mixtures of experts (mixtral, qwen2_moe, "
-        "qwen3_moe, olmoe, deepseek, glm4_moe).",
+        "qwen3_moe, olmoe, gpt_oss, deepseek, glm4_moe).",
         .why = dimensions),
     KEY("model.num_experts_per_tok", INT, AT(model.num_experts_per_tok), NONE, "[1,1024]",
         "experts", FIXED, "Experts that each token has.", .why = dimensions),
@@ -166,7 +167,7 @@ const configi_key configi_model_keys[] = {
         .why = dimensions),
     KEY("model.norm_topk_prob", BOOL, AT(model.norm_topk_prob), NONE, NONE, NONE, FIXED,
         "Whether the weights of a token's experts are divided by their sum (most "
-        "models of Qwen3: true). Default: true for mixtral, else false."),
+        "models of Qwen3: true). Default: true for mixtral and gpt_oss, else false."),
     KEY("model.swiglu_limit", FLOAT, AT(model.swiglu_limit), NONE, "(0,1e30]", NONE, FIXED,
         "Largest value of an expert's gate, and of the magnitude of what it is multiplied with "
         "(gpt_oss). Default: 7."),

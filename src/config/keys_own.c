@@ -285,8 +285,8 @@ const configi_key configi_own_keys[] = {
         "int8 (8.1 bits a parameter), nf4 and fp4 (4.5; with _double 4.13) are bitsandbytes' "
         "formats, int8_rows that of its LLM.int8(), fp8_blocks DeepSeek-V3's, mxfp4 (4.25) "
         "gpt-oss's. Embedding, router, norms, biases and head stay in the working dtype. Default: "
-        "as "
-        "the checkpoint of model.hf has them, else working."),
+        "if the job has neither this nor state.rules, as the checkpoint of model.hf has them; else "
+        "working."),
     KEY("state.rules", OBJECTS, NOWHERE, NONE, "[0,32]", "rules", FIXED,
         "Other formats for single matrices; a later rule wins over an earlier one and over "
         "state.params."),

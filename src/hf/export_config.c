@@ -288,7 +288,8 @@ static const struct relative *find_relative(const struct job_model *from)
         if (strcmp(from->family, relatives[i].family) == 0)
             return &relatives[i];
     if (strcmp(from->family, deepseeks[0].family) == 0)
-        return &deepseeks[from->num_experts > 0 && from->scoring_func == JOB_SOFTMAX];
+        return &deepseeks[from->num_experts > 0 ? from->scoring_func == JOB_SOFTMAX
+                                                : from->mlp_bias];
     if (strcmp(from->family, gemmas[0].family) == 0)
         return &gemmas[from->qk_norm];
     return &llamas[from->qk_norm                       ? 2

@@ -50,7 +50,8 @@ static enum stored_format format_of(const model *net, const model_tensor **first
     return STORED_WORKING;
 }
 
-static int check_tensor(const model *net, const model_tensor *tensor, const model_tensor *first)
+static int check_tensor(const model *net, uint32_t unit, const model_tensor *tensor,
+                        const model_tensor *first)
 {
     hf_layout layout = hf_layout_of(net, tensor, false);
     if (tensor->stored != first->stored)
@@ -59,6 +60,11 @@ static int check_tensor(const model *net, const model_tensor *tensor, const mode
                        "and %s as %s: export without --quantized",
                        first->name, stored_format_name(first->stored), tensor->name,
                        stored_format_name(tensor->stored));
+    if (strncmp(net->units[unit].name, "embed", strlen("embed")) == 0)
+        return err_set(ERR_CONFIG,
+                       "a checkpoint has no packed embedding, and the run keeps %s as %s: export "
+                       "without --quantized",
+                       tensor->name, stored_format_name(tensor->stored));
     if (layout.order != HF_ORDER_SAME || layout.elems != tensor->stored_rows * tensor->columns)
         return err_set(ERR_CONFIG,
                        "the run keeps %s in other pieces than a checkpoint has it: export without "
@@ -81,12 +87,12 @@ int hfi_check_packed(const model *net)
                                    "export without --quantized");
     if (!is_4bit(format) && format != STORED_INT8_ROWS && format != STORED_FP8_BLOCKS)
         return err_set(ERR_CONFIG,
-                       "no checkpoint has matrices in the format %s: export without --quantized",
+                       "matrices in the format %s are not written: export without --quantized",
                        stored_format_name(format));
     for (uint32_t u = 0; u < net->unit_count; u++)
         for (uint32_t i = 0; i < net->units[u].tensor_count; i++)
             if (net->units[u].tensors[i].stored != STORED_WORKING)
-                TRY(check_tensor(net, &net->units[u].tensors[i], first));
+                TRY(check_tensor(net, u, &net->units[u].tensors[i], first));
     return 0;
 }
 
@@ -298,8 +304,8 @@ int hfi_put_matrices(const model *net, const export_list *list, struct export_ro
 
 /* ---- config.json ---- */
 
-/* The modules whose matrices are not packed. */
-static json_t *list_plain(const export_list *list)
+/* The modules whose matrices are not packed. A tied output matrix has no tensor in files. */
+static json_t *list_plain(const model *net, const export_list *list)
 {
     static const char end[] = ".weight";
     json_t *names = json_array();
@@ -307,9 +313,12 @@ static json_t *list_plain(const export_list *list)
         const export_tensor *tensor = &list->tensors[i];
         size_t length = strlen(tensor->name);
         if (tensor->format == STORED_WORKING && tensor->layout.dim_count == 2 &&
-            hf_ends_with(tensor->name, end) && !strstr(tensor->name, "embed"))
+            hf_ends_with(tensor->name, end))
             json_array_append_new(names, json_stringn(tensor->name, length - strlen(end)));
     }
+    if (net->spec.tie_embeddings)
+        json_array_append_new(
+            names, json_string(net->spec.family == MODEL_GPT_NEOX ? "embed_out" : "lm_head"));
     return names;
 }
 
@@ -320,11 +329,11 @@ json_t *hfi_packed_config(const model *net, const export_list *list)
     if (format == STORED_FP8_BLOCKS)
         return json_pack("{s:s, s:s, s:s, s:[i, i], s:o}", "quant_method", "fp8", "fmt", "e4m3",
                          "activation_scheme", "dynamic", "weight_block_size", 128, 128,
-                         "modules_to_not_convert", list_plain(list));
+                         "modules_to_not_convert", list_plain(net, list));
     return json_pack("{s:s, s:b, s:b, s:s, s:b, s:s, s:s, s:f, s:o}", "quant_method",
                      "bitsandbytes", "load_in_4bit", is_4bit(format), "load_in_8bit",
                      !is_4bit(format), "bnb_4bit_quant_type", is_nf4(format) ? "nf4" : "fp4",
                      "bnb_4bit_use_double_quant", is_double(format), "bnb_4bit_compute_dtype",
                      torch_names[list->type], "bnb_4bit_quant_storage", "uint8",
-                     "llm_int8_threshold", 6.0, "llm_int8_skip_modules", list_plain(list));
+                     "llm_int8_threshold", 6.0, "llm_int8_skip_modules", list_plain(net, list));
 }

@@ -4,7 +4,7 @@
  *   codes             beside NAME                                       format
  *   NAME  U8          NAME.absmax, .quant_map, .quant_state.bitsandbytes__nf4 or __fp4 (JSON);
  *                     with double quantization also .nested_absmax, .nested_quant_map   nf4, ...
- *   NAME  I8          STEM.SCB, STEM.weight_format, where NAME is STEM.weight           int8_rows
+ *   NAME  I8          STEM.SCB, STEM.weight_format (0: rows), where NAME is STEM.weight int8_rows
  *   NAME  F8_E4M3     NAME_scale_inv                                                    fp8_blocks
  *   NAME_blocks  U8   NAME_scales                                                       mxfp4
  */
@@ -146,7 +146,7 @@ static int take_state(const hf_weights *self, const hf_tensor *at, const hf_tens
     if (is_double && json_integer_value(nested) != STORED_DOUBLE_GROUP)
         return state_error(self, state, "nested_blocksize",
                            "is not 256, the only size that is read");
-    if (is_double && !(json_is_number(mean) && isfinite(json_number_value(mean))))
+    if (is_double && !(json_is_number(mean) && isfinite((float)json_number_value(mean))))
         return state_error(self, state, "nested_offset", "is no number");
     if (!has_state_shape(doc, out))
         return err_set(ERR_INPUT,
@@ -204,7 +204,17 @@ static int find_int8(const hf_weights *self, const hf_tensor *at, struct weights
 {
     static const char end[] = "weight";
     size_t dropped = hf_ends_with(at->tensor->name, end) ? strlen(end) : 0;
+    hf_tensor order;
+    unsigned char kind = 0;
     out->format = STORED_INT8_ROWS;
+    if (find_beside(self, at, dropped, "weight_format", &order) && order.tensor->size_bytes == 1)
+        TRY(hf_read(self->files, &order, 0, 1, &kind));
+    if (kind != 0) /* tiles for a kind of GPU, of older versions */
+        return err_set(
+            ERR_INPUT,
+            "%s: tensor %s is %d, and only 0 is read, rows one after the other: load and "
+            "save the checkpoint with a later bitsandbytes",
+            path_of(self, &order), order.tensor->name, kind);
     TRY(check_shape(self, at, out->rows, out->columns, "that of the model"));
     return take_beside(self, at, dropped, "SCB", out->rows, "F32", &out->scales);
 }
@@ -343,7 +353,7 @@ static int read_scales(const hf_weights *self, const hf_tensor *at, uint64_t fir
         TRY(hf_read(self->files, at, (first + done) * width, held * width, raw));
         dtype_convert(raw, type, values, DTYPE_FP32, held);
         for (uint64_t i = 0; i < held; i++)
-            if (!isfinite(values[i]))
+            if (!isfinite(448 * values[i])) /* the largest value of E4M3 */
                 return refuse_value(self, at);
         memcpy((float *)target + done, values, held * sizeof *values);
     }
@@ -467,7 +477,7 @@ int hf_weights_codes(void *user, uint32_t unit, uint32_t tensor_idx, uint64_t ma
             return 0;
         if (!is_whole(from, from->rows * from->columns, place.elem, held) ||
             !is_whole(from, elems, done, held))
-            return refuse_cut(self, at);
+            return source->layout.order == HF_ORDER_BY_HEADS ? 0 : refuse_cut(self, at);
         struct step step = step_of(from);
         uint64_t width = tensor->stored == STORED_MXFP4 ? 1 : sizeof(float); /* of a scale */
         bool is_half = stored_code_is_half_byte(

@@ -250,7 +250,7 @@ static int check_experts(const model_spec *spec)
     unsigned long long all = spec->expert_count, chosen = spec->experts_per_token;
     bool has_dense = modeli_family_of(spec->family)->dense != NULL;
     if (has_dense && spec->dense_blocks == spec->num_layers && all == 0 && chosen == 0 &&
-        spec->shared_ffn_size == 0)
+        spec->shared_ffn_size == 0 && spec->expert_groups == 0 && spec->groups_per_token == 0)
         return 0; /* no block has experts */
     if (modeli_family_of(spec->family)->experts == NULL) {
         if (all == 0 && chosen == 0 && spec->shared_ffn_size == 0)

@@ -75,7 +75,8 @@ uint64_t model_totals_bytes(const model *self)
 {
     const model_spec *spec = &self->spec;
     bool has_losses = spec->balance_coef != 0 || spec->router_z_coef != 0;
-    return has_losses && spec->expert_count > 0 ? (2 * spec->expert_count + 1) * sizeof(double) : 0;
+    bool has_routers = spec->expert_count > 0 && spec->dense_blocks < spec->num_layers;
+    return has_losses && has_routers ? (2 * spec->expert_count + 1) * sizeof(double) : 0;
 }
 
 /* Rows of all routers in a micro-batch. */

@@ -4,7 +4,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -236,7 +235,8 @@ double model_step_flops(const model *self, uint64_t tokens)
     for (uint32_t i = 0; i < self->products->adapter_count; i++)
         adapters += (double)spec->num_layers * rank *
                     (double)(self->products->adapters[i].in + self->products->adapters[i].out);
-    adapters += (double)spec->num_layers * modeli_expert_lora_elems(&self->products->experts);
+    adapters += (double)(spec->num_layers - spec->dense_blocks) *
+                modeli_expert_lora_elems(&self->products->experts);
     /* Sums over all blocks: FLOPs of matrices, and of attention's scores (the forward is a
      * third). */
     double products = 0, attends = 0;

@@ -63,20 +63,17 @@ static uint64_t rest_bytes(const plan_job *job, int kind, uint32_t unit)
     return 0;
 }
 
-/* Marks the units of experts whose params passes often do without: those whose fetches are
- * spared. */
-static int find_missable(const plan_job *job, bool **out)
+/* Marks the units of experts whose params passes often do without. */
+static void find_missable(const plan_job *job, bool *is_missable)
 {
-    bool *is_missable = *out = mem_alloc(job->unit_count, sizeof *is_missable, "placement");
-    if (!is_missable)
-        return -ENOMEM;
-    for (uint32_t s = 0; s < job->stage_count && plani_prefers_hit(job); s++)
+    if (!plani_prefers_hit(job))
+        return;
+    for (uint32_t s = 0; s < job->stage_count; s++)
         for (uint32_t p = 0; p < job->stages[s].pass_count[PHASE_FORWARD]; p++) {
             const struct pass *pass = &job->stages[s].passes[PHASE_FORWARD][p];
             for (uint32_t i = 0; i < pass->unit_count && pass->miss > 0; i++)
                 is_missable[pass->units[i]] = true;
         }
-    return 0;
 }
 
 /* Lists the units whose home is open. Params that every token needs come before those of experts
@@ -84,14 +81,16 @@ static int find_missable(const plan_job *job, bool **out)
 static int list_open(plani_search *self, int kind, bool is_reversed)
 {
     const plan_job *job = &self->job;
-    bool *is_missable;
-    TRY(find_missable(job, &is_missable));
+    bool *is_missable = mem_alloc(job->unit_count, sizeof *is_missable, "placement");
+    if (!is_missable)
+        return -ENOMEM;
+    if (kind == STATE_PARAMS)
+        find_missable(job, is_missable);
     for (int turn = 0; turn < 2; turn++)
         for (uint32_t i = 0; i < job->unit_count; i++) {
             uint32_t unit = is_reversed ? job->unit_count - 1 - i : i;
-            bool is_late = kind == STATE_PARAMS && is_missable[unit];
             bool is_open = self->asked->wanted[kind][unit] == TIER_AUTO;
-            if (is_open && is_late == (turn == 1) && self->bytes[kind][unit] > 0)
+            if (is_open && is_missable[unit] == (turn == 1) && self->bytes[kind][unit] > 0)
                 self->units[kind][self->counts[kind]++] = unit;
         }
     mem_free(is_missable);

@@ -76,8 +76,9 @@ void setupi_list_differences(const char *was, const char *is, char *text, size_t
 static bool is_of_import(const char *line, size_t length)
 {
     static const char *const free_keys[] = {
-        "model.seq_length=", "model.init_std=", "model.hidden_dropout=", "model.embedding_dropout=",
-        "model.attention_dropout="};
+        "model.seq_length=",        "model.init_std=",          "model.hidden_dropout=",
+        "model.embedding_dropout=", "model.attention_dropout=", "model.router_aux_loss_coef=",
+        "model.router_z_loss_coef="};
     static const char optimizer[] = "optimizer.type=";
     for (size_t i = 0; i < sizeof free_keys / sizeof free_keys[0]; i++)
         if (strncmp(line, free_keys[i], strlen(free_keys[i])) == 0)
@@ -90,11 +91,14 @@ static const char import_mark[] = "imported=1\n";
 
 void setupi_import_identity(const char *identity, char text[MANIFEST_TEXT_BYTES])
 {
+    /* An import has constants in elements of the working dtype (model_tensor.is_exact). */
+    bool has_constants = strstr(identity, "model.scoring_func=") != NULL;
     size_t used = sizeof import_mark - 1;
     memcpy(text, import_mark, used);
     for (const char *line = identity; *line;) {
         size_t length = strcspn(line, "\n"), whole = length + (line[length] == '\n');
-        if (is_of_import(line, length) && used + whole < MANIFEST_TEXT_BYTES) {
+        bool is_dtype = has_constants && strncmp(line, "dtype=", strlen("dtype=")) == 0;
+        if ((is_of_import(line, length) || is_dtype) && used + whole < MANIFEST_TEXT_BYTES) {
             memcpy(text + used, line, whole);
             used += whole;
         }

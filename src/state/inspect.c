@@ -77,10 +77,11 @@ static int list_units(const state_view *view, struct state_inspect_summary *out)
         unit->is_frozen = extent->param_bytes != 0; /* for a split master the state comes last */
         if (manifest_is_low(record, i))
             continue;
-        unit->is_packed = view->net && extent->unit < view->net->unit_count &&
-                          view->net->units[extent->unit].is_packed;
-        unit->elems = unit->is_packed ? view->net->units[extent->unit].elems
-                                      : unit->elems + extent->elem_count;
+        const model_unit *of = view->net && extent->unit < view->net->unit_count
+                                   ? &view->net->units[extent->unit]
+                                   : NULL;
+        unit->is_packed = of && of->is_packed && !of->tensors[0].is_exact; /* not constants */
+        unit->elems = of && of->is_packed ? of->elems : unit->elems + extent->elem_count;
         unit->tile_count++;
     }
     return 0;
