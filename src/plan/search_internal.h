@@ -240,7 +240,7 @@ int plani_compile_point(const plan_job *job, const struct plani_point *point, pl
 enum {
     /* Work of one way (an order and an update) in ops, built or simulated: what takes some tenths
      * of a second. Where a step is long, so many steps, up to what takes some seconds. */
-    PLANI_SEARCH_WORK = 1000000,
+    PLANI_SEARCH_WORK = 800000,
     PLANI_SEARCH_STEPS = 40,
     PLANI_SEARCH_WORK_MOST = 4000000,
     /* The same of selective placements, for each way that is near the best one. */
