@@ -12,8 +12,6 @@
 #include "model/pack.h"
 
 enum {
-    TABLE_4BIT = 16,
-    TABLE_8BIT = 256,
     STATE_BYTES = 256, /* of a quant_state, with spaces at its end */
 };
 
@@ -125,7 +123,7 @@ void hfi_packed_rows(const export_tensor *from, struct export_rows *out)
         add_row(out, from->name, "", "U8", 2, layout.code_bytes, 1);
         add_row(out, from->name, ".absmax", is_double(format) ? "U8" : NULL, 1, layout.scale_count,
                 0);
-        add_row(out, from->name, ".quant_map", NULL, 1, TABLE_4BIT, 0);
+        add_row(out, from->name, ".quant_map", NULL, 1, HFI_CODES_4BIT, 0);
         add_row(out, from->name,
                 is_nf4(format) ? ".quant_state.bitsandbytes__nf4"
                                : ".quant_state.bitsandbytes__fp4",
@@ -134,7 +132,7 @@ void hfi_packed_rows(const export_tensor *from, struct export_rows *out)
             return;
         add_row(out, from->name, ".nested_absmax", NULL, 1,
                 size_div_up(layout.scale_count, STORED_DOUBLE_GROUP), 0);
-        add_row(out, from->name, ".nested_quant_map", NULL, 1, TABLE_8BIT, 0);
+        add_row(out, from->name, ".nested_quant_map", NULL, 1, HFI_CODES_8BIT, 0);
     } else if (format == STORED_INT8_ROWS) {
         snprintf(stem, sizeof stem, "%.*s", (int)(strlen(from->name) - strlen("weight")),
                  from->name);
@@ -151,19 +149,8 @@ void hfi_packed_rows(const export_tensor *from, struct export_rows *out)
 static int write_table(kernel_context *context, safetensors_writer *writer, uint32_t row,
                        enum stored_format format, uint64_t count)
 {
-    unsigned char codes[TABLE_8BIT];
-    float values[TABLE_8BIT];
-    const float one = 1;
-    for (uint64_t i = 0; i < count; i++)
-        codes[i] = (unsigned char)(count == TABLE_8BIT ? i : (2 * i) << 4 | (2 * i + 1));
-    const stored_expand_args args = {.format = format,
-                                     .rows = 1,
-                                     .columns = count,
-                                     .codes = codes,
-                                     .scales = &one,
-                                     .type = DTYPE_FP32,
-                                     .target = values};
-    TRY(kernels_cpu.stored_expand(context, NULL, &args));
+    float values[HFI_CODES_8BIT];
+    TRY(hfi_code_values(context, format, count, values));
     return safetensors_write(writer, row, 0, count, values);
 }
 
@@ -188,12 +175,12 @@ static int write_4bit(const export_tensor *to, enum dtype type, kernel_context *
     memset(state + length, ' ', STATE_BYTES - (size_t)length);
     TRY(safetensors_write(writer, row + 1, 0, layout->scale_count,
                           is_double(to->format) ? (const void *)(floats + groups + 1) : scales));
-    TRY(write_table(context, writer, row + 2, single, TABLE_4BIT));
+    TRY(write_table(context, writer, row + 2, single, HFI_CODES_4BIT));
     TRY(safetensors_write(writer, row + 3, 0, STATE_BYTES, state));
     if (!is_double(to->format))
         return 0;
     TRY(safetensors_write(writer, row + 4, 0, groups, floats));
-    return write_table(context, writer, row + 5, STORED_INT8, TABLE_8BIT);
+    return write_table(context, writer, row + 5, STORED_INT8, HFI_CODES_8BIT);
 }
 
 static int write_matrix(const export_list *list, uint32_t idx, kernel_context *context,

@@ -232,6 +232,12 @@ struct hf_weights {
 
 /* ---- weights_packed.c ---- */
 
+/* Codes of a format, of 4 and of 8 bits. */
+enum { HFI_CODES_4BIT = 16, HFI_CODES_8BIT = 256 };
+/* Computes the values of codes 0 to count - 1 with a scale of 1: bitsandbytes keeps them beside the
+ * codes. */
+int hfi_code_values(kernel_context *context, enum stored_format format, uint64_t count,
+                    float *values) MUST_CHECK;
 /* Finds how a stored tensor is quantized, if it is, and checks what lies beside it. ERR_INPUT if
  * that is missing, or its dtype is not read. */
 int hfi_find_packed(const hf_weights *self, const hf_tensor *at, const hf_layout *layout,

@@ -55,7 +55,8 @@ int hf_weights_read_alone(hf_weights *self, uint32_t unit, uint64_t begin, uint6
                           void *room, float *master) MUST_CHECK;
 /* Copies codes and scales of a quantized matrix: a model_source.codes (model/pack.h) whose user is
  * the hf_weights. Returns 0 if the checkpoint does not have this matrix in the tensor's format, or
- * has its rows in another order. ERR_INPUT if the unit has a part of it in whose place no whole groups lie. */
+ * has its rows in another order. ERR_INPUT if the unit has a part of it in whose place no whole
+ * groups lie. */
 int hf_weights_codes(void *self, uint32_t unit, uint32_t tensor, uint64_t matrix, void *codes,
                      void *scales) MUST_CHECK;
 /* True if some of its matrices are stored transposed or quantized. They pass through the one strip,

@@ -26,8 +26,6 @@ enum {
     STEP_ELEMS = 1 << 20,      /* that are expanded at a time, or a row of blocks */
     CONVERTED_ELEMS = 1 << 10, /* scales that are widened at a time */
     NO_SCALE = 255,            /* NaN in 8 bits */
-    TABLE_4BIT = 16,
-    TABLE_8BIT = 256,
 };
 
 static const struct format_json_limits state_limits = {
@@ -77,27 +75,32 @@ static int take_beside(const hf_weights *self, const hf_tensor *at, size_t dropp
                    at->tensor->name, count, type);
 }
 
-/* Compares a table of the checkpoint with the one that the format has here: the values of codes 0,
- * 1, .. with a scale of 1. */
-static int check_table(const hf_weights *self, const hf_tensor *at, const char *end,
-                       enum stored_format format, uint64_t count)
+int hfi_code_values(kernel_context *context, enum stored_format format, uint64_t count,
+                    float *values)
 {
-    unsigned char codes[TABLE_8BIT];
-    float found[TABLE_8BIT], known[TABLE_8BIT];
+    unsigned char codes[HFI_CODES_8BIT];
     const float one = 1;
-    hf_tensor table;
-    TRY(take_beside(self, at, 0, end, count, "F32", &table));
-    TRY(hf_read(self->files, &table, 0, count * sizeof *found, found));
     for (uint64_t i = 0; i < count; i++)
-        codes[i] = (unsigned char)(count == TABLE_8BIT ? i : (2 * i) << 4 | (2 * i + 1));
+        codes[i] = (unsigned char)(count == HFI_CODES_8BIT ? i : (2 * i) << 4 | (2 * i + 1));
     const stored_expand_args args = {.format = format,
                                      .rows = 1,
                                      .columns = count,
                                      .codes = codes,
                                      .scales = &one,
                                      .type = DTYPE_FP32,
-                                     .target = known};
-    TRY(kernels_cpu.stored_expand(self->context, NULL, &args));
+                                     .target = values};
+    return kernels_cpu.stored_expand(context, NULL, &args);
+}
+
+/* Compares a table of the checkpoint with the one that the format has here. */
+static int check_table(const hf_weights *self, const hf_tensor *at, const char *end,
+                       enum stored_format format, uint64_t count)
+{
+    float found[HFI_CODES_8BIT], known[HFI_CODES_8BIT];
+    hf_tensor table;
+    TRY(take_beside(self, at, 0, end, count, "F32", &table));
+    TRY(hf_read(self->files, &table, 0, count * sizeof *found, found));
+    TRY(hfi_code_values(self->context, format, count, known));
     if (memcmp(found, known, count * sizeof *found) == 0)
         return 0;
     return err_set(ERR_INPUT, "%s: tensor %s holds other values than those of %s",
@@ -164,10 +167,10 @@ static int take_state(const hf_weights *self, const hf_tensor *at, const hf_tens
                        layout.code_bytes);
     const char *type = is_double ? "U8" : "F32";
     TRY(take_beside(self, at, 0, ".absmax", layout.scale_count, type, &out->scales));
-    TRY(check_table(self, at, ".quant_map", single, TABLE_4BIT));
+    TRY(check_table(self, at, ".quant_map", single, HFI_CODES_4BIT));
     if (!is_double)
         return 0;
-    TRY(check_table(self, at, ".nested_quant_map", STORED_INT8, TABLE_8BIT));
+    TRY(check_table(self, at, ".nested_quant_map", STORED_INT8, HFI_CODES_8BIT));
     return take_beside(self, at, 0, ".nested_absmax",
                        size_div_up(layout.scale_count, STORED_DOUBLE_GROUP), "F32", &out->groups);
 }

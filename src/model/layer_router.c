@@ -120,9 +120,9 @@ static int add_totals(const modeli_run *run, const modeli_layer *layer, const ro
 static void put_scales(const modeli_run *run, const modeli_layer *layer, router_args *args)
 {
     const model_spec *spec = &run->self->spec;
-    double rows = routed_rows(run->self), scale = (double)run->call->router_scale;
     if (run->call->totals == NULL || layer->row->is_shared)
         return;
+    double rows = routed_rows(run->self), scale = (double)run->call->router_scale;
     args->totals = run->call->totals;
     args->balance_scale = (float)(scale * spec->balance_coef * (double)args->experts / rows / rows);
     args->z_scale = (float)(scale * spec->router_z_coef * 2 / rows);
