@@ -16,7 +16,8 @@ set -u
 cd "$(dirname "$0")" || exit 1
 
 packages="gcc g++ cmake ninja-build pkg-config libdnnl-dev liburing-dev libnuma-dev libjansson-dev
-          libxxhash-dev libpcre2-dev libutf8proc-dev libcmocka-dev strace libopenmpi-dev openmpi-bin iproute2"
+          libxxhash-dev libpcre2-dev libutf8proc-dev libcmocka-dev strace libopenmpi-dev openmpi-bin iproute2
+          python3-dev python3-venv"
 jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 run_slow=no
 deps_only=no

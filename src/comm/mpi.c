@@ -15,6 +15,9 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#ifdef COMM_LOADS_MPI
+#include "comm/mpi_library.h"
+#endif
 
 enum {
     TAG = 77,             /* of all messages: their order tells them apart */
@@ -123,6 +126,9 @@ static void ask_open_mpi(const commi_launch *launch)
 int commi_mpi_open(comm *self, const commi_launch *launch)
 {
     int provided = MPI_THREAD_SINGLE;
+#ifdef COMM_LOADS_MPI
+    TRY(commi_mpi_load());
+#endif
     ask_open_mpi(launch);
     commi_guard_enter(self->guard, "MPI_Init");
     int rc = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided);

@@ -46,6 +46,7 @@ src/train: +src/infer
 src/profile: +src/train
 src/probe: src/base kernels tiers src/config src/comm
 src/cli: src/profile src/train src/infer src/hf src/state src/setup src/probe src/comm src/config src/plan src/data src/text src/report src/base
+src/python: *
 src: *
 tests: *
 perf: *

@@ -1,0 +1,249 @@
+/* The type Session: an open run, step by step. See native.h.
+ *
+ * A session belongs to the thread that opened it (sluice.h), and to its process: a process that was
+ * forked from it has the memory but not the threads, the rings and the locks of the run, so each
+ * call there is refused, and nothing is freed. */
+#include <pthread.h>
+#include <unistd.h>
+
+#include "python/native.h"
+
+struct session {
+    PyObject_HEAD
+    sluice_run *run; /* NULL: closed */
+    pthread_t owner;
+    pid_t process;
+};
+typedef struct session session;
+
+static PyObject *refuse(const char *text)
+{
+    PyObject *errors = PyImport_ImportModule("sluice._errors");
+    PyObject *error = errors ? PyObject_CallMethod(errors, "make_error", "is", SLUICE_WRONG, text)
+                             : NULL;
+    if (error)
+        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+    Py_XDECREF(errors);
+    return NULL;
+}
+
+/* 0 if the run can be used from here, else -1 with an exception. */
+static int check(const session *self)
+{
+    if (self->process != getpid())
+        refuse("this run was opened by the process that this one was forked from, which goes on "
+               "with it: start processes with the method \"spawn\", or before the run is opened");
+    else if (!self->run)
+        refuse("this run is closed");
+    else if (!pthread_equal(self->owner, pthread_self()))
+        refuse("this run was opened by another thread, and all its calls must come from that "
+               "thread");
+    else
+        return 0;
+    return -1;
+}
+
+static PyObject *session_open(PyObject *type, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"path", "set", "start_from", "machine", "fresh", "verbose", NULL};
+    PyObject *path = NULL, *set = Py_None;
+    const char *from = NULL, *machine = NULL;
+    int fresh = 0, verbose = 0;
+    struct native_texts texts;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|Ozzpp", names, PyUnicode_FSConverter,
+                                     &path, &set, &from, &machine, &fresh, &verbose))
+        return NULL;
+    allocfunc allocate = (allocfunc)PyType_GetSlot((PyTypeObject *)type, Py_tp_alloc);
+    session *self = NULL;
+    if (native_texts_init(&texts, set, "set") == 0) {
+        self = (session *)allocate((PyTypeObject *)type, 0);
+        const struct sluice_options options = {.set = texts.items,
+                                               .set_count = texts.count,
+                                               .from = from,
+                                               .machine = machine,
+                                               .fresh = fresh,
+                                               .verbose = verbose};
+        int status = SLUICE_DONE;
+        if (self) {
+            const char *name = PyBytes_AsString(path);
+            self->owner = pthread_self();
+            self->process = getpid();
+            Py_BEGIN_ALLOW_THREADS
+            status = sluice_open(name, &options, &self->run);
+            Py_END_ALLOW_THREADS
+        }
+        if (status != SLUICE_DONE) {
+            native_raise(status);
+            Py_CLEAR(self);
+        }
+        native_texts_fini(&texts);
+    }
+    Py_DECREF(path);
+    return (PyObject *)self;
+}
+
+static PyObject *session_info(PyObject *object, PyObject *unused)
+{
+    session *self = (session *)object;
+    struct sluice_info info;
+    (void)unused;
+    if (check(self) < 0)
+        return NULL;
+    sluice_get_info(self->run, &info);
+    return Py_BuildValue(
+        "{sK sK sK sK sI sI sK sK sK sd}", "param_count", (unsigned long long)info.param_count,
+        "step", (unsigned long long)info.step, "steps", (unsigned long long)info.steps,
+        "tokens_per_step", (unsigned long long)info.tokens_per_step, "rank",
+        (unsigned int)info.rank, "world_size", (unsigned int)info.world, "device_bytes",
+        (unsigned long long)info.device_bytes, "host_bytes", (unsigned long long)info.host_bytes,
+        "nvme_bytes", (unsigned long long)info.nvme_bytes, "step_seconds", info.step_seconds);
+}
+
+static PyObject *session_step(PyObject *object, PyObject *unused)
+{
+    session *self = (session *)object;
+    struct sluice_step_info made;
+    int status;
+    (void)unused;
+    if (check(self) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = sluice_step(self->run, &made);
+    Py_END_ALLOW_THREADS
+    if (status != SLUICE_DONE)
+        return native_raise(status);
+    return Py_BuildValue("{sK sK sd sd sd sO sd}", "step", (unsigned long long)made.step, "tokens",
+                         (unsigned long long)made.tokens, "loss", made.loss, "grad_norm",
+                         made.grad_norm, "learning_rate", made.learning_rate, "skipped",
+                         made.skipped ? Py_True : Py_False, "seconds", made.seconds);
+}
+
+static PyObject *session_evaluate(PyObject *object, PyObject *unused)
+{
+    session *self = (session *)object;
+    double loss = 0;
+    int status;
+    (void)unused;
+    if (check(self) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = sluice_evaluate(self->run, &loss);
+    Py_END_ALLOW_THREADS
+    return status == SLUICE_DONE ? PyFloat_FromDouble(loss) : native_raise(status);
+}
+
+static PyObject *session_commit(PyObject *object, PyObject *unused)
+{
+    session *self = (session *)object;
+    uint64_t step = 0;
+    int status;
+    (void)unused;
+    if (check(self) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = sluice_commit(self->run, &step);
+    Py_END_ALLOW_THREADS
+    return status == SLUICE_DONE ? PyLong_FromUnsignedLongLong(step) : native_raise(status);
+}
+
+static PyObject *session_export(PyObject *object, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"directory", "dtype", "adapters", "force", NULL};
+    session *self = (session *)object;
+    PyObject *directory = NULL;
+    const char *dtype = NULL;
+    int adapters = 0, force = 0, status;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|zpp", names, PyUnicode_FSConverter,
+                                     &directory, &dtype, &adapters, &force))
+        return NULL;
+    if (check(self) < 0) {
+        Py_DECREF(directory);
+        return NULL;
+    }
+    const struct sluice_export_options options = {
+        .dtype = dtype, .adapters = adapters, .force = force};
+    const char *name = PyBytes_AsString(directory);
+    Py_BEGIN_ALLOW_THREADS
+    status = sluice_export(self->run, name, &options);
+    Py_END_ALLOW_THREADS
+    Py_DECREF(directory);
+    if (status != SLUICE_DONE)
+        return native_raise(status);
+    Py_RETURN_NONE;
+}
+
+static PyObject *session_close(PyObject *object, PyObject *unused)
+{
+    session *self = (session *)object;
+    int status;
+    (void)unused;
+    if (!self->run || self->process != getpid())
+        Py_RETURN_NONE;
+    if (check(self) < 0)
+        return NULL;
+    sluice_run *run = self->run;
+    self->run = NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = sluice_close(run);
+    Py_END_ALLOW_THREADS
+    if (status != SLUICE_DONE)
+        return native_raise(status);
+    Py_RETURN_NONE;
+}
+
+/* A run that nobody closed: it is closed if this thread may do so. Otherwise its memory stays until
+ * the process ends; the state is that of its last commit. */
+static void session_dealloc(PyObject *object)
+{
+    session *self = (session *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->run && self->process == getpid() && pthread_equal(self->owner, pthread_self())) {
+        sluice_run *run = self->run;
+        self->run = NULL;
+        Py_BEGIN_ALLOW_THREADS
+        (void)sluice_close(run);
+        Py_END_ALLOW_THREADS
+    }
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF((PyObject *)type);
+}
+
+#define WITH_KEYWORDS METH_VARARGS | METH_KEYWORDS
+static PyMethodDef methods[] = {
+    {"open", (PyCFunction)(void (*)(void))session_open, WITH_KEYWORDS | METH_CLASS,
+     "Opens a run."},
+    {"info", session_info, METH_NOARGS, "Facts about the run."},
+    {"step", session_step, METH_NOARGS, "Makes one step."},
+    {"evaluate", session_evaluate, METH_NOARGS, "The loss on data.valid, nats per token."},
+    {"commit", session_commit, METH_NOARGS, "Makes the state durable; returns its step."},
+    {"export", (PyCFunction)(void (*)(void))session_export, WITH_KEYWORDS,
+     "Writes a Hugging Face checkpoint."},
+    {"close", session_close, METH_NOARGS, "Commits and frees all."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "An open run; see sluice.Session."},
+    {Py_tp_methods, methods},
+    {Py_tp_dealloc, session_dealloc},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {
+    .name = "sluice._native.Session",
+    .basicsize = sizeof(session),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = slots,
+};
+
+int native_session_add(PyObject *module)
+{
+    PyObject *type = PyType_FromSpec(&spec);
+    if (!type || PyModule_AddObject(module, "Session", type) < 0) { /* takes the reference */
+        Py_XDECREF(type);
+        return -1;
+    }
+    return 0;
+}
