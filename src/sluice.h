@@ -7,6 +7,9 @@
  *   sluice_open -> sluice_step ... sluice_evaluate ... sluice_commit ... sluice_export
  *               -> sluice_close
  *
+ * Other functions need no open run and do what the command of their name does: sluice_plan,
+ * sluice_train, sluice_probe, sluice_generate, sluice_evaluate_files, sluice_export_run.
+ *
  * Errors are values. Functions return SLUICE_DONE (0) or one of the statuses below, which are the
  * exit statuses of the command. sluice_error() then says in one sentence what failed, where, with
  * which numbers, and what the caller can change.
@@ -15,7 +18,9 @@
  * budgets. A step takes no more.
  *
  * Threads: a process has one run open at a time, and one thread makes all its calls; they block.
- * That thread is bound to cores and keeps a short scheduling slice while the run is open.
+ * That thread is bound to cores and keeps a short scheduling slice while the run is open. Only one
+ * function of this header may be called at a time. Callbacks come on the thread that called, unless
+ * the function says otherwise, and must not call a function of this header.
  *
  * Ranks: if mpirun or srun starts the program, each process is one rank of one run. All ranks make
  * the same calls in the same order. Rank 0 reads the job. A failure that ends one rank ends all.
@@ -24,6 +29,7 @@
 #ifndef SLUICE_H
 #define SLUICE_H
 
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -45,11 +51,22 @@ enum sluice_status {
     SLUICE_FAILED = 1, /* input or output, a library, training that diverged, a bug of Sluice */
     SLUICE_WRONG = 2,  /* wrong call or job, or wrong data, model or run directory that it names */
     SLUICE_NO_FIT = 3, /* the budgets are too small; nothing was made */
+    SLUICE_STOPPED = 75, /* stopped on request; a run's state is committed */
 };
 
 /* Returns the sentence of this thread's last failure, or "" if there was none. It is valid until
  * the next call of a function of this header. */
 const char *sluice_error(void);
+
+/* Names a directory in which models.json and clusters.json are looked for first, after
+ * $SLUICE_CONFIG_DIR. For programs that are not installed by `cmake --install`. At most 4000 bytes
+ * are copied; NULL: none. */
+void sluice_set_data_directory(const char *directory);
+
+/* Frees a text that a function of this header made. NULL is allowed. */
+void sluice_free(char *text);
+
+/* ---- a run, step by step ---- */
 
 /* An open run. */
 typedef struct sluice_run sluice_run;
@@ -63,6 +80,8 @@ struct sluice_options {
     const char *machine;
     int fresh;   /* not 0: the run directory must be new or hold no commit */
     int verbose; /* not 0: log lines about the run on standard error; 0: only warnings */
+    /* The job itself, JSON; then no file is read, and job_path is its name in messages. Or NULL. */
+    const char *job_text;
 };
 
 /* Reads the job file, plans, reserves all memory, and resumes from the last commit of run.dir or
@@ -89,6 +108,8 @@ struct sluice_step_info {
     double learning_rate;
     int skipped; /* not 0: the gradients overflowed, and nothing was changed */
     double seconds;
+    double tokens_per_second; /* of all ranks */
+    double model_flops;       /* per second, counted by the model's formula */
 };
 
 /* Makes one step, with the commit that run.commit_every asks for. `info` may be NULL. Returns
@@ -123,6 +144,137 @@ int sluice_export(sluice_run *run, const char *directory,
 /* Commits the steps that are not yet committed, and frees all. NULL is allowed. After a failed step
  * it returns that failure again. */
 int sluice_close(sluice_run *run);
+
+/* ---- whole tasks, without an open run ----
+ *
+ * `stop`, where an options struct has it, may be NULL; the task ends soon after it becomes nonzero,
+ * with SLUICE_STOPPED. It may be set by a signal handler. */
+
+struct sluice_train_options {
+    struct sluice_options job; /* as for sluice_open */
+    const volatile sig_atomic_t *stop;
+    /* Callbacks on rank 0, each or NULL: after each step, and after each evaluation (nats per
+     * token). */
+    void (*on_step)(void *user, const struct sluice_step_info *step);
+    void (*on_evaluation)(void *user, uint64_t step, double loss);
+    void *user;
+};
+
+struct sluice_train_result {
+    uint64_t step;               /* the run is at this step, and it is committed */
+    uint64_t steps_done, tokens; /* by this call */
+    double seconds;
+    double loss;        /* the mean of the last step; NAN if no step was made */
+    double valid_loss;  /* of the last evaluation, nats per token; NAN if there was none */
+    int resumed;        /* not 0: the run went on from a commit */
+    uint64_t peak_bytes[3]; /* of this rank: device, host, nvme */
+    uint64_t resident_bytes; /* the most memory that the process had so far */
+};
+
+/* Trains to run.steps, with the evaluations and commits that the job asks for, as `sluice train`.
+ * `options` and `result` may be NULL. After SLUICE_STOPPED the result is filled, the state is
+ * committed, and the same call resumes. */
+int sluice_train(const char *job_path, const struct sluice_train_options *options,
+                 struct sluice_train_result *result);
+
+/* All zero: the defaults. */
+struct sluice_plan_options {
+    const char *const *set; /* [set_count] "key.path=value" */
+    size_t set_count;
+    const char *machine;     /* a machine.json, or the name of a described machine; or NULL */
+    const char *job_text;    /* as in struct sluice_options */
+    uint32_t ranks;          /* 0: 1, or all ranks of a described machine */
+    uint32_t ranks_per_host; /* 0: all of them */
+    int verbose;
+};
+
+/* Plans a job: where its states go, what it needs, how long a step takes. Touches no drive. *json:
+ * the object that `sluice plan --json` prints (bytes and seconds), to be freed by sluice_free; NULL
+ * on failure. `options` may be NULL. */
+int sluice_plan(const char *job_path, const struct sluice_plan_options *options, char **json);
+
+/* All zero: the defaults. */
+struct sluice_probe_options {
+    const char *const *drives; /* [drive_count] directories; none: the working directory */
+    size_t drive_count;
+    const char *backend; /* "auto", "cpu" or "cuda"; NULL: "auto" */
+    int quick;           /* not 0: under 30 s; otherwise under 3 minutes */
+    int tiny; /* not 0: a few seconds, for tests: the figures are not good enough for plans */
+    const volatile sig_atomic_t *stop;
+    /* What is measured, and the share that is done (0 to 1); may be NULL. Comes on another thread,
+     * while the caller waits. */
+    void (*on_progress)(void *user, const char *what, double done_share);
+    void *user;
+};
+
+/* Measures this machine and writes the file, which plans take as `machine`. A file that exists is
+ * replaced only if a probe wrote it. `options` may be NULL. */
+int sluice_probe(const char *path, const struct sluice_probe_options *options);
+
+/* All zero: the defaults. */
+struct sluice_generate_options {
+    const char *const *set; /* [set_count] "key.path=value" of the run's job */
+    size_t set_count;
+    uint64_t token_count;  /* at most so many; 0: 256 */
+    double temperature;    /* 0: the likeliest token */
+    uint64_t top_k;        /* 0: all */
+    double top_p;          /* 0 acts as 1: all */
+    uint64_t seed;         /* of the draws */
+    uint64_t context;      /* most positions that the model sees; 0: as many as the text takes */
+    const char *stop_text; /* the text ends before this one; or NULL */
+    int ignore_end;        /* not 0: goes on after the token that ends a text */
+    int chat;              /* not 0: the prompt is a user's message, and only the answer comes */
+    const char *system;    /* with chat: the system message; or NULL */
+    int verbose;
+    const volatile sig_atomic_t *stop;
+    /* Receives the bytes of each token, the prompt's first; not whole characters. Anything but 0
+     * ends the text. May be NULL. */
+    int (*on_text)(void *user, const char *bytes, size_t byte_count);
+    void (*on_token)(void *user, int32_t id, int is_prompt); /* may be NULL */
+    void *user;
+};
+
+struct sluice_generate_result {
+    uint64_t prompt_tokens, tokens; /* tokens: generated, with the one that ends the text */
+    uint64_t context;
+    double prefill_seconds, decode_seconds;
+    const char *ended_by; /* "tokens", "end", "stop_text" or "stopped" */
+};
+
+/* Continues prompt[prompt_bytes] with the model of a run directory's last commit, or of a Hugging
+ * Face checkpoint. `options` and `result` may be NULL. */
+int sluice_generate(const char *path, const char *prompt, size_t prompt_bytes,
+                    const struct sluice_generate_options *options,
+                    struct sluice_generate_result *result);
+
+/* All zero: the defaults. */
+struct sluice_evaluate_options {
+    const char *const *set; /* [set_count] "key.path=value" of the run's job, such as data.format */
+    size_t set_count;
+    uint64_t context; /* most tokens from which one is predicted; 0: model.seq_length */
+    uint64_t stride;  /* tokens between windows; 0: the context */
+    uint64_t batches; /* at most so many micro-batches; 0: all */
+    int verbose;
+    const volatile sig_atomic_t *stop;
+};
+
+struct sluice_evaluate_result {
+    double loss;          /* nats per token */
+    double perplexity;    /* e^loss */
+    double bits_per_byte; /* NAN if the tokens' bytes are not known */
+    uint64_t tokens;      /* predicted */
+    double seconds;
+};
+
+/* Computes the loss of a trained model on files. `options` may be NULL. */
+int sluice_evaluate_files(const char *path, const char *const *files, size_t file_count,
+                          const struct sluice_evaluate_options *options,
+                          struct sluice_evaluate_result *result);
+
+/* Writes the last commit of a run that is not open as a Hugging Face checkpoint. `options` may be
+ * NULL. */
+int sluice_export_run(const char *run_dir, const char *directory,
+                      const struct sluice_export_options *options);
 
 #ifdef __cplusplus
 }

@@ -49,40 +49,6 @@ static void probe_show_line(void *user, const char *text)
     fflush(screen->stream);
 }
 
-/* Checks, before anything is measured, that the file can be written, and that an existing file may
- * be overwritten. */
-static int probe_check_target(const char *path)
-{
-    struct stat status;
-    char directory[MACHINE_PATH_BYTES];
-    if (path[0] == '\0')
-        return err_set(ERR_USAGE, "probe: --out is empty, and must be the name of a file");
-    if (stat(path, &status) == 0) {
-        /* Without a slash, the name would also be looked for among the clusters. */
-        char here[MACHINE_PATH_BYTES + 2];
-        snprintf(here, sizeof here, "%s%s", strchr(path, '/') ? "" : "./", path);
-        machine *old = mem_alloc(1, sizeof *old, "machine");
-        if (!old)
-            return -ENOMEM;
-        bool is_ours = S_ISREG(status.st_mode) && status.st_size > 0 &&
-                       machine_read(here, old) == 0 && old->measured_by[0] != '\0';
-        mem_free(old);
-        if (!is_ours)
-            return err_set(ERR_INPUT,
-                           "%s is there and is not a machine file that the probe wrote: it is not "
-                           "overwritten; delete it, or name another with --out FILE",
-                           path);
-    } else if (errno != ENOENT) {
-        return err_set(ERR_INPUT, "%s cannot be written: %s", path, strerror(errno));
-    }
-    const char *slash = strrchr(path, '/');
-    int length = slash ? (int)(slash - path) + (slash == path) : 1;
-    snprintf(directory, sizeof directory, "%.*s", length, slash ? path : ".");
-    if (access(directory, W_OK | X_OK) != 0)
-        return err_set(ERR_INPUT, "%s cannot be written: %s: %s", path, directory, strerror(errno));
-    return 0;
-}
-
 /* A directory that does not exist is a typing error. Measuring the drive of its parent would answer
  * another question. */
 static int probe_check_drives(const cli_texts *drives)
@@ -148,7 +114,9 @@ static int probe_start(const cli_texts *operands)
     if (asked.drives.count > DRIVES_MAX)
         return err_set(ERR_USAGE, "probe: --drive is given %u times; at most %d can be measured",
                        asked.drives.count, DRIVES_MAX);
-    TRY(probe_check_target(asked.path));
+    if (asked.path[0] == '\0')
+        return err_set(ERR_USAGE, "probe: --out is empty, and must be the name of a file");
+    TRY(probe_check_file(asked.path));
     TRY(probe_check_drives(&asked.drives));
     struct probe_screen screen = {.stream = asked.shows_json ? stderr : stdout,
                                   .start_ns = clock_ns()};

@@ -49,6 +49,12 @@ int job_read_text_ranks(const char *name, const char *text, size_t text_bytes,
  * cannot be read here (other hosts need not see it), or is no regular file (standard input and
  * pipes are read only once). --set counts in any case. */
 double job_peek_timeout(const char *path, const char *const *set, uint32_t set_count);
+/* The same for a job of which the text is at hand. */
+double job_peek_timeout_text(const char *text, const char *const *set, uint32_t set_count);
+
+/* Names a directory in which models.json and clusters.json are looked for after
+ * $SLUICE_CONFIG_DIR. It is copied; NULL: none. ERR_USAGE if the path is too long. */
+int config_set_directory(const char *directory) MUST_CHECK;
 
 /* NULL is allowed. */
 void job_destroy(job *self);

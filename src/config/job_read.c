@@ -304,23 +304,17 @@ int job_read_text(const char *name, const char *text, size_t text_bytes, const c
     return job_read_text_ranks(name, text, text_bytes, set, set_count, 1, out);
 }
 
-double job_peek_timeout(const char *path, const char *const *set, uint32_t set_count)
+/* Takes the reference to `doc`, which may be NULL. */
+static double peek_timeout(const char *name, json_t *doc, const char *const *set,
+                           uint32_t set_count)
 {
     static const char key[] = "comm.timeout_seconds";
-    configi_reader reader = {.file = file_name_any(path)};
-    char *text;
-    uint64_t text_bytes;
-    int rc = strcmp(path, "-") == 0 ? ERR_INPUT
-                                    : file_read(path, CONFIGI_FILE_BYTES_MAX, &text, &text_bytes);
-    if (rc == 0) {
-        rc = configi_parse(reader.file, text, text_bytes, false, &reader.doc);
-        mem_free(text);
-    }
-    if (rc < 0 || !json_is_object(reader.doc)) {
+    configi_reader reader = {.file = name, .doc = doc};
+    if (!json_is_object(reader.doc)) {
         json_decref(reader.doc);
         reader.doc = json_object();
     }
-    rc = reader.doc ? configi_apply_set(&reader, set, set_count) : -ENOMEM;
+    int rc = reader.doc ? configi_apply_set(&reader, set, set_count) : -ENOMEM;
     const json_t *value = rc == 0 ? configi_get(&reader, key) : NULL;
     if (value)
         rc = configi_check_value(&reader, configi_key_find(key), key, value);
@@ -332,6 +326,31 @@ double job_peek_timeout(const char *path, const char *const *set, uint32_t set_c
     json_decref(reader.doc);
     mem_free(reader.set_paths);
     return seconds;
+}
+
+/* The document, or NULL where it cannot be read. */
+static json_t *parse_if_good(const char *name, const char *text, size_t text_bytes)
+{
+    json_t *doc = NULL;
+    return configi_parse(name, text, text_bytes, false, &doc) == 0 ? doc : NULL;
+}
+
+double job_peek_timeout(const char *path, const char *const *set, uint32_t set_count)
+{
+    json_t *doc = NULL;
+    char *text;
+    uint64_t text_bytes;
+    if (strcmp(path, "-") != 0 &&
+        file_read(path, CONFIGI_FILE_BYTES_MAX, &text, &text_bytes) == 0) {
+        doc = parse_if_good(file_name_any(path), text, text_bytes);
+        mem_free(text);
+    }
+    return peek_timeout(file_name_any(path), doc, set, set_count);
+}
+
+double job_peek_timeout_text(const char *text, const char *const *set, uint32_t set_count)
+{
+    return peek_timeout("job", parse_if_good("job", text, strlen(text)), set, set_count);
 }
 
 void job_destroy(job *self)

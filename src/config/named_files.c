@@ -17,6 +17,18 @@ bool configi_is_name(const char *name)
            strspn(name, allowed) == length;
 }
 
+static char named_dir[FILE_PATH_BYTES]; /* "": none */
+
+int config_set_directory(const char *directory)
+{
+    size_t length = directory ? strlen(directory) : 0;
+    if (length >= sizeof named_dir)
+        return err_set(ERR_USAGE, "the path of the directory of models.json is too long: %zu bytes",
+                       length);
+    memcpy(named_dir, directory ? directory : "", length + 1);
+    return 0;
+}
+
 /* Reads <dir>/<name>.json. Returns -ENOENT if there is no such file. */
 static int read_file(const char *dir, const char *name, char file[FILE_PATH_BYTES], json_t **doc)
 {
@@ -58,8 +70,9 @@ int configi_read_named(const char *kind, const char *name, const char *beside,
                        char file[FILE_PATH_BYTES], json_t **doc, char advice[CONFIGI_ADVICE_BYTES])
 {
     char beside_program[FILE_PATH_BYTES];
-    const char *const places[] = {getenv("SLUICE_CONFIG_DIR"), dir_beside_program(beside_program),
-                                  SLUICE_SOURCE_CONFIG_DIR, SLUICE_DATA_DIR};
+    const char *const places[] = {getenv("SLUICE_CONFIG_DIR"), named_dir,
+                                  dir_beside_program(beside_program), SLUICE_SOURCE_CONFIG_DIR,
+                                  SLUICE_DATA_DIR};
     struct nearest nearest = {0};
     char dir[FILE_PATH_BYTES];
     int rc = -ENOENT;

@@ -63,6 +63,10 @@ struct probe_options {
  * On failure *out is cleared. */
 int probe_run(const struct probe_options *options, machine *out) MUST_CHECK;
 
+/* Checks, before anything is measured, that the file `path` can be written, and that an existing
+ * file is one that a probe wrote, so that it may be replaced. ERR_USAGE, ERR_INPUT. */
+int probe_check_file(const char *path) MUST_CHECK;
+
 /* Fills the fields of *target that machine_is_here compares, for the host of this process: the
  * name, host.cpu and host.core_count. Cores are counted as in probe_run: physical cores that this
  * process may use, within the quota of its control groups. Returns the error of topology_read. */

@@ -1,18 +1,33 @@
 /* The module: errors, lists of texts, and its table. See native.h. */
 #include "python/native.h"
 
+#include <string.h>
+#include <unistd.h>
+
 static PyObject *make_error; /* sluice._errors.make_error(status, text) */
 
-PyObject *native_raise(int status)
+static PyObject *raise_text(int status, const char *text)
 {
-    PyObject *text = PyUnicode_DecodeUTF8(sluice_error(), (Py_ssize_t)strlen(sluice_error()), "replace");
-    PyObject *error = text ? PyObject_CallFunction(make_error, "iO", status, text) : NULL;
+    PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+    PyObject *error = message ? PyObject_CallFunction(make_error, "iO", status, message) : NULL;
     if (error)
         PyErr_SetObject((PyObject *)Py_TYPE(error), error);
     Py_XDECREF(error);
-    Py_XDECREF(text);
+    Py_XDECREF(message);
     return NULL;
 }
+
+PyObject *native_raise(int status)
+{
+    return raise_text(status, sluice_error());
+}
+
+PyObject *native_refuse(const char *text)
+{
+    return raise_text(SLUICE_WRONG, text);
+}
+
+/* ---- lists of texts ---- */
 
 void native_texts_fini(struct native_texts *self)
 {
@@ -34,14 +49,12 @@ int native_texts_init(struct native_texts *self, PyObject *sequence, const char 
         goto failed;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PySequence_GetItem(sequence, i), *bytes = NULL;
-        if (!item)
-            goto failed;
-        if (!PyUnicode_FSConverter(item, &bytes)) {
-            Py_DECREF(item);
+        bool is_text = item && PyUnicode_FSConverter(item, &bytes);
+        Py_XDECREF(item);
+        if (!is_text) {
             PyErr_Format(PyExc_TypeError, "%s must be a list of str", what);
             goto failed;
         }
-        Py_DECREF(item);
         PyTuple_SetItem(self->list, i, bytes); /* takes the reference */
         self->items[i] = PyBytes_AsString(bytes);
     }
@@ -52,6 +65,41 @@ failed:
     return -1;
 }
 
+/* ---- one call at a time, in one process; the interpreter's lock protects these ---- */
+
+static bool is_working, is_run_open;
+static pid_t computing_pid; /* the process that computed first; 0: none */
+
+int native_enter(bool computes, bool is_of_run)
+{
+    if (computing_pid != 0 && computing_pid != getpid())
+        native_refuse("this process was forked from one in which Sluice computed, and the threads "
+                      "that it needs are not here: start processes with the method \"spawn\", or "
+                      "before the first call");
+    else if (is_working)
+        native_refuse("a call of Sluice works in this process, in another thread or as the caller of "
+                      "this function, and there can be one at a time: wait until it is done");
+    else if (computes && is_run_open && !is_of_run)
+        native_refuse("this process has a run open, and there can be one at a time: close it first");
+    else {
+        is_working = true;
+        if (computes && computing_pid == 0)
+            computing_pid = getpid();
+        return 0;
+    }
+    return -1;
+}
+
+void native_leave(void)
+{
+    is_working = false;
+}
+
+void native_note_run(bool is_open)
+{
+    is_run_open = is_open;
+}
+
 static PyObject *version(PyObject *module, PyObject *unused)
 {
     (void)module;
@@ -59,8 +107,28 @@ static PyObject *version(PyObject *module, PyObject *unused)
     return PyUnicode_FromString(sluice_version());
 }
 
+static PyObject *has_open_run(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return PyBool_FromLong(is_run_open || is_working);
+}
+
+static PyObject *set_data_directory(PyObject *module, PyObject *path)
+{
+    PyObject *bytes = NULL;
+    (void)module;
+    if (!PyUnicode_FSConverter(path, &bytes))
+        return NULL;
+    sluice_set_data_directory(PyBytes_AsString(bytes));
+    Py_DECREF(bytes);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"version", version, METH_NOARGS, "The library's version."},
+    {"has_open_run", has_open_run, METH_NOARGS, "True while a run is open or a call works."},
+    {"set_data_directory", set_data_directory, METH_O, "Where models.json and clusters.json are."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -81,7 +149,7 @@ PyMODINIT_FUNC PyInit__native(void)
     make_error = PyObject_GetAttrString(errors, "make_error");
     Py_DECREF(errors);
     PyObject *module = make_error ? PyModule_Create(&definition) : NULL;
-    if (!module || native_session_add(module) < 0) {
+    if (!module || native_session_add(module) < 0 || native_tasks_add(module) < 0) {
         Py_XDECREF(module);
         return NULL;
     }

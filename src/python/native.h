@@ -3,7 +3,7 @@
  * their classes.
  *
  * The interpreter's lock is released while the library works. Each function holds it when it
- * begins and when it ends. The library's callbacks take it through native_call.
+ * begins and when it ends. The library's callbacks take it through native_call_back.
  *
  * A function of the library that fails becomes an exception of sluice._errors with the library's
  * sentence and status. */
@@ -12,6 +12,8 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <signal.h>
+#include <stdbool.h>
 
 #include "sluice.h"
 
@@ -29,8 +31,52 @@ void native_texts_fini(struct native_texts *self);
  * thread that called the library, before anything else calls it. */
 PyObject *native_raise(int status);
 
+/* Sets WrongJob with the text. Returns NULL. */
+PyObject *native_refuse(const char *text);
 
-/* Adds the type Session to the module. 0, or -1 with an exception. */
+/* ---- one call at a time, in one process ----
+ *
+ * A process has one run open, and the library takes one call at a time. After a fork the child has
+ * the memory of its parent's run and of OpenMP, but not their threads. So calls are refused there
+ * once the parent has computed. */
+
+/* A function that calls the library brackets the call with these. native_enter returns 0, or -1
+ * with an exception; then native_leave must not follow. `computes`: the call uses the run's threads;
+ * refused while a run is open, unless it is a call of this run (is_of_run). */
+int native_enter(bool computes, bool is_of_run);
+void native_leave(void);
+/* A session tells that it is open, or that it is not any more. */
+void native_note_run(bool is_open);
+
+/* ---- a call that Python watches ---- */
+
+/* A long call of the library. Zeroed but for the callbacks, each a callable or NULL (borrowed). */
+struct native_call {
+    PyThreadState *state;        /* of the thread that called, while it works */
+    volatile sig_atomic_t stop;  /* not 0: the library shall stop */
+    PyObject *type, *value, *traceback; /* the first exception of a callback, or NULL */
+    PyObject *on_step, *on_evaluation, *on_progress, *on_text, *on_token;
+};
+/* Releases the interpreter's lock. `watches`: a Ctrl-C sets `stop`, beside what Python does. */
+void native_call_begin(struct native_call *self, bool watches);
+/* Takes the lock again. Returns 0, or -1 with the exception that a callback or a signal handler
+ * raised. */
+int native_call_end(struct native_call *self);
+/* For callbacks on the thread that called: takes the lock, calls the callable with the arguments
+ * (Py_BuildValue's format of a tuple), and releases the lock. An exception, of a signal handler
+ * too, is kept and sets `stop`. Returns -1 if the library should end. */
+int native_call_back(struct native_call *self, PyObject *callable, const char *format, ...);
+
+
+/* Adds the type Session, or the functions of the tasks, to the module. 0, or -1 with an
+ * exception. */
 int native_session_add(PyObject *module);
+int native_tasks_add(PyObject *module);
+
+/* A step as a dict with the fields of sluice.Step. */
+PyObject *native_step_value(const struct sluice_step_info *made);
+
+#define NATIVE_WITH_KEYWORDS (METH_VARARGS | METH_KEYWORDS)
+#define NATIVE_FUNCTION(name) ((PyCFunction)(void (*)(void))(name))
 
 #endif

@@ -16,67 +16,65 @@ struct session {
 };
 typedef struct session session;
 
-static PyObject *refuse(const char *text)
-{
-    PyObject *errors = PyImport_ImportModule("sluice._errors");
-    PyObject *error = errors ? PyObject_CallMethod(errors, "make_error", "is", SLUICE_WRONG, text)
-                             : NULL;
-    if (error)
-        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    Py_XDECREF(error);
-    Py_XDECREF(errors);
-    return NULL;
-}
-
-/* 0 if the run can be used from here, else -1 with an exception. */
-static int check(const session *self)
+/* Checks that the run can be used from here, and enters the library. 0, or -1 with an exception. */
+static int enter(const session *self)
 {
     if (self->process != getpid())
-        refuse("this run was opened by the process that this one was forked from, which goes on "
+        native_refuse("this run was opened by the process that this one was forked from, which goes on "
                "with it: start processes with the method \"spawn\", or before the run is opened");
     else if (!self->run)
-        refuse("this run is closed");
+        native_refuse("this run is closed");
     else if (!pthread_equal(self->owner, pthread_self()))
-        refuse("this run was opened by another thread, and all its calls must come from that "
+        native_refuse("this run was opened by another thread, and all its calls must come from that "
                "thread");
     else
-        return 0;
+        return native_enter(true, true);
     return -1;
+}
+
+/* Opens the run. Returns NULL with an exception if that fails. */
+static session *open_run(PyTypeObject *type, const char *name, const struct sluice_options *options)
+{
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    session *self = (session *)allocate(type, 0);
+    if (!self)
+        return NULL;
+    self->owner = pthread_self();
+    self->process = getpid();
+    if (native_enter(true, false) < 0) {
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = sluice_open(name, options, &self->run);
+    Py_END_ALLOW_THREADS
+    native_leave();
+    if (status == SLUICE_DONE) {
+        native_note_run(true);
+        return self;
+    }
+    native_raise(status);
+    Py_DECREF((PyObject *)self);
+    return NULL;
 }
 
 static PyObject *session_open(PyObject *type, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"path", "set", "start_from", "machine", "fresh", "verbose", NULL};
+    static char *names[] = {"path",    "text",  "set",     "start_from",
+                            "machine", "fresh", "verbose", NULL};
     PyObject *path = NULL, *set = Py_None;
-    const char *from = NULL, *machine = NULL;
-    int fresh = 0, verbose = 0;
+    struct sluice_options options = {.verbose = 0};
     struct native_texts texts;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|Ozzpp", names, PyUnicode_FSConverter,
-                                     &path, &set, &from, &machine, &fresh, &verbose))
-        return NULL;
-    allocfunc allocate = (allocfunc)PyType_GetSlot((PyTypeObject *)type, Py_tp_alloc);
     session *self = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|zOzzpp", names, PyUnicode_FSConverter,
+                                     &path, &options.job_text, &set, &options.from,
+                                     &options.machine, &options.fresh, &options.verbose))
+        return NULL;
     if (native_texts_init(&texts, set, "set") == 0) {
-        self = (session *)allocate((PyTypeObject *)type, 0);
-        const struct sluice_options options = {.set = texts.items,
-                                               .set_count = texts.count,
-                                               .from = from,
-                                               .machine = machine,
-                                               .fresh = fresh,
-                                               .verbose = verbose};
-        int status = SLUICE_DONE;
-        if (self) {
-            const char *name = PyBytes_AsString(path);
-            self->owner = pthread_self();
-            self->process = getpid();
-            Py_BEGIN_ALLOW_THREADS
-            status = sluice_open(name, &options, &self->run);
-            Py_END_ALLOW_THREADS
-        }
-        if (status != SLUICE_DONE) {
-            native_raise(status);
-            Py_CLEAR(self);
-        }
+        options.set = texts.items;
+        options.set_count = texts.count;
+        self = open_run((PyTypeObject *)type, PyBytes_AsString(path), &options);
         native_texts_fini(&texts);
     }
     Py_DECREF(path);
@@ -88,9 +86,10 @@ static PyObject *session_info(PyObject *object, PyObject *unused)
     session *self = (session *)object;
     struct sluice_info info;
     (void)unused;
-    if (check(self) < 0)
+    if (enter(self) < 0)
         return NULL;
     sluice_get_info(self->run, &info);
+    native_leave();
     return Py_BuildValue(
         "{sK sK sK sK sI sI sK sK sK sd}", "param_count", (unsigned long long)info.param_count,
         "step", (unsigned long long)info.step, "steps", (unsigned long long)info.steps,
@@ -106,17 +105,15 @@ static PyObject *session_step(PyObject *object, PyObject *unused)
     struct sluice_step_info made;
     int status;
     (void)unused;
-    if (check(self) < 0)
+    if (enter(self) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     status = sluice_step(self->run, &made);
     Py_END_ALLOW_THREADS
+    native_leave();
     if (status != SLUICE_DONE)
         return native_raise(status);
-    return Py_BuildValue("{sK sK sd sd sd sO sd}", "step", (unsigned long long)made.step, "tokens",
-                         (unsigned long long)made.tokens, "loss", made.loss, "grad_norm",
-                         made.grad_norm, "learning_rate", made.learning_rate, "skipped",
-                         made.skipped ? Py_True : Py_False, "seconds", made.seconds);
+    return native_step_value(&made);
 }
 
 static PyObject *session_evaluate(PyObject *object, PyObject *unused)
@@ -125,11 +122,12 @@ static PyObject *session_evaluate(PyObject *object, PyObject *unused)
     double loss = 0;
     int status;
     (void)unused;
-    if (check(self) < 0)
+    if (enter(self) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     status = sluice_evaluate(self->run, &loss);
     Py_END_ALLOW_THREADS
+    native_leave();
     return status == SLUICE_DONE ? PyFloat_FromDouble(loss) : native_raise(status);
 }
 
@@ -139,11 +137,12 @@ static PyObject *session_commit(PyObject *object, PyObject *unused)
     uint64_t step = 0;
     int status;
     (void)unused;
-    if (check(self) < 0)
+    if (enter(self) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     status = sluice_commit(self->run, &step);
     Py_END_ALLOW_THREADS
+    native_leave();
     return status == SLUICE_DONE ? PyLong_FromUnsignedLongLong(step) : native_raise(status);
 }
 
@@ -157,7 +156,7 @@ static PyObject *session_export(PyObject *object, PyObject *args, PyObject *keyw
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|zpp", names, PyUnicode_FSConverter,
                                      &directory, &dtype, &adapters, &force))
         return NULL;
-    if (check(self) < 0) {
+    if (enter(self) < 0) {
         Py_DECREF(directory);
         return NULL;
     }
@@ -167,6 +166,7 @@ static PyObject *session_export(PyObject *object, PyObject *args, PyObject *keyw
     Py_BEGIN_ALLOW_THREADS
     status = sluice_export(self->run, name, &options);
     Py_END_ALLOW_THREADS
+    native_leave();
     Py_DECREF(directory);
     if (status != SLUICE_DONE)
         return native_raise(status);
@@ -180,45 +180,48 @@ static PyObject *session_close(PyObject *object, PyObject *unused)
     (void)unused;
     if (!self->run || self->process != getpid())
         Py_RETURN_NONE;
-    if (check(self) < 0)
+    if (enter(self) < 0)
         return NULL;
     sluice_run *run = self->run;
     self->run = NULL;
     Py_BEGIN_ALLOW_THREADS
     status = sluice_close(run);
     Py_END_ALLOW_THREADS
+    native_leave();
+    native_note_run(false);
     if (status != SLUICE_DONE)
         return native_raise(status);
     Py_RETURN_NONE;
 }
 
-/* A run that nobody closed: it is closed if this thread may do so. Otherwise its memory stays until
- * the process ends; the state is that of its last commit. */
+/* A run that nobody closed: it is closed if that is possible here and now. Otherwise its memory
+ * stays until the process ends, and the state is that of its last commit. */
 static void session_dealloc(PyObject *object)
 {
     session *self = (session *)object;
     PyTypeObject *type = Py_TYPE(object);
-    if (self->run && self->process == getpid() && pthread_equal(self->owner, pthread_self())) {
-        sluice_run *run = self->run;
-        self->run = NULL;
-        Py_BEGIN_ALLOW_THREADS
-        (void)sluice_close(run);
-        Py_END_ALLOW_THREADS
+    PyObject *kind, *value, *traceback; /* of an exception that is on its way */
+    PyErr_Fetch(&kind, &value, &traceback);
+    if (self->run && enter(self) == 0) {
+        (void)sluice_close(self->run);
+        native_leave();
+        native_note_run(false);
     }
+    PyErr_Clear();
+    PyErr_Restore(kind, value, traceback);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
     Py_DECREF((PyObject *)type);
 }
 
-#define WITH_KEYWORDS METH_VARARGS | METH_KEYWORDS
 static PyMethodDef methods[] = {
-    {"open", (PyCFunction)(void (*)(void))session_open, WITH_KEYWORDS | METH_CLASS,
+    {"open", NATIVE_FUNCTION(session_open), NATIVE_WITH_KEYWORDS | METH_CLASS,
      "Opens a run."},
     {"info", session_info, METH_NOARGS, "Facts about the run."},
     {"step", session_step, METH_NOARGS, "Makes one step."},
     {"evaluate", session_evaluate, METH_NOARGS, "The loss on data.valid, nats per token."},
     {"commit", session_commit, METH_NOARGS, "Makes the state durable; returns its step."},
-    {"export", (PyCFunction)(void (*)(void))session_export, WITH_KEYWORDS,
+    {"export", NATIVE_FUNCTION(session_export), NATIVE_WITH_KEYWORDS,
      "Writes a Hugging Face checkpoint."},
     {"close", session_close, METH_NOARGS, "Commits and frees all."},
     {NULL, NULL, 0, NULL},

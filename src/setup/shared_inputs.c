@@ -38,14 +38,23 @@ static int share_text(comm *ranks, const char *path, uint64_t text_bytes, char *
 int setup_read_job(comm *ranks, const char *path, const char *const *set, uint32_t set_count,
                    job **out, bool *fresh)
 {
+    return setup_read_job_text(ranks, path, NULL, set, set_count, out, fresh);
+}
+
+int setup_read_job_text(comm *ranks, const char *name, const char *given, const char *const *set,
+                        uint32_t set_count, job **out, bool *fresh)
+{
     bool is_first = comm_get_rank(ranks) == 0;
     struct job_head head = {.text_bytes = 0};
     job *asked = NULL;
     int rc = 0;
     *out = NULL;
     *fresh = false;
-    if (is_first)
-        rc = job_read_ranks(path, set, set_count, comm_get_world(ranks), &asked);
+    if (is_first && given)
+        rc = job_read_text_ranks(name, given, strlen(given), set, set_count, comm_get_world(ranks),
+                                 &asked);
+    else if (is_first)
+        rc = job_read_ranks(name, set, set_count, comm_get_world(ranks), &asked);
     TRY(comm_agree(ranks, "reading the job", rc));
     if (is_first)
         head = (struct job_head){.text_bytes = strlen(asked->text), .fresh = asked->run.fresh};
@@ -55,7 +64,7 @@ int setup_read_job(comm *ranks, const char *path, const char *const *set, uint32
     TRY_GOTO(rc, comm_agree(ranks, "reading the job", text ? 0 : -ENOMEM), failed);
     if (is_first)
         memcpy(text, asked->text, head.text_bytes);
-    TRY_GOTO(rc, share_text(ranks, path, head.text_bytes, text, &asked), failed);
+    TRY_GOTO(rc, share_text(ranks, name, head.text_bytes, text, &asked), failed);
     mem_free(text);
     comm_set_timeouts(ranks, asked->comm.timeout_seconds, asked->comm.exit_seconds);
     *fresh = head.fresh != 0;

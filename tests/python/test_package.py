@@ -1,52 +1,34 @@
-"""The package as it is installed: import, the command, a run step by step."""
+"""The package as it is installed: import, the command, tasks, a run step by step, refusals."""
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 
 import sluice
+from tiny import tiny_job, write_job
 
 
-def tiny_job(directory, **more):
-    """A job that trains a few thousand parameters on a text that it writes to the directory."""
-    text = os.path.join(directory, "text.txt")
-    with open(text, "w") as file:
-        for line in range(400):
-            file.write(f"line {line}: a quick brown fox jumps over {line * 7919 % 1000} lazy dogs\n")
-    job = {
-        "model": {
-            "family": "llama", "num_layers": 2, "hidden_size": 32, "num_heads": 2, "num_kv_heads": 2,
-            "ffn_size": 64, "vocab_size": 256, "seq_length": 32, "tie_embeddings": True,
-        },
-        "data": {"train": [text], "valid": [text], "tokenizer": "bytes", "seed": 1},
-        "run": {"dir": os.path.join(directory, "run"), "steps": 4, "seed": 1, "eval_batches": 2},
-        "device": {"backend": "cpu"},
-        "tiers": {
-            "device": {"budget": "16MiB"},
-            "host": {"budget": "16MiB"},
-            "nvme": [{"path": os.path.join(directory, "drive"), "budget": "64MiB"}],
-            "place": {"optimizer": "nvme"},
-        },
-        "train_micro_batch_size_per_gpu": 2,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-        "zero_optimization": {"stage": 3},
-    }
-    for key, value in more.items():
-        job[key] = {**job[key], **value} if isinstance(value, dict) else value
-    return job
+class InDirectory(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.directory = scratch.name
+
+    def path(self, name):
+        return os.path.join(self.directory, name)
+
+    def assert_fails(self, kind, status, text, function, *arguments, **options):
+        with self.assertRaises(kind) as caught:
+            function(*arguments, **options)
+        self.assertIsInstance(caught.exception, sluice.Error)
+        self.assertEqual(caught.exception.status, status)
+        self.assertIn(text, str(caught.exception))
 
 
-def write_job(directory, **more):
-    path = os.path.join(directory, "job.json")
-    with open(path, "w") as file:
-        json.dump(tiny_job(directory, **more), file)
-    return path
-
-
-class Package(unittest.TestCase):
+class Installed(unittest.TestCase):
     def test_command(self):
         command = os.path.join(os.path.dirname(sys.executable), "sluice")
         text = subprocess.run([command, "--version"], check=True, capture_output=True, text=True)
@@ -55,31 +37,221 @@ class Package(unittest.TestCase):
         self.assertEqual(wrong.returncode, 2)
         self.assertIn("unknown command", wrong.stderr)
 
-    def test_import_loads_no_torch(self):
+    def test_import_loads_nothing_large(self):
         code = "import sluice, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
         subprocess.run([sys.executable, "-c", code], check=True)
 
-    def test_steps_of_an_open_run(self):
-        with tempfile.TemporaryDirectory() as directory:
-            job = write_job(directory)
-            with sluice.open(job) as run:
-                info = run.info()
-                self.assertEqual((info.step, info.steps, info.world_size), (0, 4, 1))
-                losses = [run.step().loss for _ in range(2)]
-                self.assertGreater(run.evaluate(), 0)
-                self.assertEqual(run.commit(), 2)
-            self.assertLess(losses[1], losses[0])
-            with sluice.open(job) as run:
-                self.assertEqual(run.info().step, 2)
-                self.assertEqual(run.step().step, 3)
+    def test_types_come_with_it(self):
+        self.assertTrue(os.path.exists(os.path.join(os.path.dirname(sluice.__file__), "py.typed")))
 
-    def test_wrong_job(self):
-        with tempfile.TemporaryDirectory() as directory:
-            job = write_job(directory, model={"num_layer": 3})
+    def test_every_public_name_has_a_description(self):
+        for name in sluice.__all__:
+            if name != "__version__":
+                self.assertTrue(getattr(sluice, name).__doc__, name)
+
+
+class Tasks(InDirectory):
+    def test_plan(self):
+        job = tiny_job(self.directory)
+        plan = sluice.plan(job)
+        self.assertEqual(plan.tokens_per_step, 64)
+        self.assertGreater(plan.step_seconds, 0)
+        self.assertLessEqual(plan.peak_bytes.device, plan.budget_bytes.device)
+        self.assertIn("lanes", plan.figures)
+        self.assertEqual(sluice.plan(job, ranks=2).world_size, 2)
+        self.assertEqual(os.listdir(self.directory), ["text.txt"])
+        self.assert_fails(sluice.NoFit, 3, "tiers.device.budget", sluice.plan, job,
+                          set={"tiers.device.budget": "64KiB"})
+        preset = {**job, "model": {"preset": "gpt2-124m", "seq_length": 64},
+                  "tiers": {"device": {"budget": "8GiB"}, "host": {"budget": "8GiB"}}}
+        self.assertGreater(sluice.plan(preset).parameters, 100e6)
+
+    def test_train_and_use_the_model(self):
+        job = tiny_job(self.directory, run={"eval_every": 2})
+        steps, losses = [], []
+        made = sluice.train(job, on_step=steps.append, on_evaluation=lambda *it: losses.append(it))
+        self.assertEqual((made.step, made.steps_done, made.resumed), (4, 4, False))
+        self.assertEqual([step.step for step in steps], [1, 2, 3, 4])
+        self.assertEqual([step for step, _ in losses], [2, 4])
+        self.assertEqual(made.valid_loss, losses[-1][1])
+
+        run = sluice.Run(job["run"]["dir"])
+        metrics = run.metrics()
+        self.assertEqual([line.step for line in metrics.steps], [1, 2, 3, 4])
+        self.assertAlmostEqual(metrics.steps[3].loss, steps[3].loss, places=6)
+        self.assertGreater(metrics.steps[3].lanes["read"].bytes, 0)
+        self.assertGreater(metrics.steps[3].peak_bytes.nvme, 0)
+        self.assertEqual([line.step for line in metrics.evaluations], [2, 4])
+        self.assertEqual(run.plan().parameters, sluice.plan(job).parameters)
+
+        pieces = []
+        text = run.generate("line 7", tokens=9, ignore_end=True, on_text=pieces.append)
+        self.assertEqual("".join(pieces), text.text)
+        self.assertTrue(text.text.startswith("line 7"))
+        self.assertEqual((len(text.prompt_ids), len(text.ids)), (6, 9))
+        self.assertEqual(text.ids, run.generate("line 7", tokens=9, ignore_end=True).ids)
+        self.assertGreater(run.evaluate([job["data"]["train"][0]], batches=2).bits_per_byte, 0)
+        run.export(self.path("hf"))
+        self.assertIn("model.safetensors", os.listdir(self.path("hf")))
+        self.assert_fails(sluice.WrongJob, 2, "not empty", run.export, self.path("hf"))
+
+    def test_an_exception_of_a_callback_commits_and_resumes(self):
+        def fail(step):
+            if step.step == 2:
+                raise ValueError("enough")
+
+        whole = tiny_job(self.directory, run={"dir": self.path("whole")})
+        sluice.train(whole)
+        job = tiny_job(self.directory)
+        with self.assertRaisesRegex(ValueError, "enough"):
+            sluice.train(job, on_step=fail)
+        self.assertEqual([line.step for line in sluice.Run(self.path("run")).metrics().steps], [1, 2])
+        made = sluice.train(job)
+        self.assertEqual((made.resumed, made.steps_done), (True, 2))
+        bits = [[line.loss_bits for line in sluice.Run(self.path(name)).metrics().steps]
+                for name in ("whole", "run")]
+        self.assertEqual(bits[0], bits[1])
+
+    def test_probe(self):
+        path = self.path("machine.json")
+        told = []
+        machine = sluice.probe(path, drives=[self.directory], _tiny=True,
+                               on_progress=lambda what, share: told.append(share))
+        self.assertGreater(len(told), 0)
+        self.assertIn("host", machine)
+        self.assertTrue(sluice.plan(tiny_job(self.directory), machine=path).figures["machine"]["is_measured"])
+
+
+class Open(InDirectory):
+    def test_steps(self):
+        job = write_job(self.directory)
+        with sluice.open(job) as run:
+            info = run.info()
+            self.assertEqual((info.step, info.steps, info.world_size), (0, 4, 1))
+            losses = [run.step().loss for _ in range(2)]
+            self.assertGreater(run.evaluate(), 0)
+            self.assertEqual(run.commit(), 2)
+            run.export(self.path("hf"))
+        self.assertLess(losses[1], losses[0])
+        with sluice.open(job) as run:
+            self.assertEqual(run.info().step, 2)
+            self.assertEqual([run.step().step, run.step().step], [3, 4])
+            self.assert_fails(sluice.WrongJob, 2, "run.steps", run.step)
+
+    def test_other_threads_go_on_and_cores_are_given_back(self):
+        cores = os.sched_getaffinity(0)
+        count = [0]
+        done = threading.Event()
+
+        def work():
+            while not done.is_set():
+                count[0] += 1
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            with sluice.open(tiny_job(self.directory)) as run:
+                for _ in range(4):
+                    run.step()
+        finally:
+            done.set()
+            thread.join()
+        self.assertGreater(count[0], 0)
+        self.assertEqual(os.sched_getaffinity(0), cores)
+
+    def test_wrong_uses(self):
+        job = tiny_job(self.directory)
+        with sluice.open(job) as run:
+            self.assert_fails(sluice.WrongJob, 2, "cannot be forked", os.fork)
+            self.assert_fails(sluice.WrongJob, 2, "close it first", sluice.train, job)
+            self.assert_fails(sluice.WrongJob, 2, "close it first", sluice.open, job)
+            errors = []
+
+            def elsewhere():
+                try:
+                    run.step()
+                except sluice.Error as error:
+                    errors.append(str(error))
+
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+            self.assertIn("another thread", errors[0])
+            sluice.plan(job)  # needs no run
+        self.assert_fails(sluice.WrongJob, 2, "closed", run.step)
+        run.close()  # again
+        child = os.fork()  # allowed again, but nothing can be computed there
+        if child == 0:
+            try:
+                sluice.train(job)
+            except sluice.WrongJob as error:
+                os._exit(0 if "forked" in str(error) else 1)
+            os._exit(2)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+
+        inner = []
+
+        def call(step):
             with self.assertRaises(sluice.WrongJob) as caught:
-                sluice.open(job)
-            self.assertEqual(caught.exception.status, 2)
-            self.assertIn("num_layers", str(caught.exception))
+                sluice.plan(job)
+            inner.append(str(caught.exception))
+
+        sluice.train(job, on_step=call)
+        self.assertIn("one at a time", inner[0])
+
+    def test_wrong_arguments(self):
+        job = tiny_job(self.directory)
+        wrong = self.assert_fails
+        wrong(sluice.WrongJob, 2, "num_layers", sluice.open, job, set={"model.num_layer": 3})
+        wrong(sluice.WrongJob, 2, "no/such", sluice.open, "no/such.json")
+        wrong(sluice.WrongJob, 2, "int", sluice.train, 3)
+        wrong(sluice.WrongJob, 2, '"set"', sluice.train, job, set="run.steps=3")
+        wrong(sluice.WrongJob, 2, "JSON", sluice.train, {"run": {1, 2}})
+        wrong(sluice.WrongJob, 2, "no/such", sluice.Run, "no/such")
+        wrong(sluice.WrongJob, 2, "metrics.jsonl", sluice.Run(self.directory).metrics)
+        wrong(sluice.WrongJob, 2, "plan.json", sluice.Run(self.directory).plan)
+        wrong(sluice.WrongJob, 2, "temperature", sluice.generate, self.directory, temperature=-1)
+        wrong(sluice.WrongJob, 2, "name files", sluice.evaluate, self.directory, [])
+        wrong(sluice.WrongJob, 2, "no/such", sluice.export, "no/such", self.path("out"))
+        wrong(sluice.WrongJob, 2, "no/such", sluice.probe, drives=["no/such"])
+        self.assertRaises(TypeError, sluice.open, job, set=[3])
+        self.assertRaises(TypeError, sluice.evaluate, self.directory, [3])
+
+
+# Trains 10000 steps until a signal comes, in a process of its own.
+INTERRUPTED = """
+import signal, sys
+import sluice
+from tiny import write_job
+job = write_job(sys.argv[1], run={"steps": 10000, "commit_every": 5000})
+try:
+    sluice.train(job, on_step=lambda step: step.step == 3 and print("trains", flush=True))
+except KeyboardInterrupt:
+    print("interrupted", len(sluice.Run(sys.argv[1] + "/run").metrics().steps))
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+with sluice.open(job) as run:
+    print("resumes at", run.info().step)
+left = sluice.open(job)
+print("step", left.step().step)
+"""
+
+
+class Signals(InDirectory):
+    def test_interrupt(self):
+        process = subprocess.Popen(
+            [sys.executable, "-c", INTERRUPTED, self.directory], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.abspath(__file__))})
+        self.assertEqual(process.stdout.readline(), "trains\n")
+        process.send_signal(2)
+        text = process.communicate(timeout=50)[0].split()
+        self.assertEqual(process.returncode, 0)
+        self.assertEqual(text[0], "interrupted")
+        self.assertGreaterEqual(int(text[1]), 3)
+        self.assertEqual(text[2:5], ["resumes", "at", text[1]])
+        # A run that was left open at the end of the program is committed.
+        self.assertEqual(text[5:], ["step", str(int(text[1]) + 1)])
+        with sluice.open(self.path("job.json")) as run:
+            self.assertEqual(run.info().step, int(text[1]) + 1)
 
 
 if __name__ == "__main__":

@@ -23,3 +23,4 @@ def _load():
 
 
 native = _load()
+native.set_data_directory(os.path.join(os.path.dirname(os.path.abspath(__file__)), "share", "sluice"))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import weakref
 from dataclasses import dataclass
-from typing import Optional, Sequence, Union
+from typing import Any, Optional
 
+from ._errors import Error
+from ._fork import guard
+from ._job import Job, Overrides, Path, job_arguments, optional_path, overrides_list
 from ._load import native as _native
-
-Path = Union[str, "os.PathLike[str]"]
 
 
 @dataclass(frozen=True)
@@ -22,8 +25,8 @@ class Info:
     rank: int
     world_size: int
     device_bytes: int  #: planned peak; this much is reserved
-    host_bytes: int
-    nvme_bytes: int
+    host_bytes: int  #: planned peak; this much is reserved
+    nvme_bytes: int  #: planned peak; this much is reserved
     step_seconds: float  #: predicted
 
 
@@ -38,23 +41,29 @@ class Step:
     learning_rate: float
     skipped: bool  #: the gradients overflowed, and nothing was changed
     seconds: float
+    tokens_per_second: float  #: of all ranks
+    model_flops: float  #: per second, counted by the model's formula
 
 
 class Session:
     """An open run, made by sluice.open(). Close it, or use it as a context manager.
 
     A process has one run open at a time, and one thread makes all its calls. The interpreter's lock
-    is released while a step computes.
+    is released while the library works.
     """
 
-    def __init__(self, native_session: "_native.Session") -> None:
+    def __init__(self, native_session: Any) -> None:
         self._native = native_session
 
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: Any, *rest: object) -> None:
+        try:
+            self.close()
+        except Error:
+            if kind is None:  # else the first exception says more
+                raise
 
     def info(self) -> Info:
         return Info(**self._native.info())
@@ -72,7 +81,12 @@ class Session:
         return self._native.commit()
 
     def export(
-        self, directory: Path, dtype: Optional[str] = None, adapters: bool = False, force: bool = False
+        self,
+        directory: Path,
+        *,
+        dtype: Optional[str] = None,
+        adapters: bool = False,
+        force: bool = False,
     ) -> None:
         """Commits, and writes that state as a Hugging Face checkpoint.
 
@@ -80,30 +94,59 @@ class Session:
         adapters: for a run with train.lora, only the adapters, as PEFT has them.
         force: replaces files in a directory that is not empty.
         """
-        self._native.export(directory, dtype, adapters, force)
+        self._native.export(os.fspath(directory), dtype, adapters, force)
 
     def close(self) -> None:
         """Commits the steps that are not yet committed, and frees all. May be called again."""
         self._native.close()
 
 
+# A run that the program leaves open is committed before the interpreter ends.
+_open: Optional["weakref.ref[Session]"] = None
+
+
+def _close_at_exit() -> None:
+    session = _open() if _open else None
+    if session is not None:
+        try:
+            session.close()
+        except Error as error:
+            print(f"sluice: error: {error}")
+
+
 def open(  # noqa: A001 - the name that people look for
-    job: Path,
-    set: Sequence[str] = (),
+    job: Job,
+    *,
+    set: Overrides = (),
     start_from: Optional[Path] = None,
     machine: Optional[Path] = None,
     fresh: bool = False,
     verbose: bool = False,
 ) -> Session:
     """Reads the job, plans, reserves all memory, and resumes from the last commit of run.dir or
-    begins a new run."""
-    return Session(
+    begins a new run.
+
+    set: keys that override the job's, {"run.steps": 5} or ["run.steps=5"].
+    start_from: a run directory from whose last commit a new run begins.
+    machine: a machine.json of sluice.probe(), which makes the plan better.
+    fresh: the run directory must be new or hold no commit.
+    verbose: log lines on standard error, not only warnings.
+    """
+    global _open
+    name, text = job_arguments(job)
+    guard()
+    session = Session(
         _native.Session.open(
-            os.fspath(job),
-            set,
-            None if start_from is None else os.fspath(start_from),
-            None if machine is None else os.fspath(machine),
+            name,
+            text,
+            overrides_list(set),
+            optional_path(start_from),
+            optional_path(machine),
             fresh,
             verbose,
         )
     )
+    if _open is None:
+        atexit.register(_close_at_exit)
+    _open = weakref.ref(session)
+    return session
