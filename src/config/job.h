@@ -165,6 +165,7 @@ struct job {
         bool fresh;
         bool paranoid;
         bool trace;
+        char tensorboard[FILE_PATH_BYTES]; /* the directory of event files; "": none */
     } run;
     struct {
         char backend[JOB_NAME_BYTES];  /* "auto", "cpu", "cuda" */

@@ -125,6 +125,28 @@ static int fill_keep(const configi_reader *reader, job *target)
     return 0;
 }
 
+/* The directory of event files, by run.tensorboard or else by DeepSpeed's block. */
+static int fill_tensorboard(const configi_reader *reader, job *target)
+{
+    static const char key[] = "run.tensorboard";
+    const size_t bytes = sizeof target->run.tensorboard;
+    char *path = target->run.tensorboard;
+    const json_t *value = configi_get(reader, key);
+    if (json_is_string(value))
+        return configi_copy_text(reader, key, path, bytes);
+    int length = 0;
+    if (value ? json_is_true(value) : configi_bool(reader, "tensorboard.enabled")) {
+        const char *parent = value ? target->run.dir : configi_text(reader, "tensorboard.output_path");
+        const char *name = value ? "tensorboard" : configi_text(reader, "tensorboard.job_name");
+        length = snprintf(path, bytes, "%s%s%s", parent, parent[0] ? "/" : "", name);
+    }
+    if (length < 0 || (size_t)length >= bytes)
+        return configi_error(reader, value ? key : "tensorboard.output_path",
+                             "%d bytes long with the name of the directory; at most %zu", length,
+                             bytes - 1);
+    return 0;
+}
+
 static int fill_run(const configi_reader *reader, job *target)
 {
     if (!configi_get(reader, "run.dir"))
@@ -133,6 +155,7 @@ static int fill_run(const configi_reader *reader, job *target)
                              "\"runs/first\"}");
     if (!configi_get(reader, "run.log_every") && configi_get(reader, "steps_per_print"))
         target->run.log_every = configi_uint(reader, "steps_per_print");
+    TRY(fill_tensorboard(reader, target));
     return fill_keep(reader, target);
 }
 

@@ -454,6 +454,12 @@ int configi_check_value(const configi_reader *reader, const configi_key *row, co
         return check_choice(at, json_string_value(value));
     case CONFIGI_CORES:
         return check_cores(at, value);
+    case CONFIGI_PATH:
+        if (!json_is_boolean(value) && !json_is_string(value))
+            return wrong_type(at, value, "true, false or a path");
+        if (json_is_string(value) && json_string_length(value) == 0)
+            return configi_error(at->reader, at->path, "\"\" is empty");
+        return 0;
     case CONFIGI_FLOATS:
     case CONFIGI_STRINGS:
     case CONFIGI_SOURCES:

@@ -441,9 +441,13 @@ const configi_key configi_deepspeed_keys[] = {
     IDLE_OFF("comms_logger.debug", always_measured),
     IDLE("comms_logger.prof_ops", STRINGS, NONE, NONE, always_measured),
 
-    IDLE_OFF("tensorboard.enabled", own_metrics),
-    IDLE("tensorboard.output_path", STRING, NONE, NONE, own_metrics),
-    IDLE("tensorboard.job_name", STRING, "DeepSpeedJobName", NONE, own_metrics),
+    KEY("tensorboard.enabled", BOOL, NOWHERE, "false", NONE, NONE, FREE,
+        "Event files for TensorBoard, in tensorboard.output_path/tensorboard.job_name, unless "
+        "run.tensorboard is given."),
+    KEY("tensorboard.output_path", STRING, NOWHERE, NONE, NONE, NONE, FREE,
+        "A directory. Default: the current one."),
+    KEY("tensorboard.job_name", STRING, NOWHERE, "DeepSpeedJobName", NONE, NONE, FREE,
+        "A directory in tensorboard.output_path."),
 
     IDLE_OFF("csv_monitor.enabled", own_metrics),
     IDLE("csv_monitor.output_path", STRING, NONE, NONE, own_metrics),

@@ -27,6 +27,7 @@ enum configi_type {
     CONFIGI_ENUM,    /* one of `allowed`, any case */
     CONFIGI_UNITS,   /* "all", "3", "0-11", a whole number, or words of names */
     CONFIGI_CORES,   /* core set: "0-7,16" */
+    CONFIGI_PATH,    /* true, false, or text that is a path */
     CONFIGI_FLOATS,  /* array of numbers */
     CONFIGI_STRINGS, /* text or array of texts */
     CONFIGI_SOURCES, /* text, or array of texts and of objects, described by the rows below it */

@@ -161,6 +161,10 @@ const configi_key configi_own_keys[] = {
         "the GPU's lanes in metrics.jsonl are coarse, because the host then knows of an op when "
         "it waits for it."),
 
+    KEY("run.tensorboard", PATH, NOWHERE, "false", NONE, NONE, FREE,
+        "Event files for TensorBoard with the numbers of metrics.jsonl: losses, gradient norm, "
+        "learning rate, speed, shares of each lane, peak bytes. true: in run.dir/tensorboard; or "
+        "the path of a directory. Default: as tensorboard.enabled says."),
     KEY("device.backend", ENUM, AT(device.backend), "auto", "auto|cpu|cuda", NONE, FIXED,
         "What computes. auto: cuda if this build has it and there is a GPU, else cpu. Of the "
         "GPUs in CUDA_VISIBLE_DEVICES a rank takes the one with its number on its host, modulo "

@@ -12,7 +12,7 @@ static const char *type_name(enum configi_type type)
         [CONFIGI_SIZE] = "size",       [CONFIGI_STRING] = "string",   [CONFIGI_ENUM] = "enum",
         [CONFIGI_UNITS] = "units",     [CONFIGI_CORES] = "cores",     [CONFIGI_FLOATS] = "floats",
         [CONFIGI_STRINGS] = "strings", [CONFIGI_SOURCES] = "sources", [CONFIGI_STEPS] = "ints",
-        [CONFIGI_OBJECTS] = "objects", [CONFIGI_SWITCH] = "object",   [CONFIGI_ANY] = "any",
+        [CONFIGI_PATH] = "bool or path", [CONFIGI_OBJECTS] = "objects", [CONFIGI_SWITCH] = "object",   [CONFIGI_ANY] = "any",
     };
     return names[type];
 }

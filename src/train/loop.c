@@ -196,6 +196,8 @@ static int write_metrics(struct loop *self, const metrics_line *line)
     if (self->run.ranks.rank != 0)
         return 0;
     int rc = metrics_file_write(&self->metrics, line);
+    if (rc == 0 && self->board.fd >= 0)
+        rc = tensorboard_file_write(&self->board, line);
     if (rc == 0)
         loop_tell_lost_lines(self);
     if (!loop_is_disk_full(rc))

@@ -14,6 +14,7 @@
 #include "data/mixture.h"
 #include "hf/hf.h"
 #include "report/metrics.h"
+#include "report/tensorboard.h"
 #include "setup/loss_scale.h"
 #include "state/state.h"
 #include "train/train.h"
@@ -32,6 +33,7 @@ struct loop {
     masking mask;           /* share 0: the model predicts the next token */
     struct loop_data *data; /* if files may have to be made into tokens; else NULL */
     metrics_file metrics;
+    tensorboard_file board;   /* closed unless the job asks for it */
     uint64_t lost_line_count; /* lines that found no room in the metrics since the last warning */
     bool pending;             /* gradients of the last step wait to be applied */
     bool resumed;

@@ -192,7 +192,7 @@ static int create(const struct train_options *options, struct train_summary *sum
     self->run.job = options->job;
     self->summary = summary;
     self->run.dir.lock_fd = self->run.from.lock_fd = -1;
-    self->metrics.fd = self->run.commit.metrics_fd = -1;
+    self->metrics.fd = self->board.fd = self->run.commit.metrics_fd = -1;
     loop_set_run_options(self);
     return 0;
 }
@@ -210,6 +210,7 @@ static int destroy(struct loop *self, int rc)
     err_save(&first, rc);
     loop_tell_lost_lines(self);
     metrics_file_close(&self->metrics);
+    tensorboard_file_close(&self->board);
     manifest_fini(&self->found);
     mem_free(self->step_words);
     engine_destroy(self->run.engine);

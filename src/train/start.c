@@ -334,8 +334,12 @@ static int open_metrics(struct loop *self)
 {
     char path[FILE_PATH_BYTES + 16];
     snprintf(path, sizeof path, "%s/metrics.jsonl", self->run.dir.path);
-    return metrics_file_open(&self->metrics, path, self->run.job->run.mode,
-                             self->resumed ? self->run.record.step : 0);
+    uint64_t step = self->resumed ? self->run.record.step : 0;
+    TRY(metrics_file_open(&self->metrics, path, self->run.job->run.mode, step));
+    const char *board = self->run.job->run.tensorboard;
+    if (board[0] == '\0' || self->options->is_trial)
+        return 0;
+    return tensorboard_file_open(&self->board, board, self->run.job->run.mode, step + 1);
 }
 
 static int write_plan(struct loop *self)

@@ -110,6 +110,8 @@ static const struct wrong cases[] = {
     /* ranges */
     {NULL, "run.steps=0", {"run.steps", "0 is out of range", "in [1,1000000000000] steps"}},
     {NULL, "run.commit_every=-1", {"run.commit_every", "-1", "in [0,1000000000000] steps"}},
+    {NULL, "run.tensorboard=3", {"run.tensorboard", "3 is not true, false or a path"}},
+    {NULL, "run.tensorboard=\"\"", {"run.tensorboard", "empty"}},
     {NULL, "run.keep=-1", {"run.keep", "-1", "in [0,1000000000000] steps"}},
     {NULL, "run.keep=all", {"run.keep", "\"all\"", "whole number or an array of whole numbers"}},
     {NULL, "run.keep=1.5", {"run.keep", "1.5", "whole number"}},

@@ -19,6 +19,7 @@ enum base {
     CYCLE,
     RANGE,
     OPTIMIZER_PATH,
+    TENSORBOARD,
     OPTIMIZER_NVME,
     STAGE_3_OFFLOAD,
     PARAM_NVME
@@ -37,6 +38,7 @@ static const char *const bases[] = {
     [CYCLE] = SMALL_WITH("\"scheduler\": {\"type\": \"OneCycle\", \"params\": "
                          "{\"cycle_min_lr\": 0.25, \"cycle_max_lr\": 0.5}},"),
     [RANGE] = SMALL_WITH("\"scheduler\": {\"type\": \"LRRangeTest\"},"),
+    [TENSORBOARD] = SMALL_WITH("\"tensorboard\": {\"enabled\": true},"),
     [OPTIMIZER_PATH] = SMALL_WITH("\"zero_optimization\": {\"offload_optimizer\": "
                                   "{\"nvme_path\": \"/o\"}},"),
     [OPTIMIZER_NVME] = SMALL_WITH("\"zero_optimization\": {\"offload_optimizer\": {\"device\": "
@@ -575,9 +577,10 @@ static const struct key keys[] = {
     {IDLE, "comms_logger.prof_all=false", PLAIN, "metrics.jsonl hold", {0}},
     {IDLE, "comms_logger.debug=true", PLAIN, "metrics.jsonl hold", {0}},
     {IDLE, "comms_logger.prof_ops=[\"all_reduce\"]", PLAIN, "metrics.jsonl hold", {0}},
-    {IDLE, "tensorboard.enabled=true", PLAIN, "metrics are written to metrics.jsonl", {0}},
-    {IDLE, "tensorboard.output_path=x", PLAIN, "metrics are written to metrics.jsonl", {0}},
-    {IDLE, "tensorboard.job_name=y", PLAIN, "metrics are written to metrics.jsonl", {0}},
+    {HONOURED, "tensorboard.enabled=true", PLAIN, NULL, FIELD_IS_TEXT(run.tensorboard, "DeepSpeedJobName")},
+    {HONOURED, "tensorboard.output_path=x", TENSORBOARD, NULL,
+     FIELD_IS_TEXT(run.tensorboard, "x/DeepSpeedJobName")},
+    {HONOURED, "tensorboard.job_name=y", TENSORBOARD, NULL, FIELD_IS_TEXT(run.tensorboard, "y")},
     {IDLE, "csv_monitor.enabled=true", PLAIN, "metrics are written to metrics.jsonl", {0}},
     {IDLE, "csv_monitor.output_path=x", PLAIN, "metrics are written to metrics.jsonl", {0}},
     {IDLE, "csv_monitor.job_name=y", PLAIN, "metrics are written to metrics.jsonl", {0}},

@@ -18,13 +18,11 @@ tools=$scratch/tools/bin
     tail -n 3 "$scratch/log"
     skip "pip cannot install scikit-build-core: is there a network?"
 }
-PATH=$tools:$PATH "$tools/pip" wheel -q --no-build-isolation --no-deps -w "$scratch/wheel" "$root/src/python" \
-    -C cmake.source-dir=. -C cmake.define.SLUICE_BUILD="$build" >"$scratch/log" 2>&1 || {
+wheel=$(PYTHON=$tools/python "$root/src/python/build_wheel.sh" "$build" "$scratch/wheel" 2>"$scratch/log") || {
     tail -n 30 "$scratch/log"
     echo "the wheel cannot be built" >&2
     exit 1
 }
-wheel=$(echo "$scratch"/wheel/sluice-*.whl)
 ls -l "$wheel"
 
 "$python" -m venv "$scratch/fresh" || exit 1

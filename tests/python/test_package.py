@@ -122,6 +122,21 @@ class Tasks(InDirectory):
         self.assertTrue(sluice.plan(tiny_job(self.directory), machine=path).figures["machine"]["is_measured"])
 
 
+class Readme(InDirectory):
+    def test_example(self):
+        readme = os.path.join(os.environ["SLUICE_SOURCE_DIR"], "src", "python", "README.md")
+        with open(readme, encoding="utf-8") as file:
+            code = file.read().split("```python\n")[1].split("```")[0]
+        os.rename(tiny_job(self.directory)["data"]["train"][0], self.path("book.txt"))
+        done = subprocess.run([sys.executable, "-c", code], cwd=self.directory, check=True,
+                              capture_output=True, text=True)
+        lines = done.stdout.splitlines()
+        self.assertGreater(float(lines[0]), 0)
+        self.assertEqual([line.split()[0] for line in lines[1:101]], [str(i) for i in range(1, 101)])
+        self.assertLess(float(lines[100].split()[1]), float(lines[1].split()[1]))
+        self.assertIn("It was", lines[101])
+
+
 class Open(InDirectory):
     def test_steps(self):
         job = write_job(self.directory)

@@ -1,5 +1,6 @@
 # Metrics, traces and the page.
 sluice_test(test_report_output LIBS sluice_report PkgConfig::JANSSON LABELS cpu debug)
+sluice_test(test_report_tensorboard LIBS sluice_report LABELS cpu debug)
 sluice_test(test_report_page LIBS sluice_report PkgConfig::JANSSON LABELS cpu debug)
 if(TARGET sluice)
     foreach(part page browser) # the latter is skipped where there is no Chromium
