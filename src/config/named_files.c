@@ -90,12 +90,17 @@ int configi_read_named(const char *kind, const char *name, const char *beside,
         snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - beside) : 1, slash ? beside : ".");
         rc = read_file(dir, name, file, doc);
     }
+    const char *installed = SLUICE_DATA_DIR;
+    if (named_dir[0] != '\0')
+        installed = named_dir;
+    else if (access(beside_program, F_OK) == 0)
+        installed = beside_program;
     if (rc == -ENOENT)
         snprintf(advice, CONFIGI_ADVICE_BYTES,
                  "%s%s%sthey are files %s/NAME.json or members of %s.json in $SLUICE_CONFIG_DIR, "
                  "%.200s or %.200s%s",
                  nearest.name[0] ? "the nearest is \"" : "", nearest.name,
                  nearest.name[0] ? "\"; " : "", kind, kind, SLUICE_SOURCE_CONFIG_DIR,
-                 SLUICE_DATA_DIR, beside ? ", or files NAME.json beside the job file" : "");
+                 installed, beside ? ", or files NAME.json beside the job file" : "");
     return rc;
 }

@@ -1,6 +1,7 @@
 """The package as it is installed: import, the command, tasks, a run step by step, refusals."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,9 @@ class Installed(unittest.TestCase):
         command = os.path.join(os.path.dirname(sys.executable), "sluice")
         text = subprocess.run([command, "--version"], check=True, capture_output=True, text=True)
         self.assertEqual(text.stdout, f"sluice {sluice.__version__}\n")
+        module = subprocess.run([sys.executable, "-m", "sluice", "--version"], check=True,
+                                capture_output=True, text=True)
+        self.assertEqual(module.stdout, text.stdout)
         wrong = subprocess.run([command, "nothing"], capture_output=True, text=True)
         self.assertEqual(wrong.returncode, 2)
         self.assertIn("unknown command", wrong.stderr)
@@ -231,6 +235,37 @@ class Open(InDirectory):
         wrong(sluice.WrongJob, 2, "no/such", sluice.probe, drives=["no/such"])
         self.assertRaises(TypeError, sluice.open, job, set=[3])
         self.assertRaises(TypeError, sluice.evaluate, self.directory, [3])
+
+
+RANK = """
+import sys
+import sluice
+with sluice.open(sys.argv[1]) as run:
+    losses = [run.step().loss for _ in range(3)]
+    info = run.info()
+with open(f"{sys.argv[2]}/rank{info.rank}of{info.world_size}", "w") as file:
+    file.write(str(losses))
+"""
+
+
+class Ranks(InDirectory):
+    @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+    def test_two_ranks(self):
+        job = write_job(self.directory)
+        done = subprocess.run(
+            ["mpirun", "-n", "2", "--bind-to", "none", sys.executable, "-c", RANK, job,
+             self.directory],
+            capture_output=True, text=True, timeout=50,
+            env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                 "OMPI_MCA_rmaps_base_oversubscribe": "1",
+                 "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        losses = []
+        for rank in range(2):
+            with open(self.path(f"rank{rank}of2")) as file:
+                losses.append(file.read())
+        self.assertEqual(losses[0], losses[1])
+        self.assertEqual(len(sluice.Run(self.path("run")).metrics().steps), 3)
 
 
 # Trains 10000 steps until a signal comes, in a process of its own.

@@ -9,18 +9,16 @@ import os
 _SPIN_COUNT = "3000"
 _SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
+_is_set_by_user = any(name in os.environ for name in _SETTINGS)
+if not _is_set_by_user:
+    os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
+try:
+    from . import _native as native
+finally:
+    if not _is_set_by_user:
+        del os.environ["GOMP_SPINCOUNT"]  # not for other libraries and processes
 
-def _load():
-    is_set_by_user = any(name in os.environ for name in _SETTINGS)
-    if not is_set_by_user:
-        os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
-    try:
-        from . import _native
-    finally:
-        if not is_set_by_user:
-            del os.environ["GOMP_SPINCOUNT"]  # not for other libraries and processes
-    return _native
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+native.set_data_directory(os.path.join(_PACKAGE, "share", "sluice"))
 
-
-native = _load()
-native.set_data_directory(os.path.join(os.path.dirname(os.path.abspath(__file__)), "share", "sluice"))
+__all__ = ["native"]

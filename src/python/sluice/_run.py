@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Union
+from dataclasses import dataclass, fields
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Type, TypeVar
 
 from ._errors import Failed, WrongJob
 from ._job import Path
@@ -64,17 +64,22 @@ class Metrics:
     evaluations: List[EvaluationMetrics]
 
 
-def _known(kind: Any, line: Dict[str, Any]) -> Any:
+_Kind = TypeVar("_Kind")
+
+
+def _known(kind: Type[_Kind], line: Dict[str, Any]) -> _Kind:
     """The object from a line's members; those that a later version adds are left out."""
-    return kind(**{key: line[key] for key in line if key in kind.__dataclass_fields__})
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{key: line[key] for key in line if key in names})
 
 
-def _parse(line: Dict[str, Any]) -> Union[StepMetrics, EvaluationMetrics]:
+def _add(line: Dict[str, Any], out: Metrics) -> None:
     if line.get("event") == "eval":
-        return _known(EvaluationMetrics, line)
+        out.evaluations.append(_known(EvaluationMetrics, line))
+        return
     line["lanes"] = {name: _known(Lane, lane) for name, lane in line["lanes"].items()}
     line["peak_bytes"] = _known(Tiers, line["peak_bytes"])
-    return _known(StepMetrics, line)
+    out.steps.append(_known(StepMetrics, line))
 
 
 class Run:
@@ -112,12 +117,11 @@ class Run:
         out = Metrics([], [])
         for number, line in enumerate(self._lines(), 1):
             try:
-                item = _parse(line)
+                _add(line, out)
             except (TypeError, KeyError, AttributeError) as error:
                 raise Failed(
                     f"{self.path}/metrics.jsonl, line {number} is not of a run: {error}"
                 ) from None
-            (out.evaluations if isinstance(item, EvaluationMetrics) else out.steps).append(item)
         return out
 
     def plan(self) -> Plan:

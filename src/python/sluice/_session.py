@@ -52,7 +52,7 @@ class Session:
     is released while the library works.
     """
 
-    def __init__(self, native_session: Any) -> None:
+    def __init__(self, native_session: _native.Session) -> None:
         self._native = native_session
 
     def __enter__(self) -> "Session":

@@ -181,7 +181,8 @@ def probe(
             watch=watches_interrupt(),
         )
         with open(target, encoding="utf-8") as file:
-            return json.load(file)
+            figures: Mapping[str, Any] = json.load(file)
+    return figures
 
 
 @dataclass(frozen=True)

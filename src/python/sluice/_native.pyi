@@ -1,0 +1,90 @@
+"""The extension's functions, for type checkers. See native.h."""
+
+from typing import Any, Callable, Dict, List, Optional
+
+def version() -> str: ...
+def has_open_run() -> bool: ...
+def set_data_directory(path: str) -> None: ...
+def train(
+    path: str,
+    text: Optional[str],
+    set: List[str],
+    start_from: Optional[str],
+    machine: Optional[str],
+    fresh: bool,
+    verbose: bool,
+    on_step: Optional[Callable[..., Any]],
+    on_evaluation: Optional[Callable[[int, float], Any]],
+    watch: bool,
+) -> Dict[str, Any]: ...
+def plan(
+    path: str,
+    text: Optional[str],
+    set: List[str],
+    machine: Optional[str],
+    ranks: int,
+    ranks_per_host: int,
+    verbose: bool,
+) -> str: ...
+def probe(
+    path: str,
+    drives: List[str],
+    backend: Optional[str],
+    quick: bool,
+    tiny: bool,
+    on_progress: Optional[Callable[[str, float], Any]],
+    watch: bool,
+) -> None: ...
+def generate(
+    path: str,
+    prompt: bytes,
+    set: List[str],
+    tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    context: int,
+    stop_text: Optional[str],
+    chat: bool,
+    system: Optional[str],
+    ignore_end: bool,
+    on_text: Optional[Callable[[bytes], Any]],
+    on_token: Optional[Callable[[int, bool], Any]],
+    verbose: bool,
+    watch: bool,
+) -> Dict[str, Any]: ...
+def evaluate(
+    path: str,
+    files: List[str],
+    set: List[str],
+    context: int,
+    stride: int,
+    batches: int,
+    verbose: bool,
+    watch: bool,
+) -> Dict[str, Any]: ...
+def export(
+    path: str, directory: str, dtype: Optional[str], adapters: bool, force: bool
+) -> None: ...
+
+class Session:
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        text: Optional[str],
+        set: List[str],
+        start_from: Optional[str],
+        machine: Optional[str],
+        fresh: bool,
+        verbose: bool,
+    ) -> Session: ...
+    def info(self) -> Dict[str, Any]: ...
+    def step(self) -> Dict[str, Any]: ...
+    def evaluate(self) -> float: ...
+    def commit(self) -> int: ...
+    def export(
+        self, directory: str, dtype: Optional[str], adapters: bool, force: bool
+    ) -> None: ...
+    def close(self) -> None: ...
