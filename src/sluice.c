@@ -2,10 +2,12 @@
 #include "sluice_internal.h"
 
 #include <errno.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/cpu.h"
+#include "base/limits.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "comm/comm.h"
@@ -58,6 +60,14 @@ int api_status_of(int rc)
     }
 }
 
+int api_begin(int verbose, bool computes)
+{
+    log_set_level(verbose ? LOG_INFO : LOG_WARN);
+    TRY(cpu_isa_check());
+    TRY(limits_begin());
+    return computes ? limits_check_threads((uint32_t)omp_get_max_threads()) : 0;
+}
+
 /* Reads the machine file on rank 0 and sends it to all ranks. */
 static int read_machine(struct api_inputs *self, const char *path)
 {
@@ -85,8 +95,7 @@ int api_inputs_init(struct api_inputs *self, const char *job_path,
     };
     bool fresh;
     memset(self, 0, sizeof *self);
-    log_set_level(options->verbose ? LOG_INFO : LOG_WARN);
-    TRY(cpu_isa_check());
+    TRY(api_begin(options->verbose, true));
     TRY(comm_join(&as_launched, &self->ranks));
     TRY(setup_read_job_text(self->ranks, job_path, options->job_text, set, set_count, &self->asked,
                             &fresh));

@@ -22,6 +22,10 @@ int api_inputs_init(struct api_inputs *self, const char *job_path,
 /* Leaves the ranks and frees everything. `rc` is the result so far; returns it. Its text stays. */
 int api_inputs_fini(struct api_inputs *self, int rc) MUST_CHECK;
 
+/* Begins a call: log lines come as asked, and the CPU and the limits of the process are good enough,
+ * also for the threads of a call that computes. */
+int api_begin(int verbose, bool computes) MUST_CHECK;
+
 /* The status for a code of base/error.h. */
 int api_status_of(int rc);
 

@@ -6,8 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/cpu.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "comm/comm.h"
@@ -17,13 +15,6 @@
 #include "probe/probe.h"
 #include "setup/plan_figures.h"
 #include "sluice_internal.h"
-
-/* Begins a task: the CPU must be good enough, and log lines come as asked. */
-static int begin(int verbose)
-{
-    log_set_level(verbose ? LOG_INFO : LOG_WARN);
-    return cpu_isa_check();
-}
 
 /* ---- train ---- */
 
@@ -157,7 +148,7 @@ int sluice_plan(const char *job_path, const struct sluice_plan_options *options,
     *json = NULL;
     if (!options)
         options = &defaults;
-    int rc = begin(options->verbose);
+    int rc = api_begin(options->verbose, false);
     if (rc == 0)
         rc = read_figures(options->machine, &figures, &is_here);
     if (rc == 0)
@@ -205,7 +196,7 @@ int sluice_probe(const char *path, const struct sluice_probe_options *options)
         .on_progress = options->on_progress ? show_probe : NULL,
         .user = (void *)(uintptr_t)options,
     };
-    int rc = begin(false);
+    int rc = api_begin(false, true);
     if (rc == 0)
         rc = check_probe(path, options);
     if (rc < 0)
@@ -289,7 +280,7 @@ int sluice_generate(const char *path, const char *prompt, size_t prompt_bytes,
         .user = (void *)(uintptr_t)options,
         .result = &made,
     };
-    int rc = begin(options->verbose);
+    int rc = api_begin(options->verbose, true);
     if (rc == 0)
         rc = check_generate(options);
     if (rc == 0)
@@ -328,7 +319,7 @@ int sluice_evaluate_files(const char *path, const char *const *files, size_t fil
         .batches = options->batches,
         .stop = options->stop,
     };
-    int rc = begin(options->verbose);
+    int rc = api_begin(options->verbose, true);
     if (rc == 0)
         rc = file_count ? infer_evaluate(&asked, &made)
                         : err_set(ERR_USAGE, "there is nothing to evaluate on: name files");
@@ -358,6 +349,6 @@ int sluice_export_run(const char *run_dir, const char *directory,
         .adapters = options->adapters != 0,
         .force = options->force != 0,
     };
-    int rc = begin(false);
+    int rc = api_begin(false, true);
     return api_status_of(rc == 0 ? hf_export(&asked, &made) : rc);
 }

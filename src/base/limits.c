@@ -52,11 +52,28 @@ int limits_check_memory(void)
                    size_format(limit, text), room);
 }
 
+/* Programs that use the library call it from threads of their own. */
+static int check_own_stack(void)
+{
+    pthread_attr_t attributes;
+    size_t bytes = 0;
+    if (pthread_getattr_np(pthread_self(), &attributes) != 0)
+        return 0;
+    int rc = pthread_attr_getstacksize(&attributes, &bytes);
+    pthread_attr_destroy(&attributes);
+    if (rc != 0 || bytes >= STACK_BYTES_MIN)
+        return 0;
+    return err_set(ERR_CONFIG,
+                   "the stack of this thread has %zu KiB and %llu are needed: start the thread "
+                   "with more",
+                   bytes >> 10, (unsigned long long)(STACK_BYTES_MIN >> 10));
+}
+
 static int check_stack(void)
 {
     struct rlimit limit;
     if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= STACK_BYTES_MIN)
-        return 0;
+        return check_own_stack();
     return err_set(
         ERR_CONFIG,
         "the stack may have %llu KiB here and %llu are needed: start it with more (ulimit -s 8192)",

@@ -12,8 +12,9 @@
 
 #include "base/error.h"
 
-/* Call it when the process begins. ERR_CONFIG if the stack (ulimit -s) is smaller than our deepest
- * calls need, or the address space than libraries need. If the address space has a limit, the
+/* Call it when the process begins, or a call of the library. ERR_CONFIG if the stack (ulimit -s, or
+ * that of the calling thread) is smaller than our deepest calls need, or the address space than
+ * libraries need. If the address space has a limit, the
  * threads share one heap, because heaps of their own would take 64 MiB of it each. */
 int limits_begin(void) MUST_CHECK;
 

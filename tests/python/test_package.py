@@ -208,6 +208,13 @@ class Open(InDirectory):
             os._exit(2)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
 
+        threading.stack_size(512 << 10)
+        thread = threading.Thread(target=self.assert_fails,
+                                  args=(sluice.WrongJob, 2, "stack", sluice.plan, job))
+        thread.start()
+        thread.join()
+        threading.stack_size(0)
+
         inner = []
 
         def call(step):
