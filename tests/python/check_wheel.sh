@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 "$python" -m venv "$scratch/tools" >"$scratch/log" 2>&1 || skip "$python cannot make a virtual environment (python3-venv)"
 tools=$scratch/tools/bin
-"$tools/pip" install -q "scikit-build-core>=0.10" >"$scratch/log" 2>&1 || {
+"$tools/pip" install -q --retries 1 --timeout 10 "scikit-build-core>=0.10" >"$scratch/log" 2>&1 || {
     tail -n 3 "$scratch/log"
     skip "pip cannot install scikit-build-core: is there a network?"
 }

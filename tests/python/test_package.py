@@ -94,6 +94,8 @@ class Tasks(InDirectory):
         self.assertTrue(text.text.startswith("line 7"))
         self.assertEqual((len(text.prompt_ids), len(text.ids)), (6, 9))
         self.assertEqual(text.ids, run.generate("line 7", tokens=9, ignore_end=True).ids)
+        with self.assertRaises(ZeroDivisionError):
+            run.generate("line 7", on_text=lambda piece: 1 / 0)
         self.assertGreater(run.evaluate([job["data"]["train"][0]], batches=2).bits_per_byte, 0)
         run.export(self.path("hf"))
         self.assertIn("model.safetensors", os.listdir(self.path("hf")))
