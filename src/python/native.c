@@ -68,6 +68,7 @@ failed:
 /* ---- one call at a time, in one process; the interpreter's lock protects these ---- */
 
 static bool is_working, is_run_open;
+static bool is_ending; /* the interpreter: no further call */
 static pid_t computing_pid; /* the process that computed first; 0: none */
 
 int native_enter(bool computes, bool is_of_run)
@@ -76,6 +77,8 @@ int native_enter(bool computes, bool is_of_run)
         native_refuse("this process was forked from one in which Sluice computed, and the threads "
                       "that it needs are not here: start processes with the method \"spawn\", or "
                       "before the first call");
+    else if (is_ending)
+        native_refuse("the interpreter ends, and no further call can begin");
     else if (is_working)
         native_refuse("a call of Sluice works in this process, in another thread or as the caller of "
                       "this function, and there can be one at a time: wait until it is done");
@@ -114,6 +117,24 @@ static PyObject *has_open_run(PyObject *module, PyObject *unused)
     return PyBool_FromLong(is_run_open || is_working);
 }
 
+/* Called before the interpreter ends: a call that a daemon thread has left at work stops and
+ * commits. */
+static PyObject *end(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    is_ending = true;
+    if (computing_pid != 0 && computing_pid != getpid())
+        Py_RETURN_NONE;
+    while (is_working) {
+        native_call_stop();
+        Py_BEGIN_ALLOW_THREADS
+        usleep(2000);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *set_data_directory(PyObject *module, PyObject *path)
 {
     PyObject *bytes = NULL;
@@ -128,6 +149,7 @@ static PyObject *set_data_directory(PyObject *module, PyObject *path)
 static PyMethodDef functions[] = {
     {"version", version, METH_NOARGS, "The library's version."},
     {"has_open_run", has_open_run, METH_NOARGS, "True while a run is open or a call works."},
+    {"end", end, METH_NOARGS, "Waits until no call is at work, and lets none begin."},
     {"set_data_directory", set_data_directory, METH_O, "Where models.json and clusters.json are."},
     {NULL, NULL, 0, NULL},
 };

@@ -52,8 +52,8 @@ void native_note_run(bool is_open);
 
 /* A long call of the library. Zeroed but for the callbacks, each a callable or NULL (borrowed). */
 struct native_call {
-    PyThreadState *state;        /* of the thread that called, while it works */
-    volatile sig_atomic_t stop;  /* not 0: the library shall stop */
+    PyThreadState *state;       /* of the thread that called, while it works */
+    volatile sig_atomic_t stop; /* not 0: the library shall stop */
     PyObject *type, *value, *traceback; /* the first exception of a callback, or NULL */
     PyObject *on_step, *on_evaluation, *on_progress, *on_text, *on_token;
 };
@@ -66,7 +66,10 @@ int native_call_end(struct native_call *self);
  * (Py_BuildValue's format of a tuple), and releases the lock. An exception, of a signal handler
  * too, is kept and sets `stop`. Returns -1 if the library should end. */
 int native_call_back(struct native_call *self, PyObject *callable, const char *format, ...);
+/* Asks the call that is at work, if there is one, to stop. */
+void native_call_stop(void);
 
+/* ---- the module ---- */
 
 /* Adds the type Session, or the functions of the tasks, to the module. 0, or -1 with an
  * exception. */

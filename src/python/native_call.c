@@ -7,6 +7,8 @@
 /* The call that a Ctrl-C stops, and what handled it before. One call works at a time. */
 static struct native_call *volatile watched;
 static struct sigaction before;
+/* The call that is at work, or NULL. The interpreter's lock protects it. */
+static struct native_call *at_work;
 
 /* Sets the library's flag, and does what Python would have done: its handler notes the signal, so
  * that KeyboardInterrupt is raised when the call is over. */
@@ -31,13 +33,21 @@ void native_call_begin(struct native_call *self, bool watches)
         if (sigaction(SIGINT, &action, &before) != 0)
             watched = NULL;
     }
+    at_work = self;
     self->state = PyEval_SaveThread();
+}
+
+void native_call_stop(void)
+{
+    if (at_work)
+        at_work->stop = 1;
 }
 
 int native_call_end(struct native_call *self)
 {
     PyEval_RestoreThread(self->state);
     self->state = NULL;
+    at_work = NULL;
     if (watched == self) {
         (void)sigaction(SIGINT, &before, NULL);
         watched = NULL;

@@ -295,7 +295,31 @@ print("step", left.step().step)
 """
 
 
+# Ends while a daemon thread trains.
+LEFT_AT_WORK = """
+import sys, threading
+import sluice
+from tiny import write_job
+job = write_job(sys.argv[1], run={"steps": 100000, "commit_every": 50000})
+trains = threading.Event()
+threading.Thread(target=sluice.train, args=(job,), daemon=True,
+                 kwargs={"on_step": lambda step: trains.set()}).start()
+trains.wait()
+"""
+
+
 class Signals(InDirectory):
+    def test_the_program_ends_in_the_middle(self):
+        done = subprocess.run(
+            [sys.executable, "-c", LEFT_AT_WORK, self.directory], capture_output=True, text=True,
+            timeout=50,
+            env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.abspath(__file__))})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        made = len(sluice.Run(self.path("run")).metrics().steps)
+        self.assertGreater(made, 0)
+        with sluice.open(self.path("job.json")) as run:
+            self.assertEqual(run.info().step, made)
+
     def test_interrupt(self):
         process = subprocess.Popen(
             [sys.executable, "-c", INTERRUPTED, self.directory], stdout=subprocess.PIPE, text=True,

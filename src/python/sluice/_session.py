@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import weakref
 from dataclasses import dataclass
 from typing import Any, Optional
 
 from ._errors import Error
-from ._fork import guard
 from ._job import Job, Overrides, Path, job_arguments, optional_path, overrides_list
 from ._load import native as _native
+from ._process import guard, note_open
 
 
 @dataclass(frozen=True)
@@ -101,19 +99,6 @@ class Session:
         self._native.close()
 
 
-# A run that the program leaves open is committed before the interpreter ends.
-_open: Optional["weakref.ref[Session]"] = None
-
-
-def _close_at_exit() -> None:
-    session = _open() if _open else None
-    if session is not None:
-        try:
-            session.close()
-        except Error as error:
-            print(f"sluice: error: {error}")
-
-
 def open(  # noqa: A001 - the name that people look for
     job: Job,
     *,
@@ -132,7 +117,6 @@ def open(  # noqa: A001 - the name that people look for
     fresh: the run directory must be new or hold no commit.
     verbose: log lines on standard error, not only warnings.
     """
-    global _open
     name, text = job_arguments(job)
     guard()
     session = Session(
@@ -146,7 +130,5 @@ def open(  # noqa: A001 - the name that people look for
             verbose,
         )
     )
-    if _open is None:
-        atexit.register(_close_at_exit)
-    _open = weakref.ref(session)
+    note_open(session)
     return session

@@ -9,7 +9,6 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-from ._fork import guard
 from ._job import (
     Job,
     Overrides,
@@ -20,6 +19,7 @@ from ._job import (
     watches_interrupt,
 )
 from ._load import native as _native
+from ._process import guard
 from ._session import Step
 
 
