@@ -164,10 +164,10 @@ struct sluice_train_result {
     uint64_t step;               /* the run is at this step, and it is committed */
     uint64_t steps_done, tokens; /* by this call */
     double seconds;
-    double loss;        /* the mean of the last step; NAN if no step was made */
-    double valid_loss;  /* of the last evaluation, nats per token; NAN if there was none */
-    int resumed;        /* not 0: the run went on from a commit */
-    uint64_t peak_bytes[3]; /* of this rank: device, host, nvme */
+    double loss;             /* the mean of the last step; NAN if no step was made */
+    double valid_loss;       /* of the last evaluation, nats per token; NAN if there was none */
+    int resumed;             /* not 0: the run went on from a commit */
+    uint64_t peak_bytes[3];  /* of this rank: device, host, nvme */
     uint64_t resident_bytes; /* the most memory that the process had so far */
 };
 

@@ -4,10 +4,8 @@
 #include <math.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/mem.h"
-#include "base/size.h"
 #include "comm/comm.h"
 #include "config/machine.h"
 #include "hf/hf.h"
@@ -158,7 +156,6 @@ int sluice_plan(const char *job_path, const struct sluice_plan_options *options,
 }
 
 /* ---- probe ---- */
-
 
 static void show_probe(void *user, const char *what, double done_share, double seconds_left)
 {

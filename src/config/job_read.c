@@ -136,7 +136,8 @@ static int fill_tensorboard(const configi_reader *reader, job *target)
         return configi_copy_text(reader, key, path, bytes);
     int length = 0;
     if (value ? json_is_true(value) : configi_bool(reader, "tensorboard.enabled")) {
-        const char *parent = value ? target->run.dir : configi_text(reader, "tensorboard.output_path");
+        const char *parent =
+            value ? target->run.dir : configi_text(reader, "tensorboard.output_path");
         const char *name = value ? "tensorboard" : configi_text(reader, "tensorboard.job_name");
         length = snprintf(path, bytes, "%s%s%s", parent, parent[0] ? "/" : "", name);
     }

@@ -8,11 +8,12 @@
 static const char *type_name(enum configi_type type)
 {
     static const char *const names[] = {
-        [CONFIGI_BOOL] = "bool",       [CONFIGI_INT] = "int",         [CONFIGI_FLOAT] = "float",
-        [CONFIGI_SIZE] = "size",       [CONFIGI_STRING] = "string",   [CONFIGI_ENUM] = "enum",
-        [CONFIGI_UNITS] = "units",     [CONFIGI_CORES] = "cores",     [CONFIGI_FLOATS] = "floats",
-        [CONFIGI_STRINGS] = "strings", [CONFIGI_SOURCES] = "sources", [CONFIGI_STEPS] = "ints",
-        [CONFIGI_PATH] = "bool or path", [CONFIGI_OBJECTS] = "objects", [CONFIGI_SWITCH] = "object",   [CONFIGI_ANY] = "any",
+        [CONFIGI_BOOL] = "bool",         [CONFIGI_INT] = "int",         [CONFIGI_FLOAT] = "float",
+        [CONFIGI_SIZE] = "size",         [CONFIGI_STRING] = "string",   [CONFIGI_ENUM] = "enum",
+        [CONFIGI_UNITS] = "units",       [CONFIGI_CORES] = "cores",     [CONFIGI_FLOATS] = "floats",
+        [CONFIGI_STRINGS] = "strings",   [CONFIGI_SOURCES] = "sources", [CONFIGI_STEPS] = "ints",
+        [CONFIGI_PATH] = "bool or path", [CONFIGI_OBJECTS] = "objects", [CONFIGI_SWITCH] = "object",
+        [CONFIGI_ANY] = "any",
     };
     return names[type];
 }

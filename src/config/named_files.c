@@ -100,7 +100,7 @@ int configi_read_named(const char *kind, const char *name, const char *beside,
                  "%s%s%sthey are files %s/NAME.json or members of %s.json in $SLUICE_CONFIG_DIR, "
                  "%.200s or %.200s%s",
                  nearest.name[0] ? "the nearest is \"" : "", nearest.name,
-                 nearest.name[0] ? "\"; " : "", kind, kind, SLUICE_SOURCE_CONFIG_DIR,
-                 installed, beside ? ", or files NAME.json beside the job file" : "");
+                 nearest.name[0] ? "\"; " : "", kind, kind, SLUICE_SOURCE_CONFIG_DIR, installed,
+                 beside ? ", or files NAME.json beside the job file" : "");
     return rc;
 }

@@ -68,7 +68,7 @@ failed:
 /* ---- one call at a time, in one process; the interpreter's lock protects these ---- */
 
 static bool is_working, is_run_open;
-static bool is_ending; /* the interpreter: no further call */
+static bool is_ending;      /* the interpreter: no further call */
 static pid_t computing_pid; /* the process that computed first; 0: none */
 
 int native_enter(bool computes, bool is_of_run)
@@ -80,10 +80,12 @@ int native_enter(bool computes, bool is_of_run)
     else if (is_ending)
         native_refuse("the interpreter ends, and no further call can begin");
     else if (is_working)
-        native_refuse("a call of Sluice works in this process, in another thread or as the caller of "
-                      "this function, and there can be one at a time: wait until it is done");
+        native_refuse(
+            "a call of Sluice works in this process, in another thread or as the caller of "
+            "this function, and there can be one at a time: wait until it is done");
     else if (computes && is_run_open && !is_of_run)
-        native_refuse("this process has a run open, and there can be one at a time: close it first");
+        native_refuse(
+            "this process has a run open, and there can be one at a time: close it first");
     else {
         is_working = true;
         if (computes && computing_pid == 0)
@@ -128,9 +130,9 @@ static PyObject *end(PyObject *module, PyObject *unused)
         Py_RETURN_NONE;
     while (is_working) {
         native_call_stop();
-        Py_BEGIN_ALLOW_THREADS
+        PyThreadState *thread = PyEval_SaveThread();
         usleep(2000);
-        Py_END_ALLOW_THREADS
+        PyEval_RestoreThread(thread);
     }
     Py_RETURN_NONE;
 }

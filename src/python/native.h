@@ -52,8 +52,8 @@ void native_note_run(bool is_open);
 
 /* A long call of the library. Zeroed but for the callbacks, each a callable or NULL (borrowed). */
 struct native_call {
-    PyThreadState *state;       /* of the thread that called, while it works */
-    volatile sig_atomic_t stop; /* not 0: the library shall stop */
+    PyThreadState *state;               /* of the thread that called, while it works */
+    volatile sig_atomic_t stop;         /* not 0: the library shall stop */
     PyObject *type, *value, *traceback; /* the first exception of a callback, or NULL */
     PyObject *on_step, *on_evaluation, *on_progress, *on_text, *on_token;
 };
@@ -79,7 +79,7 @@ int native_tasks_add(PyObject *module);
 /* A step as a dict with the fields of sluice.Step. */
 PyObject *native_step_value(const struct sluice_step_info *made);
 
-#define NATIVE_WITH_KEYWORDS (METH_VARARGS | METH_KEYWORDS)
+#define NATIVE_WITH_KEYWORDS  (METH_VARARGS | METH_KEYWORDS)
 #define NATIVE_FUNCTION(name) ((PyCFunction)(void (*)(void))(name))
 
 #endif

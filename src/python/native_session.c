@@ -9,7 +9,7 @@
 #include "python/native.h"
 
 struct session {
-    PyObject_HEAD
+    PyObject head;
     sluice_run *run; /* NULL: closed */
     pthread_t owner;
     pid_t process;
@@ -20,13 +20,15 @@ typedef struct session session;
 static int enter(const session *self)
 {
     if (self->process != getpid())
-        native_refuse("this run was opened by the process that this one was forked from, which goes on "
-               "with it: start processes with the method \"spawn\", or before the run is opened");
+        native_refuse(
+            "this run was opened by the process that this one was forked from, which goes on "
+            "with it: start processes with the method \"spawn\", or before the run is opened");
     else if (!self->run)
         native_refuse("this run is closed");
     else if (!pthread_equal(self->owner, pthread_self()))
-        native_refuse("this run was opened by another thread, and all its calls must come from that "
-               "thread");
+        native_refuse(
+            "this run was opened by another thread, and all its calls must come from that "
+            "thread");
     else
         return native_enter(true, true);
     return -1;
@@ -46,9 +48,9 @@ static session *open_run(PyTypeObject *type, const char *name, const struct slui
         return NULL;
     }
     int status;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *thread = PyEval_SaveThread();
     status = sluice_open(name, options, &self->run);
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(thread);
     native_leave();
     if (status == SLUICE_DONE) {
         native_note_run(true);
@@ -107,9 +109,9 @@ static PyObject *session_step(PyObject *object, PyObject *unused)
     (void)unused;
     if (enter(self) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *thread = PyEval_SaveThread();
     status = sluice_step(self->run, &made);
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(thread);
     native_leave();
     if (status != SLUICE_DONE)
         return native_raise(status);
@@ -124,9 +126,9 @@ static PyObject *session_evaluate(PyObject *object, PyObject *unused)
     (void)unused;
     if (enter(self) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *thread = PyEval_SaveThread();
     status = sluice_evaluate(self->run, &loss);
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(thread);
     native_leave();
     return status == SLUICE_DONE ? PyFloat_FromDouble(loss) : native_raise(status);
 }
@@ -139,9 +141,9 @@ static PyObject *session_commit(PyObject *object, PyObject *unused)
     (void)unused;
     if (enter(self) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *thread = PyEval_SaveThread();
     status = sluice_commit(self->run, &step);
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(thread);
     native_leave();
     return status == SLUICE_DONE ? PyLong_FromUnsignedLongLong(step) : native_raise(status);
 }
@@ -163,9 +165,9 @@ static PyObject *session_export(PyObject *object, PyObject *args, PyObject *keyw
     const struct sluice_export_options options = {
         .dtype = dtype, .adapters = adapters, .force = force};
     const char *name = PyBytes_AsString(directory);
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *thread = PyEval_SaveThread();
     status = sluice_export(self->run, name, &options);
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(thread);
     native_leave();
     Py_DECREF(directory);
     if (status != SLUICE_DONE)
@@ -184,9 +186,9 @@ static PyObject *session_close(PyObject *object, PyObject *unused)
         return NULL;
     sluice_run *run = self->run;
     self->run = NULL;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *thread = PyEval_SaveThread();
     status = sluice_close(run);
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(thread);
     native_leave();
     native_note_run(false);
     if (status != SLUICE_DONE)
@@ -215,8 +217,7 @@ static void session_dealloc(PyObject *object)
 }
 
 static PyMethodDef methods[] = {
-    {"open", NATIVE_FUNCTION(session_open), NATIVE_WITH_KEYWORDS | METH_CLASS,
-     "Opens a run."},
+    {"open", NATIVE_FUNCTION(session_open), NATIVE_WITH_KEYWORDS | METH_CLASS, "Opens a run."},
     {"info", session_info, METH_NOARGS, "Facts about the run."},
     {"step", session_step, METH_NOARGS, "Makes one step."},
     {"evaluate", session_evaluate, METH_NOARGS, "The loss on data.valid, nats per token."},

@@ -75,9 +75,8 @@ static PyObject *train_value(const struct sluice_train_result *made)
 
 static PyObject *train(PyObject *module, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"path",  "text",    "set",     "start_from",    "machine",
-                            "fresh", "verbose", "on_step", "on_evaluation", "watch",
-                            NULL};
+    static char *names[] = {"path",    "text",    "set",           "start_from", "machine", "fresh",
+                            "verbose", "on_step", "on_evaluation", "watch",      NULL};
     PyObject *path, *set, *step_call, *evaluation_call;
     struct native_call call = {.stop = 0};
     struct sluice_train_options options = {
@@ -167,8 +166,8 @@ static void on_progress(void *user, const char *what, double done_share)
 
 static PyObject *probe(PyObject *module, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"path", "drives", "backend", "quick", "tiny", "on_progress", "watch",
-                            NULL};
+    static char *names[] = {"path", "drives",      "backend", "quick",
+                            "tiny", "on_progress", "watch",   NULL};
     PyObject *path, *drives, *progress_call, *out = NULL;
     struct native_call call = {.stop = 0};
     struct sluice_probe_options options = {.stop = &call.stop, .user = &call};
@@ -215,20 +214,19 @@ static void on_token(void *user, int32_t id, int is_prompt)
 
 static PyObject *generate_value(const struct sluice_generate_result *made)
 {
-    return Py_BuildValue("{sK sK sK sd sd ss}", "prompt_tokens",
-                         (unsigned long long)made->prompt_tokens, "tokens",
-                         (unsigned long long)made->tokens, "context",
-                         (unsigned long long)made->context, "prefill_seconds",
-                         made->prefill_seconds, "decode_seconds", made->decode_seconds, "ended_by",
-                         made->ended_by);
+    return Py_BuildValue(
+        "{sK sK sK sd sd ss}", "prompt_tokens", (unsigned long long)made->prompt_tokens, "tokens",
+        (unsigned long long)made->tokens, "context", (unsigned long long)made->context,
+        "prefill_seconds", made->prefill_seconds, "decode_seconds", made->decode_seconds,
+        "ended_by", made->ended_by);
 }
 
 static PyObject *generate(PyObject *module, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"path",    "prompt",  "set",        "tokens",     "temperature",
-                            "top_k",   "top_p",   "seed",       "context",    "stop_text",
-                            "chat",    "system",  "ignore_end", "on_text",    "on_token",
-                            "verbose", "watch",   NULL};
+    static char *names[] = {"path",    "prompt", "set",        "tokens",  "temperature",
+                            "top_k",   "top_p",  "seed",       "context", "stop_text",
+                            "chat",    "system", "ignore_end", "on_text", "on_token",
+                            "verbose", "watch",  NULL};
     PyObject *path, *set, *text_call, *token_call, *out = NULL;
     struct native_call call = {.stop = 0};
     struct sluice_generate_options options = {
@@ -272,8 +270,8 @@ static PyObject *generate(PyObject *module, PyObject *args, PyObject *keywords)
 
 static PyObject *evaluate(PyObject *module, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"path",    "files",   "set",     "context", "stride",
-                            "batches", "verbose", "watch",   NULL};
+    static char *names[] = {"path",    "files",   "set",   "context", "stride",
+                            "batches", "verbose", "watch", NULL};
     PyObject *path, *files, *set, *out = NULL;
     struct native_call call = {.stop = 0};
     struct sluice_evaluate_options options = {.stop = &call.stop};
@@ -296,8 +294,7 @@ static PyObject *evaluate(PyObject *module, PyObject *args, PyObject *keywords)
             if (native_enter(true, false) == 0) {
                 const char *name = PyBytes_AsString(path);
                 native_call_begin(&call, watch);
-                int status =
-                    sluice_evaluate_files(name, paths.items, paths.count, &options, &made);
+                int status = sluice_evaluate_files(name, paths.items, paths.count, &options, &made);
                 if (finish(&call, status) == 0)
                     out = Py_BuildValue("{sd sd sN sK sd}", "loss", made.loss, "perplexity",
                                         made.perplexity, "bits_per_byte",
@@ -343,7 +340,8 @@ static PyMethodDef functions[] = {
     {"probe", NATIVE_FUNCTION(probe), NATIVE_WITH_KEYWORDS, "Measures the machine."},
     {"generate", NATIVE_FUNCTION(generate), NATIVE_WITH_KEYWORDS, "Continues a prompt."},
     {"evaluate", NATIVE_FUNCTION(evaluate), NATIVE_WITH_KEYWORDS, "The loss on files."},
-    {"export", NATIVE_FUNCTION(export_run), NATIVE_WITH_KEYWORDS, "Writes a Hugging Face checkpoint."},
+    {"export", NATIVE_FUNCTION(export_run), NATIVE_WITH_KEYWORDS,
+     "Writes a Hugging Face checkpoint."},
     {NULL, NULL, 0, NULL},
 };
 

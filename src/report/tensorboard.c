@@ -147,8 +147,7 @@ static void put_step(struct events *self, const metrics_line *line)
         put_scalar(self, "lanes_stall", name, line->lanes[i].stall_seconds / line->seconds);
     }
     for (int tier = 0; tier < TIER_COUNT; tier++)
-        put_scalar(self, "peak_bytes", tier_name((enum tier)tier),
-                   (double)line->peak_bytes[tier]);
+        put_scalar(self, "peak_bytes", tier_name((enum tier)tier), (double)line->peak_bytes[tier]);
 }
 
 static double wall_clock(void)
@@ -242,8 +241,7 @@ int tensorboard_file_open(tensorboard_file *self, const char *directory, int mod
 int tensorboard_file_write(tensorboard_file *self, const metrics_line *line)
 {
     unsigned char data[SCALARS_MAX * RECORD_BYTES];
-    struct events all = {
-        .records = {data, 0}, .wall_seconds = wall_clock(), .step = line->step};
+    struct events all = {.records = {data, 0}, .wall_seconds = wall_clock(), .step = line->step};
     if (line->is_eval)
         put_scalar(&all, "valid", "loss", (double)line->valid_loss);
     else

@@ -54,7 +54,7 @@ static uint64_t read_fixed(const unsigned char **at, const unsigned char *end, i
     uint64_t value = 0;
     assert_true(end - *at >= count);
     for (int i = 0; i < count; i++)
-        value |= (uint64_t)*(*at)++ << 8 * i;
+        value |= (uint64_t) * (*at)++ << 8 * i;
     return value;
 }
 
