@@ -257,15 +257,15 @@ static int remove_state(const char *state)
     return remove_directory(state);
 }
 
-/* Removes the files of RUN/data, which have been made from the job's data. */
-static int remove_data(const char *run_dir)
+/* Removes the files of RUN/<folder> with this word in their names, and the folder. */
+static int remove_folder(const char *run_dir, const char *folder, const char *word)
 {
     char path[FILE_PATH_BYTES];
     int rc = 0;
-    TRY(file_join(path, sizeof path, run_dir, "data"));
+    TRY(file_join(path, sizeof path, run_dir, folder));
     DIR *entries = is_directory(path) ? opendir(path) : NULL;
     for (const struct dirent *entry; entries && rc == 0 && (entry = readdir(entries));)
-        if (strstr(entry->d_name, ".tokens"))
+        if (strstr(entry->d_name, word))
             rc = remove_file(path, entry->d_name);
     if (entries)
         closedir(entries);
@@ -289,7 +289,8 @@ static int remove_files(const char *run_dir)
         TRY(remove_file(run_dir, names[i]));
         TRY(remove_file(run_dir, partial));
     }
-    TRY(remove_data(run_dir));
+    TRY(remove_folder(run_dir, "data", ".tokens")); /* made from the job's data */
+    TRY(remove_folder(run_dir, "tensorboard", "events.out.tfevents."));
     return remove_side_files(run_dir);
 }
 

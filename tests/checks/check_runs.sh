@@ -34,9 +34,10 @@ modes()
 for mask in 000 022 077; do
     umask $mask
     printf '{"text": "a line of JSON that becomes tokens %d"}\n' 1 2 3 4 5 6 7 8 9 >text.jsonl
-    train run.keep=1 run.commit_every=1 'data.train=["text.jsonl"]'
+    train run.keep=1 run.commit_every=1 run.tensorboard=true 'data.train=["text.jsonl"]'
     call "$sluice" report run
     exits 0 "report"
+    [ "$(find run/tensorboard -name "events*" | grep -c "")" -eq 1 ] || fail "the run made no event file"
     for name in job.json plan.json metrics.jsonl trace.json report.html state/lock state/manifest-0 \
         keep/step-000000001/job.json; do
         [ -f "run/$name" ] || fail "the run has no $name"
@@ -141,7 +142,7 @@ rm -rf run drive imported hub plain other exported
 # list and remove. Two runs on two drives, with a kept commit; a third whose directory is deleted.
 two='tiers.nvme=[{"path":"drive","budget":"64MiB"},{"path":"second","budget":"64MiB"}]'
 for name in runs/a runs/deep/b runs/gone; do
-    train run.dir=$name run.keep=1 run.commit_every=1 "$two"
+    train run.dir=$name run.keep=1 run.commit_every=1 run.tensorboard=true "$two"
 done
 rm -rf runs/gone
 call "$sluice" list
