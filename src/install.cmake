@@ -14,7 +14,7 @@ get_property(object_libraries GLOBAL PROPERTY SLUICE_OBJECTS)
 foreach(objects ${object_libraries})
     list(APPEND sluice_objects $<TARGET_OBJECTS:${objects}>)
 endforeach()
-add_library(sluice_api STATIC src/sluice.c src/sluice_tasks.c) # for tests, which link the modules
+add_library(sluice_api STATIC src/sluice.c src/sluice_module.c src/sluice_tasks.c) # for tests, which link the modules
 target_link_libraries(sluice_api PRIVATE sluice_options PUBLIC sluice_profile sluice_probe)
 add_library(sluice_archive STATIC $<TARGET_OBJECTS:sluice_api> ${sluice_objects})
 target_link_libraries(sluice_archive PRIVATE sluice_options)

@@ -10,18 +10,12 @@
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "comm/comm.h"
 #include "config/machine.h"
 #include "hf/hf.h"
 #include "setup/setup.h"
 #include "setup/summary.h"
-
-struct sluice_run {
-    struct api_inputs inputs;
-    train_session *session;
-    struct train_summary summary;
-    struct setup_summary plan;
-};
 
 const char *sluice_version(void)
 {
@@ -125,37 +119,15 @@ int api_inputs_fini(struct api_inputs *self, int rc)
     return rc < 0 ? err_restore(&first) : rc;
 }
 
-static int destroy(struct sluice_run *self, int rc)
-{
-    rc = api_inputs_fini(&self->inputs, rc);
-    mem_free(self);
-    return rc;
-}
+/* ---- the run's thread ---- */
 
-int sluice_open(const char *job_path, const struct sluice_options *options, sluice_run **out)
+/* Tells the caller's threads what sluice_get_info answers. */
+static void note_info(sluice_run *self)
 {
-    static const struct sluice_options defaults;
-    *out = NULL;
-    if (!options)
-        options = &defaults;
-    sluice_run *self = mem_alloc(1, sizeof *self, "run");
-    if (!self)
-        return api_status_of(err_set(-ENOMEM, "no memory for a run"));
-    int rc = api_inputs_init(&self->inputs, job_path, options);
-    if (rc == 0)
-        rc = train_open(&self->inputs.train, &self->session);
-    if (rc < 0)
-        return api_status_of(destroy(self, rc));
-    *out = self;
-    return SLUICE_DONE;
-}
-
-void sluice_get_info(const sluice_run *run, struct sluice_info *info)
-{
-    /* the function uses the run's summaries as scratch memory */
-    sluice_run *self = (sluice_run *)(uintptr_t)run;
+    if (!self->session)
+        return;
     train_get_summary(self->session, &self->summary, &self->plan);
-    *info = (struct sluice_info){
+    self->info = (struct sluice_info){
         .param_count = self->plan.param_count,
         .step = self->summary.step,
         .steps = self->inputs.asked->run.steps,
@@ -167,6 +139,159 @@ void sluice_get_info(const sluice_run *run, struct sluice_info *info)
         .nvme_bytes = self->plan.peak_bytes[TIER_NVME],
         .step_seconds = self->plan.step_seconds,
     };
+}
+
+static void *serve(void *argument)
+{
+    sluice_run *self = argument;
+    pthread_mutex_lock(&self->lock);
+    while (true) {
+        while (!self->call && !self->ends)
+            pthread_cond_wait(&self->asked, &self->lock);
+        if (!self->call)
+            break;
+        pthread_mutex_unlock(&self->lock);
+        int rc = self->call(self, self->argument);
+        pthread_mutex_lock(&self->lock);
+        err_save(&self->result, rc);
+        note_info(self);
+        self->call = NULL;
+        pthread_cond_broadcast(&self->told);
+    }
+    pthread_mutex_unlock(&self->lock);
+    return NULL;
+}
+
+void api_begin_call(sluice_run *self, int (*call)(sluice_run *self, void *argument), void *argument)
+{
+    pthread_mutex_lock(&self->lock);
+    self->argument = argument;
+    self->call = call;
+    pthread_cond_signal(&self->asked);
+    pthread_mutex_unlock(&self->lock);
+}
+
+int api_end_call(sluice_run *self)
+{
+    pthread_mutex_lock(&self->lock);
+    while (self->call)
+        pthread_cond_wait(&self->told, &self->lock);
+    pthread_mutex_unlock(&self->lock);
+    return self->result.code < 0 ? err_restore(&self->result) : self->result.code;
+}
+
+int api_call(sluice_run *self, int (*call)(sluice_run *self, void *argument), void *argument)
+{
+    api_begin_call(self, call, argument);
+    return api_end_call(self);
+}
+
+static int create(sluice_run **out)
+{
+    sluice_run *self = *out = mem_alloc(1, sizeof *self, "run");
+    if (!self)
+        return err_set(-ENOMEM, "no memory for a run");
+    pthread_mutex_init(&self->lock, NULL);
+    pthread_cond_init(&self->asked, NULL);
+    pthread_cond_init(&self->told, NULL);
+    int failed = thread_start(&self->thread, serve, self);
+    if (failed == 0)
+        return 0;
+    mem_free(self);
+    *out = NULL;
+    return err_errno(failed, "a run has no thread");
+}
+
+/* Ends the thread and frees the run, whose session is closed. */
+static void destroy(sluice_run *self)
+{
+    pthread_mutex_lock(&self->lock);
+    self->ends = true;
+    pthread_cond_signal(&self->asked);
+    pthread_mutex_unlock(&self->lock);
+    pthread_join(self->thread, NULL);
+    pthread_cond_destroy(&self->told);
+    pthread_cond_destroy(&self->asked);
+    pthread_mutex_destroy(&self->lock);
+    mem_free(self);
+}
+
+/* ---- calls, on the run's thread ---- */
+
+static int open_session(sluice_run *self, void *argument)
+{
+    const struct sluice_options *options = argument;
+    int rc = api_inputs_init(&self->inputs, self->job_path, options);
+    self->inputs.train.run_module = api_run_pass;
+    self->inputs.train.module_user = self;
+    if (options->first)
+        self->inputs.train.first_elems = api_first_elems;
+    if (rc == 0)
+        rc = train_open(&self->inputs.train, &self->session);
+    return rc < 0 ? api_inputs_fini(&self->inputs, rc) : rc;
+}
+
+static int close_session(sluice_run *self, void *argument)
+{
+    (void)argument;
+    train_session *session = self->session;
+    self->session = NULL;
+    return api_inputs_fini(&self->inputs, train_close(session));
+}
+
+static int make_step(sluice_run *self, void *argument)
+{
+    (void)argument;
+    return train_step(self->session, &self->made);
+}
+
+static int evaluate(sluice_run *self, void *argument)
+{
+    return train_evaluate(self->session, argument);
+}
+
+static int commit(sluice_run *self, void *argument)
+{
+    return train_commit(self->session, argument);
+}
+
+static int export_run(sluice_run *self, void *argument)
+{
+    struct hf_export_summary made;
+    return train_export(self->session, argument, &made);
+}
+
+/* ---- the caller's side ---- */
+
+int sluice_open(const char *job_path, const struct sluice_options *options, sluice_run **out)
+{
+    static const struct sluice_options defaults;
+    sluice_run *self;
+    *out = NULL;
+    if (!options)
+        options = &defaults;
+    int rc = create(&self);
+    if (rc < 0)
+        return api_status_of(rc);
+    self->job_path = job_path;
+    self->first = options->first;
+    self->first_user = options->first_user;
+    rc = api_call(self, open_session, (void *)(uintptr_t)options);
+    self->job_path = NULL;
+    if (rc < 0) {
+        destroy(self);
+        return api_status_of(rc);
+    }
+    *out = self;
+    return SLUICE_DONE;
+}
+
+void sluice_get_info(const sluice_run *run, struct sluice_info *info)
+{
+    sluice_run *self = (sluice_run *)(uintptr_t)run;
+    pthread_mutex_lock(&self->lock);
+    *info = self->info;
+    pthread_mutex_unlock(&self->lock);
 }
 
 struct sluice_step_info api_step_info(const struct train_progress *made)
@@ -186,23 +311,27 @@ struct sluice_step_info api_step_info(const struct train_progress *made)
 
 int sluice_step(sluice_run *run, struct sluice_step_info *info)
 {
-    struct train_progress made;
-    int rc = train_step(run->session, &made);
+    int rc = api_check_closed(run, "sluice_step");
+    if (rc == 0)
+        rc = api_call(run, make_step, NULL);
     if (rc < 0 || !info)
         return api_status_of(rc);
-    *info = api_step_info(&made);
+    *info = api_step_info(&run->made);
     return SLUICE_DONE;
 }
 
 int sluice_evaluate(sluice_run *run, double *loss)
 {
-    return api_status_of(train_evaluate(run->session, loss));
+    int rc = api_check_closed(run, "sluice_evaluate");
+    return api_status_of(rc < 0 ? rc : api_call(run, evaluate, loss));
 }
 
 int sluice_commit(sluice_run *run, uint64_t *step)
 {
     uint64_t which;
-    int rc = train_commit(run->session, &which);
+    int rc = api_check_closed(run, NULL);
+    if (rc == 0)
+        rc = api_call(run, commit, &which);
     if (rc == 0 && step)
         *step = which;
     return api_status_of(rc);
@@ -214,19 +343,25 @@ int sluice_export(sluice_run *run, const char *directory,
     static const struct sluice_export_options defaults;
     if (!options)
         options = &defaults;
-    const struct hf_export_options asked = {
+    struct hf_export_options asked = {
         .hf_dir = directory,
         .type = options->dtype,
         .adapters = options->adapters != 0,
         .force = options->force != 0,
     };
-    struct hf_export_summary made;
-    return api_status_of(train_export(run->session, &asked, &made));
+    int rc = api_check_closed(run, NULL);
+    return api_status_of(rc < 0 ? rc : api_call(run, export_run, &asked));
 }
 
 int sluice_close(sluice_run *run)
 {
     if (!run)
         return SLUICE_DONE;
-    return api_status_of(destroy(run, train_close(run->session)));
+    if (run->is_open && api_give_up(run, "the run was closed") < 0)
+        (void)err_text(); /* a run that cannot go on says so when it is closed */
+    int rc = api_call(run, close_session, NULL);
+    err_record first;
+    err_save(&first, rc);
+    destroy(run);
+    return api_status_of(rc < 0 ? err_restore(&first) : rc);
 }

@@ -17,8 +17,8 @@
  * Memory: sluice_open reserves the memory of the device, the host and the drives, within the job's
  * budgets. A step takes no more.
  *
- * Threads: a process has one run open at a time, and one thread makes all its calls; they block.
- * That thread is bound to cores and keeps a short scheduling slice while the run is open. Only one
+ * Threads: a process has one run open at a time, and one thread makes all its calls; they block. A
+ * run has threads of its own, and the caller's thread keeps its cores and its scheduling. Only one
  * function of this header may be called at a time. Callbacks come on the thread that called, unless
  * the function says otherwise, and must not call a function of this header.
  *
@@ -82,6 +82,11 @@ struct sluice_options {
     int verbose; /* not 0: log lines about the run on standard error; 0: only warnings */
     /* The job itself, JSON; then no file is read, and job_path is its name in messages. Or NULL. */
     const char *job_text;
+    /* The weights with which a new run of a job with model.module begins: elements [begin, begin +
+     * count) of a unit's padded flat vector. Returns 0; anything else, and the run is not opened.
+     * Comes on a thread of the library, while sluice_open waits. NULL: zeros. */
+    int (*first)(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *values);
+    void *first_user;
 };
 
 /* Reads the job file, plans, reserves all memory, and resumes from the last commit of run.dir or
@@ -275,6 +280,94 @@ int sluice_evaluate_files(const char *path, const char *const *files, size_t fil
  * NULL. */
 int sluice_export_run(const char *run_dir, const char *directory,
                       const struct sluice_export_options *options);
+
+/* ---- a run whose passes the caller computes ----
+ *
+ * The job has the key model.module in place of a family: a list of units (flat vectors of tensors)
+ * and of stages, in the order of the forward, with the one or two units that each uses. The library
+ * brings the params of a stage to the device, the caller computes, and hands back gradients; where
+ * all state rests, the update, commits and resuming are the library's, as for any run.
+ *
+ *   sluice_open -> sluice_module_begin -> sluice_module_wait -> sluice_module_done   a step: all
+ *                                                ^                      |            uses of it,
+ *                                                +----------------------+            in order
+ *                  sluice_module_end    <------- or sluice_module_abort, at any time
+ *
+ * A step uses, for each micro-batch, the forward of each stage but the last in order, then the
+ * backward of each stage from the last to the first. The last stage's backward is its forward, the
+ * loss and the backward. Stages whose forward or backward is null in the job are left out. An
+ * evaluation uses the forward of each stage, of one micro-batch.
+ *
+ * A unit's flat vector has its tensors one after the other, each at a multiple of 128 elements
+ * (sluice_module_locate), and ends at a multiple of 4096. Activations are the caller's own: they
+ * count for no budget.
+ *
+ * Threads: calls may come from different threads, one at a time. They sleep while they wait. The
+ * threads that compute are the caller's, and no core is taken from them but by the library's own
+ * work (copies, drives, updates). With a GPU the caller has waited for its own streams before
+ * sluice_module_done. */
+
+enum sluice_pass { SLUICE_FORWARD, SLUICE_BACKWARD };
+
+/* A pass that is to be computed. The pointers are device memory, and valid until
+ * sluice_module_done. */
+struct sluice_use {
+    uint32_t stage;
+    enum sluice_pass pass;
+    uint32_t micro_batch;
+    int is_training; /* 0: an evaluation */
+    uint32_t unit_count, units[2];
+    const void *params[2]; /* [elems] in the job's dtype; NULL: not read */
+    /* [elems] fp32 sums to which the pass adds its gradients; NULL: none are wanted. */
+    float *grads[2];
+    /* Not 0: grads[i] holds nothing yet. The pass writes every tensor; what is between tensors need
+     * not be written. */
+    int fresh[2];
+    uint64_t elems[2]; /* of the padded flat vector */
+    /* The loss whose gradients are added is the micro-batch's own times this: the loss scale
+     * divided by the number of micro-batches of all ranks. */
+    double grad_scale;
+};
+
+/* Begins a step, or an evaluation (is_training 0). */
+int sluice_module_begin(sluice_run *run, int is_training);
+
+/* Waits for the next use. SLUICE_WRONG if the last one is not done, or if there is no more. Any
+ * other failure is that of the step, which sluice_module_end then returns too. */
+int sluice_module_wait(sluice_run *run, struct sluice_use *use);
+
+/* The use is over. `loss`: of the last stage, the micro-batch's own loss without the scale, for
+ * metrics.jsonl; NULL: not known. */
+int sluice_module_done(sluice_run *run, const double *loss);
+
+/* Waits for the end of the step, with the commit that run.commit_every asks for. SLUICE_WRONG, and
+ * the step stays open, if not all uses are done. After any other failure the run can only be
+ * closed. `info` may be NULL; an evaluation fills in its loss alone. */
+int sluice_module_end(sluice_run *run, struct sluice_step_info *info);
+
+/* Gives up the open step or evaluation; `why` is a sentence, or NULL. SLUICE_DONE: the run is as it
+ * was before, and the step can be begun again. SLUICE_FAILED, for a step of several ranks or with
+ * schedule.update in_backward: the run can only be closed, and goes on from its last commit when it
+ * is opened again. */
+int sluice_module_abort(sluice_run *run, const char *why);
+
+/* The optimizer's numbers of a group of units. NAN: the job's, those of its scheduler included. */
+struct sluice_group {
+    double lr, weight_decay, betas[2], eps;
+};
+
+/* Sets the numbers of a group for the steps that begin afterwards. They are not part of a commit:
+ * set them again after sluice_open. */
+int sluice_module_set_group(sluice_run *run, uint32_t group, const struct sluice_group *numbers);
+
+/* Where tensor number `tensor` of a unit lies in the unit's flat vector. */
+int sluice_module_locate(const sluice_run *run, uint32_t unit, uint32_t tensor,
+                         uint64_t *offset_elems, uint64_t *elems);
+
+/* The unit's params after the last step, where they rest: *params [elems] in the job's dtype, to be
+ * read until the next step begins; it is the same address after each step. *params is NULL if they
+ * rest on a drive, on a GPU, or in part on other ranks. A pending update is made first. */
+int sluice_module_home(sluice_run *run, uint32_t unit, void **params, uint64_t *bytes);
 
 #ifdef __cplusplus
 }

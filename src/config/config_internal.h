@@ -174,6 +174,9 @@ int configi_put_path(const configi_reader *reader, const char *path, json_t *val
  * job file. */
 int configi_expand_preset(const configi_reader *reader, const char *job_path) MUST_CHECK;
 
+/* If model.module is a path, puts what that file holds in its place. */
+int configi_expand_module(const configi_reader *reader) MUST_CHECK;
+
 /* Translates DIR/config.json of model.hf into the model block. Returns ERR_CONFIG if a key of the
  * job contradicts it, or if it asks for something that is not built. */
 int configi_expand_hf(const configi_reader *reader) MUST_CHECK;
@@ -208,6 +211,12 @@ int configi_take_quantization(const configi_reader *reader) MUST_CHECK;
  * several keys, or from a list. ERR_CONFIG. */
 
 int configi_fill_model(const configi_reader *reader, struct job_model *model) MUST_CHECK;
+/* The same for a job with model.module: the module, and what stands for dimensions. */
+int configi_fill_module(const configi_reader *reader, struct job_model *model) MUST_CHECK;
+/* Fills what a module decides: micro-batch, order of micro-batches, and run.steps if it is not
+ * given. */
+int configi_settle_module(const configi_reader *reader, job *target) MUST_CHECK;
+void configi_free_module(module_spec *spec); /* NULL is allowed */
 int configi_fill_train(const configi_reader *reader, struct job_train *train) MUST_CHECK;
 int configi_fill_data(const configi_reader *reader, job *target) MUST_CHECK;
 int configi_resolve_batch(const configi_reader *reader, uint64_t world, uint64_t *train,

@@ -13,6 +13,7 @@
 
 #include "base/dtype.h"
 #include "base/file.h"
+#include "base/module.h"
 #include "base/stored.h"
 #include "base/tile.h"
 #include "base/words.h"
@@ -83,6 +84,9 @@ struct job_model {
     double router_aux_loss_coef, router_z_loss_coef; /* 0: the loss is not added */
     /* units whose working params are larger are cut into parts; 0: no unit is cut */
     uint64_t max_part_bytes;
+    /* model.module, owned by the job; NULL: the model is one of a family. With a module only
+     * `family` (its name), num_layers (its stages), seq_length and vocab_size (1) are filled. */
+    module_spec *module;
 };
 
 /* Blocks first .. last, both included. */

@@ -422,6 +422,8 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
         return configi_error(reader, "model",
                              "missing; write \"model\": {\"preset\": \"gpt2-124m\"}, or a family "
                              "and its dimensions");
+    if (configi_get(reader, "model.module"))
+        return configi_fill_module(reader, model);
     if (!configi_get(reader, "model.family"))
         return configi_error(reader, "model.family",
                              "missing; give model.preset or model.hf, or a family such as gpt2 or "

@@ -233,8 +233,11 @@ static int fill_job(const configi_reader *reader, job *target)
     TRY(configi_fill_train(reader, &target->train));
     TRY(configi_fill_data(reader, target));
     TRY(fill_run(reader, target));
+    if (target->model.module && target->micro_batch == 0 && target->train_batch_size == 0)
+        target->micro_batch = 1;
     TRY(configi_resolve_batch(reader, target->world, &target->train_batch_size,
                               &target->micro_batch, &target->accumulation));
+    TRY(configi_settle_module(reader, target));
     TRY(check_step(reader, target));
     TRY(fill_io(reader, target));
     TRY(configi_fill_tiers(reader, target));
@@ -266,6 +269,7 @@ static int complete_document(configi_reader *reader, const char *path, const cha
     TRY(configi_rename_aliases(reader)); /* again, because the values of --set may hold aliases */
     TRY(configi_take_quantization(reader));
     TRY(configi_take_spellings(reader));
+    TRY(configi_expand_module(reader));
     TRY(configi_expand_preset(reader, path));
     TRY(configi_expand_hf(reader));
     TRY(configi_fill_auto(reader));
@@ -382,6 +386,7 @@ void job_destroy(job *self)
     if (!self)
         return;
     mem_free(self->run.keep);
+    configi_free_module(self->model.module);
     mem_free(self->text);
     mem_free(self);
 }

@@ -33,6 +33,14 @@ const configi_key configi_model_keys[] = {
         "the model, and a new run begins with its "
         "weights. The block may add seq_length (default: 1024, or less if the model allows less), "
         "max_part_bytes and experts_per_unit. Other keys may only repeat what config.json says."),
+    KEY("model.module", ANY, NOWHERE, NONE, NONE, NONE, FIXED,
+        "A model whose passes a program computes, through the Python package or sluice_module_* "
+        "(src/sluice.h): its description, or the path of a JSON file with it, relative to the "
+        "current directory. model.module.units: objects with name, tensors (name, shape) and, if "
+        "they are not 0 and false, group (of optimizer numbers), frozen, matrices (which Muon "
+        "updates). model.module.stages, in forward order: objects with name, units (one or two "
+        "numbers), forward and backward (seconds; reads, adds: true or false for each unit; null: "
+        "not computed). Takes the place of all other keys of the block, and of data."),
     KEY("model.family", ENUM, AT(model.family), NONE,
         "gpt2|llama|starcoder2|phi3|gemma|olmo2|exaone4|glm|glm4|bert|gpt_neox|opt|cohere|stablelm|"
         "gemma2|mixtral|qwen2_moe|qwen3_moe|olmoe|gpt_oss|deepseek|glm4_moe",

@@ -2,6 +2,7 @@
  * on a GPU the call is enqueued on a stream. Runs on the workers' threads, or (GPU) on the
  * executor's. Reads the step's scalars, which change only between programs and when the norm is
  * complete. Allocates nothing. The norm itself is in norm.c. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -38,6 +39,26 @@ static model *model_of(const struct engine *self)
 static float grad_scale(const struct engine_step *step)
 {
     return step->target_count ? (float)(step->loss_scale / (double)step->target_count) : 0.0f;
+}
+
+/* Runs a pass. The program that computes a module may give up a step (model_runner). The rest of
+ * the step then runs without computing, and its update is skipped. If that is not possible, since
+ * units are updated one by one or other ranks would go on, the step fails. */
+static int run_pass(struct engine *self, const program *prog, enum phase phase, const op *item,
+                    void *stream, const model_call *call, enum kept kept)
+{
+    const struct setup *setup = self->setup;
+    model *net = model_of(self);
+    if (net->module && setup->gpu) /* the program's own streams do not wait for ours */
+        TRY(device_synchronize(setup->gpu, stream));
+    int rc = model_run(net, phase, item->stage, item->pass, stream, call, kept);
+    if (rc <= 0)
+        return rc;
+    bool trains = prog->kind != PROGRAM_EVAL;
+    if (trains && (setup->ranks.world > 1 || setup->plan.update == UPDATE_IN_BACKWARD))
+        return -ECANCELED;
+    self->step.is_given_up = true;
+    return 0;
 }
 
 /* How much of the inner activations is kept in the op's ROLE_SAVED, between a whole block's forward
@@ -107,6 +128,8 @@ static void fill_call(const struct engine *self, const program *prog, const op *
         .layer = item->stage > 0 ? model_block_of(setup->net, item->stage) : 0,
         .dropout_counter = drops ? counters + 2 * item->micro_batch : NULL,
         .dropout_seed = self->step.seed,
+        .micro_batch = item->micro_batch,
+        .trains = prog->kind != PROGRAM_EVAL,
     };
     fill_hits(self, prog, item, call);
 }
@@ -123,7 +146,7 @@ static int run_forward(struct engine *self, const program *prog, const op *item,
         return model_logits_pass(net, item->pass, stream, &call, (uint64_t)self->logits_row,
                                  self->logits);
     enum phase phase = item->kind == OP_RECOMPUTE ? PHASE_RECOMPUTE : PHASE_FORWARD;
-    return model_run(net, phase, item->stage, item->pass, stream, &call, KEPT_NONE);
+    return run_pass(self, prog, phase, item, stream, &call, KEPT_NONE);
 }
 
 /* Clears the part of a fresh accumulator beyond its unit: the padding of the last ranks' shards. It
@@ -144,7 +167,6 @@ static int zero_padding(struct engine *self, const program *prog, const op *item
 
 static int run_backward(struct engine *self, const program *prog, const op *item, void *stream)
 {
-    const struct setup *setup = self->setup;
     model_call call;
     fill_call(self, prog, item, &call);
     for (int i = 0; i < 2; i++) {
@@ -152,8 +174,7 @@ static int run_backward(struct engine *self, const program *prog, const op *item
         if (call.fresh[i])
             TRY(zero_padding(self, prog, item, i, stream));
     }
-    return model_run(setup->net, PHASE_BACKWARD, item->stage, item->pass, stream, &call,
-                     kept_by(self, item));
+    return run_pass(self, prog, PHASE_BACKWARD, item, stream, &call, kept_by(self, item));
 }
 
 /* Adds to the sum of the rank's shard, or of a tile of it. */
@@ -392,6 +413,8 @@ int enginei_enqueue_op(void *user, const program *prog, const op *item, void *st
 bool engine_may_replay(const struct setup *setup, const program *prog, const op *item)
 {
     if (prog->kind != PROGRAM_STEADY)
+        return false;
+    if (is_computing(item) && setup->net->module)
         return false;
     if (is_computing(item))
         return setup->net->stages[item->stage].kind != STAGE_HEAD &&

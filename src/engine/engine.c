@@ -271,6 +271,21 @@ static int make_io(struct engine *self, const struct engine_options *options)
     return lane_io_create(&io_lane, &self->io_lane);
 }
 
+static int make_groups(struct engine *self)
+{
+    const module_spec *module = self->setup->net->module;
+    self->group_count = module ? module->group_count : 1;
+    self->groups = mem_alloc(self->group_count, sizeof *self->groups, "groups");
+    self->step.group_scalars =
+        mem_alloc(self->group_count, sizeof *self->step.group_scalars, "groups");
+    if (!self->groups || !self->step.group_scalars)
+        return -ENOMEM;
+    for (uint32_t g = 0; g < self->group_count; g++)
+        self->groups[g] = (engine_group){(double)NAN, (double)NAN, (double)NAN, (double)NAN,
+                                         (double)NAN};
+    return 0;
+}
+
 int engine_create(struct setup *setup, const struct engine_options *options, struct engine **out)
 {
     *out = NULL;
@@ -288,7 +303,9 @@ int engine_create(struct setup *setup, const struct engine_options *options, str
     self->run_commit = options->run_commit;
     self->commit_user = options->commit_user;
     self->io_kind = engine_io_backend(setup->job);
-    int rc = make_disk(self, options); /* first, because it can refuse before memory is touched */
+    int rc = make_groups(self);
+    if (rc == 0)
+        rc = make_disk(self, options); /* first, because it can refuse before memory is touched */
     if (rc == 0)
         rc = make_arenas(self, options->memory);
     if (rc == 0)
@@ -378,6 +395,8 @@ void engine_destroy(struct engine *self)
     mem_free(self->disk);
     release_memory(self);
     trace_fini(&self->ring);
+    mem_free(self->groups);
+    mem_free(self->step.group_scalars);
     if (self->is_bound && sched_setaffinity(0, sizeof self->caller_cores, &self->caller_cores) != 0)
         log_warn("the calling thread stays on the cores of I/O: %s", strerror(errno));
     mem_free(self);

@@ -24,13 +24,22 @@
 #include "tiers/io.h"
 #include "tiers/sim.h"
 
+/* The numbers of a group of units, in place of the job's; NaN: the job's. A learning rate also takes
+ * the place of the job's scheduler. */
+struct engine_group {
+    double learning_rate, weight_decay, beta1, beta2, epsilon;
+};
+typedef struct engine_group engine_group;
+
 /* Scalars of a step. The owner writes them between programs. */
 struct engine_step {
     uint64_t step;    /* optimizer step being computed, from 1 */
     uint64_t applied; /* optimizer steps begun so far; t in Adam's bias correction */
     uint64_t seed;    /* the run's seed, for stochastic rounding of state that is not fp32 */
-    /* for every optimizer: of the pending update, else of this step's update */
+    /* for every optimizer: of the pending update, else of this step's update; group 0's */
     adam_scalars scalars;
+    adam_scalars *group_scalars; /* [engine.group_count] the same for each group of units */
+    bool is_given_up; /* the program that computes a module has given up this step */
     bool skip;         /* the gradients overflowed, so the update of these scalars is skipped */
     double loss_scale; /* the factor in this step's gradients; 1 except for fp16 */
     /* documents of a window are told apart: the buffer of tokens also has where they begin */
@@ -101,6 +110,8 @@ struct engine {
     struct model_packer *packer; /* while a run begins; NULL: nothing was packed yet */
     engine_commit *run_commit;
     void *commit_user;
+    engine_group *groups; /* [group_count]; the owner sets them between programs */
+    uint32_t group_count;
     const struct setup_watch *watch; /* or NULL */
     bool is_pinned;                  /* the engine has pinned the host arena for the GPU */
     bool borrows_host;               /* the host arena is an engine_memory's */

@@ -148,15 +148,20 @@ bool engine_leaves_update(const struct setup *setup)
            setup->plan.update == UPDATE_DELAYED_ONE_STEP;
 }
 
-/* Fills the scalars of update number step->applied. */
-static void fill_scalars(const struct job *asked, struct engine_step *step)
+static float given_or(double given, double fallback)
 {
-    adam_scalars *s = &step->scalars;
-    s->learning_rate = (float)job_learning_rate(asked, step->applied);
-    s->beta1 = (float)job_momentum(asked, step->applied);
-    s->beta2 = (float)asked->optimizer.beta2;
-    s->epsilon = (float)asked->optimizer.epsilon;
-    s->weight_decay = (float)asked->optimizer.weight_decay;
+    return (float)(isnan(given) ? fallback : given);
+}
+
+/* Fills a group's scalars of update number step->applied. */
+static void fill_scalars(const struct job *asked, const struct engine_step *step,
+                         const engine_group *group, adam_scalars *s)
+{
+    s->learning_rate = given_or(group->learning_rate, job_learning_rate(asked, step->applied));
+    s->beta1 = given_or(group->beta1, job_momentum(asked, step->applied));
+    s->beta2 = given_or(group->beta2, asked->optimizer.beta2);
+    s->epsilon = given_or(group->epsilon, asked->optimizer.epsilon);
+    s->weight_decay = given_or(group->weight_decay, asked->optimizer.weight_decay);
     s->decoupled = asked->optimizer.decoupled;
     s->bias_correction1 = 1.0f;
     s->bias_correction2_sqrt = 1.0f;
@@ -175,11 +180,14 @@ void engine_make_scalars(struct engine *self)
     if (step->skip)
         return;
     step->applied++;
-    fill_scalars(asked, step);
     /* As torch.nn.utils.clip_grad_norm_: a norm below the limit does not change the gradient. */
     double clip = asked->gradient_clipping;
     double factor = clip > 0 ? fmin(1.0, clip / (step->grad_norm + 1e-6)) : 1.0;
-    step->scalars.grad_scale = (float)(factor / step->loss_scale);
+    for (uint32_t g = 0; g < self->group_count; g++) {
+        fill_scalars(asked, step, &self->groups[g], &step->group_scalars[g]);
+        step->group_scalars[g].grad_scale = (float)(factor / step->loss_scale);
+    }
+    step->scalars = step->group_scalars[0];
 }
 
 void enginei_take_norm(struct engine *self)
@@ -188,6 +196,8 @@ void enginei_take_norm(struct engine *self)
     if (comm_is_pretended(self->setup->ranks.comm))
         /* the norm means nothing then, so no update is skipped because of it */
         self->step.grad_norm = 1;
+    if (self->step.is_given_up)
+        self->step.grad_norm = (double)NAN; /* its update is skipped */
     if (self->setup->plan.update == UPDATE_AFTER_BACKWARD)
         engine_make_scalars(self); /* the updates that follow in this program use these scalars */
 }

@@ -75,9 +75,9 @@ static int run_adam(const struct engine *self, const struct update_tile *tile)
     return tile->ops->adam(tile->context, tile->stream, &args);
 }
 
-static int run_lion(const struct engine *self, const struct update_tile *tile)
+static int run_lion(const struct update_tile *tile)
 {
-    const adam_scalars *s = &self->step.scalars;
+    const adam_scalars *s = &tile->adam;
     lion_scalars scalars = {s->learning_rate, s->beta1, s->beta2, s->weight_decay, s->grad_scale};
     lion_args args = {
         .count = tile->count,
@@ -92,9 +92,9 @@ static int run_lion(const struct engine *self, const struct update_tile *tile)
     return tile->ops->lion(tile->context, tile->stream, &args);
 }
 
-static int run_adagrad(const struct engine *self, const struct update_tile *tile)
+static int run_adagrad(const struct update_tile *tile)
 {
-    const adam_scalars *s = &self->step.scalars;
+    const adam_scalars *s = &tile->adam;
     adagrad_scalars scalars = {s->learning_rate, s->epsilon, s->weight_decay, s->grad_scale};
     adagrad_args args = {
         .count = tile->count,
@@ -135,7 +135,7 @@ static struct update_tile tile_of(const struct engine *self, const program *prog
         .param_type = setup->net->type,
         .unit = item->unit,
         .first_elem = setup_state_begin(setup, item->unit) + item->elem_begin,
-        .adam = self->step.scalars,
+        .adam = self->step.group_scalars[setup->net->units[item->unit].group],
     };
     tile.ops = enginei_worker(self, item, &tile.context);
     if (setup->job->optimizer.type == JOB_MUON) /* the scheduled rate is that of matrices */
@@ -147,10 +147,16 @@ static struct update_tile tile_of(const struct engine *self, const program *prog
 
 /* ---- Muon ---- */
 
-static muon_scalars muon_scalars_of(const struct engine *self)
+/* The scalars of the tile's unit; the scheduled rate is that of matrices. */
+static const adam_scalars *scalars_of(const struct engine *self, uint32_t unit)
+{
+    return &self->step.group_scalars[self->setup->net->units[unit].group];
+}
+
+static muon_scalars muon_scalars_of(const struct engine *self, uint32_t unit)
 {
     const struct job *asked = self->setup->job;
-    const adam_scalars *s = &self->step.scalars;
+    const adam_scalars *s = scalars_of(self, unit);
     return (muon_scalars){
         .learning_rate = s->learning_rate,
         .momentum = (float)asked->optimizer.momentum,
@@ -161,10 +167,11 @@ static muon_scalars muon_scalars_of(const struct engine *self)
 }
 
 /* The learning rate of a matrix, by the shape that Hugging Face stores. */
-static float rate_of(const struct engine *self, const model_tensor *tensor)
+static float rate_of(const struct engine *self, uint32_t unit, const model_tensor *tensor)
 {
     const struct setup *setup = self->setup;
-    bool is_transposed = model_is_transposed(setup->net->spec.family, tensor->name);
+    bool is_transposed =
+        !setup->net->module && model_is_transposed(setup->net->spec.family, tensor->name);
     double rows = (double)(is_transposed ? tensor->columns : tensor->rows);
     double columns = (double)(is_transposed ? tensor->rows : tensor->columns);
     double factor = sqrt(rows / columns);
@@ -178,7 +185,7 @@ static float rate_of(const struct engine *self, const model_tensor *tensor)
     case JOB_ADJUST_SPECTRAL_UNCLAMPED:
         break;
     }
-    return (float)(factor * (double)self->step.scalars.learning_rate);
+    return (float)(factor * (double)scalars_of(self, unit)->learning_rate);
 }
 
 /* The same tile, without its first `skipped` elements, and with `count`. */
@@ -220,7 +227,7 @@ static int run_muon_part(const struct engine *self, const struct update_tile *ti
                          const struct matrix_part *matrix, float *direction, bool makes_direction)
 {
     struct update_tile part = part_of(tile, matrix->skipped, matrix->count);
-    muon_scalars scalars = muon_scalars_of(self);
+    muon_scalars scalars = muon_scalars_of(self, tile->unit);
     muon_args args = {
         .count = part.count,
         .master = tile_stream(&part, 0),
@@ -228,7 +235,7 @@ static int run_muon_part(const struct engine *self, const struct update_tile *ti
         .grads = part.grads,
         .grad_type = part.grad_type,
         .direction = direction + matrix->skipped,
-        .rate = rate_of(self, matrix->tensor),
+        .rate = rate_of(self, tile->unit, matrix->tensor),
         .scalars = &scalars,
     };
     return makes_direction ? part.ops->muon_direction(part.context, part.stream, &args)
@@ -308,9 +315,9 @@ int enginei_run_update(struct engine *self, const program *prog, const op *item,
     case JOB_ADAM:
         return run_adam(self, &tile);
     case JOB_LION:
-        return run_lion(self, &tile);
+        return run_lion(&tile);
     case JOB_ADAGRAD:
-        return run_adagrad(self, &tile);
+        return run_adagrad(&tile);
     case JOB_MUON:
         if (!plan_has_matrices(&setup->plan, item->unit))
             return run_adam(self, &tile);

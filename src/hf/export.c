@@ -83,6 +83,8 @@ static int read_run(exporter *self)
         return err_set(ERR_CORRUPT, "%s: no manifest is valid: nothing says what was committed",
                        path);
     TRY(state_check_committed(record, path));
+    if (self->view.asked)
+        TRY(setup_refuse_module(self->view.asked, "export"));
     if (self->view.net)
         return 0;
     snprintf(job_path, sizeof job_path, "%s/job.json", path);

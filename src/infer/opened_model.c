@@ -185,6 +185,7 @@ int infer_model_begin(infer_model *self, const char *path, const char *const *se
                        "by those that it was trained with",
                        path);
     TRY(self->is_run ? begin_run(self, set, set_count) : begin_checkpoint(self, set, set_count, 0));
+    TRY(setup_refuse_module(self->asked, "evaluation and generation"));
     settle_job(self->asked);
     return 0;
 }

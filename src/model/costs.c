@@ -101,6 +101,7 @@ void model_pass_costs(const model *self, enum phase phase, uint32_t stage, uint3
     memset(out, 0, sizeof *out);
     assert(stage < self->stage_count);
     assert(pass < self->stages[stage].pass_count[phase]);
+    assert(!self->module);
     const modeli_list *list = modeli_list_of(self, stage);
     const modeli_part *part = modeli_pass_part(self, phase, stage, pass, &backward);
     modeli_range range = modeli_layers_of(list, part, backward);

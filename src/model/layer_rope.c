@@ -90,7 +90,7 @@ int model_fill_constants(model *self, void *stream, void *constants)
 {
     const model_spec *spec = &self->spec;
     const rope_form *form = &spec->rope;
-    if (!modeli_has_rope(self->spec.family))
+    if (self->constants_bytes == 0)
         return 0;
     rope_table_args args = {
         .table = constants,

@@ -229,6 +229,8 @@ static double matrix_elems(const modeli_list *list)
 double model_step_flops(const model *self, uint64_t tokens)
 {
     const model_spec *spec = &self->spec;
+    if (self->module) /* what its program computes is not known */
+        return 0;
     double attention = 0.5 * (double)(modeli_width_of(self, MODELI_QUERIES) +
                                       modeli_width_of(self, MODELI_OUTPUTS));
     double rank = (double)spec->lora.rank, adapters = 0; /* elements of A and B */
@@ -256,12 +258,14 @@ double model_step_flops(const model *self, uint64_t tokens)
 
 uint64_t model_block_of(const model *self, uint32_t stage)
 {
+    if (self->module)
+        return stage - 1;
     return size_min((stage - 1) / modeli_block_stages(self), self->spec.num_layers);
 }
 
 bool model_waits_for_device(const model *self, uint32_t stage)
 {
-    return modeli_list_of(self, stage) == &self->products->experts;
+    return !self->module && modeli_list_of(self, stage) == &self->products->experts;
 }
 
 /* ---- running ---- */
@@ -273,6 +277,8 @@ int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void
     assert(self->ops != NULL);
     assert(stage < self->stage_count);
     assert(pass < self->stages[stage].pass_count[phase]);
+    if (self->module)
+        return modeli_run_module(self, phase, stage, stream, call);
     if (phase == PHASE_BACKWARD)
         TRY(modeli_begin_grads(self, stage, pass, stream, call));
     const modeli_part *part = modeli_pass_part(self, phase, stage, pass, &backward);

@@ -84,6 +84,9 @@
  * of each expert. A unit of constants (model_tensor.is_exact) is packed too; passes read its fp32
  * values as they are kept.
  *
+ * MODULES. A model can also be described by data (base/module.h): model_create_module makes its units
+ * and stages, and model_run hands each pass to a runner of the program that computes it.
+ *
  * CALLS. model_create needs no device: shapes, bytes and flops are known before anything is
  * allocated. model_prepare makes the products for one backend. A model belongs to one thread. */
 #ifndef SLUICE_MODEL_MODEL_H
@@ -94,6 +97,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "base/module.h"
 #include "base/stage.h"
 #include "kernels/ops.h"
 
@@ -302,13 +306,37 @@ struct model_unit {
     uint64_t rest_elems;
     bool is_packed;
     bool is_frozen; /* its params never change: no gradient, no optimizer state */
+    uint32_t group; /* of a module: whose numbers its optimizer takes; else 0 */
 };
 typedef struct model_unit model_unit;
+
+/* A pass of a module that the program computes: one stage, one micro-batch. All buffers are device
+ * memory, and are valid until the runner returns. */
+struct model_use {
+    uint32_t stage, micro_batch;
+    bool is_backward, trains; /* trains: false in an evaluation */
+    float grad_scale;         /* of the loss whose gradients are added */
+    uint32_t unit_count, units[2];
+    const void *params[2]; /* [elems] each, in the working dtype; NULL: not read */
+    float *grads[2];       /* [elems] fp32; NULL: not wanted */
+    bool fresh[2];         /* grads[i] holds nothing yet: all tensors are to be written */
+    uint64_t elems[2];     /* of the padded flat vectors */
+    double loss;           /* the program fills it in the last stage */
+};
+typedef struct model_use model_use;
+/* Computes the pass. Returns 0; a code below 0; or 1 with an error text: the program has given up
+ * the step, and every further pass of it returns 1 as well. Called on the thread of the op. */
+typedef int model_runner(void *user, model_use *use);
 
 typedef struct model_products model_products; /* internal: offsets, and what model_prepare makes */
 
 struct model {
-    model_spec spec;
+    model_spec spec; /* of a module: zeros */
+    /* The description of a module, borrowed until model_destroy; NULL: a model of a family. A
+     * module has no products and no constants, its passes no activations and no flops. */
+    const module_spec *module;
+    model_runner *runner; /* of a module; NULL: its passes cannot run */
+    void *runner_user;
     enum dtype type;              /* of params in compute and of activations: fp32, bf16, fp16 */
     uint64_t micro_batch, tokens; /* B, T; T is spec.seq_length unless model_window sets it */
     uint64_t cache_positions;     /* from model_window */
@@ -339,6 +367,11 @@ typedef struct model model;
 int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch,
                  model **out) MUST_CHECK;
 void model_destroy(model *self);
+
+/* The units, stages and passes of a module, which is borrowed until model_destroy. Nothing of it is
+ * cut or packed. Each pass has the seconds of the description. */
+int model_create_module(const module_spec *spec, enum dtype type, model **out) MUST_CHECK;
+void model_set_runner(model *self, model_runner *run, void *user);
 
 /* The calls of a model that does not train. */
 struct model_window {
@@ -419,6 +452,8 @@ struct model_call {
      * with dropout (model_has_dropout) needs it. */
     const uint32_t *dropout_counter;
     uint64_t dropout_seed;
+    uint32_t micro_batch; /* of the step, for modules alone, as is the next one */
+    bool trains;          /* false: an evaluation */
 };
 typedef struct model_call model_call;
 
@@ -430,7 +465,8 @@ bool model_has_dropout(const model_spec *spec);
  * does forward, losses and backward; gradients are added to grads, or begin them
  * (model_call.fresh). For a cut stage `saved` holds what its passes leave for each other. `kept`
  * says, for the backward of an uncut block, how much of `saved` the caller kept from the forward.
- * For a cut stage it has no effect: its `saved` is always filled. */
+ * For a cut stage it has no effect: its `saved` is always filled. Returns 1 if the runner of a module
+ * does. */
 int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void *stream,
               const model_call *call, enum kept kept) MUST_CHECK;
 

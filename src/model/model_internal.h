@@ -162,6 +162,10 @@ void modeli_size_expansion(const model *self, struct pass *pass);
 int modeli_expand(const model *self, const struct pass *pass, void *stream,
                   model_call *call) MUST_CHECK;
 
+/* ---- modules: module.c ---- */
+int modeli_run_module(model *self, enum phase phase, uint32_t stage, void *stream,
+                      const model_call *call) MUST_CHECK;
+
 /* ---- parts: parts.c ----
  *
  * Decides which kinds of unit are cut, and fills the lists' parts except for offsets. ERR_CONFIG if

@@ -231,6 +231,8 @@ int model_prepare(model *self, const kernel_ops *ops, kernel_context *context)
         return err_set(ERR_INTERNAL, "model_prepare was called twice on one model");
     self->ops = ops;
     self->context = context;
+    if (self->module)
+        return 0;
     int rc = make_all(self);
     if (rc < 0) {
         modeli_release_products(self);

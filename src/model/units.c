@@ -276,10 +276,12 @@ static bool ends_with(const char *text, const char *end)
 bool model_has_only_matrices(const model *self, uint32_t unit)
 {
     const model_unit *of = &self->units[unit];
-    uint32_t stage = self->products->origins[unit].unit;
     for (uint32_t i = 0; i < of->tensor_count; i++)
         if (!model_is_matrix(&of->tensors[i]))
             return false;
+    if (self->module)
+        return self->module->units[unit].has_matrices;
+    uint32_t stage = self->products->origins[unit].unit;
     return stage > 0 && model_block_of(self, stage) < self->spec.num_layers;
 }
 
@@ -323,6 +325,10 @@ void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t 
                       uint64_t count, float *master)
 {
     const model_unit *source = &self->units[unit];
+    if (self->module) { /* its program has the weights */
+        fill_value(0.0f, count, master);
+        return;
+    }
     const modeli_origin *origin = &self->products->origins[unit];
     float std = (float)self->spec.init_std;
     float std_residual = (float)(self->spec.init_std / sqrt(2.0 * (double)self->spec.num_layers));

@@ -150,6 +150,10 @@ struct plan_job {
 
     /* ---- sizes ------------------------------------------------------------------------------ */
     uint32_t micro_batch_count;
+    /* Each micro-batch goes back to the first stage before the next one begins, also where that
+     * stage's units are used again later; and EVAL has one micro-batch. For modules, whose passes
+     * are computed elsewhere, in batch-major or with one micro-batch. */
+    bool in_order;
     uint64_t boundary_bytes; /* of one micro-batch */
     uint64_t workspace_bytes, constants_bytes;
     /* Device memory that forward ops read and write, and that stays as it is from program to

@@ -113,9 +113,9 @@ static void emit_training(plani_builder *b, struct plani_step *st, bool pending)
 static void emit_eval(plani_builder *b, struct plani_step *st)
 {
     const plan_job *job = b->job;
-    uint32_t together = round_size(job);
+    uint32_t together = round_size(job), count = job->in_order ? 1 : job->micro_batch_count;
     bring_tokens(b);
-    for (uint32_t mb = 0; mb < job->micro_batch_count && b->error >= 0; mb += together)
+    for (uint32_t mb = 0; mb < count && b->error >= 0; mb += together)
         for (uint32_t s = 0; s < job->stage_count; s++)
             plani_stage_forward(b, st, s, mb, mb + together, false);
     bring_losses_back(b);

@@ -1,7 +1,10 @@
 /* Compares identities of runs ("key=value" lines, made in setup.c), and makes those of imported
  * checkpoints. Pure. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+
+#include <xxhash.h>
 
 #include "setup/setup_internal.h"
 
@@ -85,6 +88,27 @@ static bool is_of_import(const char *line, size_t length)
             return false;
     return length > 6 &&
            (strncmp(line, "model.", 6) == 0 || strncmp(line, optimizer, sizeof optimizer - 1) == 0);
+}
+
+int setupi_module_identity(const module_spec *spec, char *text, size_t capacity)
+{
+    uint64_t sum = 0;
+    for (uint32_t u = 0; u < spec->unit_count; u++) {
+        const module_unit *unit = &spec->units[u];
+        const uint32_t words[] = {unit->tensor_count, unit->is_frozen, unit->has_matrices};
+        sum = XXH3_64bits_withSeed(unit->name, strlen(unit->name), sum);
+        sum = XXH3_64bits_withSeed(words, sizeof words, sum);
+        for (uint32_t i = 0; i < unit->tensor_count; i++) {
+            const module_tensor *tensor = &unit->tensors[i];
+            sum = XXH3_64bits_withSeed(tensor->name, strlen(tensor->name), sum);
+            sum = XXH3_64bits_withSeed(tensor->shape,
+                                       tensor->dimension_count * sizeof *tensor->shape, sum);
+        }
+    }
+    return snprintf(text, capacity,
+                    "model.module.name=%s\nmodel.module.units=%" PRIu32
+                    "\nmodel.module.tensors=%016" PRIx64 "\n",
+                    spec->name, spec->unit_count, sum);
 }
 
 static const char import_mark[] = "imported=1\n";

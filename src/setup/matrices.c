@@ -80,6 +80,8 @@ static int add_unit(struct setup *self, uint32_t unit, struct need *need)
 static int add_units(struct setup *self, struct need *need)
 {
     const model *net = self->net;
+    for (uint32_t u = 0; u < net->unit_count && net->module; u++)
+        TRY(add_unit(self, u, need));
     for (uint32_t s = 1; s <= net->spec.num_layers; s++) { /* BERT's last stage is of the head */
         const struct stage *stage = &net->stages[s];
         for (uint32_t p = 0; p < stage->pass_count[PHASE_FORWARD]; p++) {

@@ -27,6 +27,16 @@ __attribute__((format(printf, 4, 5))) static void append(char *text, size_t capa
 
 /* ---- the model ---- */
 
+int setup_refuse_module(const struct job *asked, const char *task)
+{
+    if (!asked->model.module)
+        return 0;
+    return err_set(ERR_USAGE,
+                   "%s: the passes of model.module, %s, are computed by a program: use the Python "
+                   "package (sluice.torch), or sluice_module_* of the C library",
+                   task, asked->model.module->name);
+}
+
 static enum model_family family_of(const struct job_model *from)
 {
     int family = 0;

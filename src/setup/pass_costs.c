@@ -233,6 +233,8 @@ void setupi_price_passes(struct setup *self, const machine *from)
     model_costs kernels;
     const model *net = self->net;
     struct pass *pass = net->passes;
+    if (net->module) /* its description has the seconds */
+        return;
     if (!from || from->device.is_gpu == self->plan.machine.device_is_cpu)
         return;
     costs_learn(from, net->type, &known);

@@ -127,6 +127,36 @@ static void warn_of_idle_rules(const struct setup *self)
     }
 }
 
+/* True if a unit that learns has params that no pass of a step reads. Then no update in the next
+ * forward would come to it. */
+static bool has_unread(const struct setup *self)
+{
+    for (uint32_t u = 0; u < self->plan.unit_count; u++) {
+        bool is_read = !plan_learns(&self->plan, u);
+        for (uint64_t p = 0; p < self->net->pass_count && !is_read; p++)
+            for (uint32_t i = 0; i < self->net->passes[p].unit_count; i++)
+                is_read = is_read || (self->net->passes[p].units[i] == u &&
+                                      self->net->passes[p].reads_params[i]);
+        if (!is_read)
+            return true;
+    }
+    return false;
+}
+
+/* Updates of a module some of whose params are never read: the others are open, as ever. */
+static int settle_update(const struct setup *self, struct plan_place_asked *question)
+{
+    enum update given = self->job->schedule.update;
+    if (!self->net->module || !has_unread(self))
+        return 0;
+    if (given == UPDATE_IN_NEXT_FORWARD)
+        return err_set(ERR_CONFIG, "schedule.update: a unit of model.module is read by no pass, so "
+                                   "that no forward can bring its update: set it to "
+                                   "after_backward or in_backward");
+    question->chooses_update = false;
+    return 0;
+}
+
 static int choose(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
                   struct plan_place_found *found)
 {
@@ -149,6 +179,10 @@ static int choose(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
         found->homes[kind] = self->homes[kind];
     }
     self->plan.update = asked_update(self);
+    TRY(settle_update(self, &question));
+    if (!question.chooses_update && asked->schedule.update == UPDATE_AUTO &&
+        question.allows_in_backward)
+        self->plan.update = UPDATE_IN_BACKWARD;
     if (asked->micro_batch == 1 && !self->single)
         self->plan.device_advice =
             "a lower model.seq_length needs less: a micro-batch is one sequence "

@@ -57,7 +57,8 @@ static int place_cores(struct setup *self)
     return 0;
 }
 
-static int make_model(struct setup *self, const struct setup_options *options)
+/* Makes the model of a family, and the one for calls of one token. */
+static int make_family(struct setup *self, const struct setup_options *options)
 {
     model_spec spec = setup_model_spec(&self->job->model);
     TRY(setup_fill_learning(self->job, &spec));
@@ -71,6 +72,15 @@ static int make_model(struct setup *self, const struct setup_options *options)
         window.tokens = 1;
         TRY(model_create_window(&spec, self->job->type, 1, &window, &self->single));
     }
+    return 0;
+}
+
+static int make_model(struct setup *self, const struct setup_options *options)
+{
+    if (self->job->model.module)
+        TRY(model_create_module(self->job->model.module, self->job->type, &self->net));
+    else
+        TRY(make_family(self, options));
     if (self->is_described) {
         TRY(setupi_described_device(self));
     } else {
@@ -88,6 +98,22 @@ enum {
     NUMERICS_VERSION = 7,
 };
 
+/* Writes the lines of a model of a family. */
+static int family_identity(const model_spec *s, char *text, size_t room)
+{
+    return snprintf(
+        text, room,
+        "model.family=%s\nmodel.num_layers=%" PRIu64 "\nmodel.hidden_size=%" PRIu64
+        "\nmodel.num_heads=%" PRIu64 "\nmodel.num_kv_heads=%" PRIu64 "\nmodel.ffn_size=%" PRIu64
+        "\nmodel.vocab_size=%" PRIu64 "\nmodel.seq_length=%" PRIu64
+        "\nmodel.tie_embeddings=%s\nmodel.rope_theta=%.17g\nmodel.norm_epsilon=%.17g"
+        "\nmodel.init_std=%.17g\nmodel.max_part_bytes=%" PRIu64 "\n",
+        model_family_name(s->family), (uint64_t)s->num_layers, (uint64_t)s->hidden_size,
+        (uint64_t)s->num_heads, (uint64_t)s->num_kv_heads, (uint64_t)s->ffn_size,
+        (uint64_t)s->vocab_size, (uint64_t)s->seq_length, s->tie_embeddings ? "true" : "false",
+        s->rope_theta, s->norm_epsilon, s->init_std, (uint64_t)s->max_part_bytes);
+}
+
 /* Writes the identity: everything that the bits of a run depend on besides its data, such as model,
  * dtypes, micro-batch and kernels. Each is a line, named as its key in the job file if it has one,
  * so that a refusal can say what differs. */
@@ -96,33 +122,30 @@ static int make_identity(struct setup *self)
     static const char *const optimizers[] = {
         [JOB_ADAM] = "Adam", [JOB_LION] = "Lion", [JOB_ADAGRAD] = "Adagrad", [JOB_MUON] = "Muon"};
     const model_spec *s = &self->net->spec;
+    const module_spec *module = self->net->module;
     char *text = self->identity;
     const size_t room = sizeof self->identity;
-    int length = snprintf(
-        text, room,
-        "model.family=%s\nmodel.num_layers=%" PRIu64 "\nmodel.hidden_size=%" PRIu64
-        "\nmodel.num_heads=%" PRIu64 "\nmodel.num_kv_heads=%" PRIu64 "\nmodel.ffn_size=%" PRIu64
-        "\nmodel.vocab_size=%" PRIu64 "\nmodel.seq_length=%" PRIu64
-        "\nmodel.tie_embeddings=%s\nmodel.rope_theta=%.17g\nmodel.norm_epsilon=%.17g"
-        "\nmodel.init_std=%.17g\nmodel.max_part_bytes=%" PRIu64
-        "\ntrain_micro_batch_size_per_gpu=%" PRIu64 "\noptimizer.type=%s\ndtype=%s"
-        "\ndata_types.grad_accum_dtype=%s\nlogits_chunk=%" PRIu64
-        "\nbackend=%s\nkernels=%s\nthreads=%d\nnumerics=%d\n",
-        model_family_name(s->family), (uint64_t)s->num_layers, (uint64_t)s->hidden_size,
-        (uint64_t)s->num_heads, (uint64_t)s->num_kv_heads, (uint64_t)s->ffn_size,
-        (uint64_t)s->vocab_size, (uint64_t)s->seq_length, s->tie_embeddings ? "true" : "false",
-        s->rope_theta, s->norm_epsilon, s->init_std, (uint64_t)s->max_part_bytes,
-        (uint64_t)self->net->micro_batch, optimizers[self->job->optimizer.type],
-        dtype_name(self->net->type), dtype_name(self->job->grad_dtype),
-        (uint64_t)self->net->chunk_rows, self->ops->name, self->ops->describe(self->context),
-        self->gpu ? 0 : self->thread_count, /* the update's threads change no bit */
-        NUMERICS_VERSION);
+    int length = module ? setupi_module_identity(module, text, room)
+                        : family_identity(s, text, room);
+    /* Kernels and threads of a module are those of its program. */
+    if (length >= 0 && (size_t)length < room)
+        length += snprintf(
+            text + length, room - (size_t)length,
+            "train_micro_batch_size_per_gpu=%" PRIu64 "\noptimizer.type=%s\ndtype=%s"
+            "\ndata_types.grad_accum_dtype=%s\nlogits_chunk=%" PRIu64
+            "\nbackend=%s\nkernels=%s\nthreads=%d\nnumerics=%d\n",
+            (uint64_t)self->net->micro_batch, optimizers[self->job->optimizer.type],
+            dtype_name(self->net->type), dtype_name(self->job->grad_dtype),
+            (uint64_t)self->net->chunk_rows, self->ops->name,
+            module ? "of a program" : self->ops->describe(self->context),
+            module || self->gpu ? 0 : self->thread_count, /* the update's threads change no bit */
+            NUMERICS_VERSION);
     const char *choices =
         self->ops->product_choices ? self->ops->product_choices(self->context) : "";
     if (length >= 0 && (size_t)length < room && choices[0])
         length +=
             snprintf(text + length, room - (size_t)length, "%s%s\n", SETUPI_PRODUCTS_KEY, choices);
-    if (length >= 0 && (size_t)length < room)
+    if (length >= 0 && (size_t)length < room && !module)
         length += setupi_variant_identity(s, text + length, room - (size_t)length);
     if (length >= 0 && (size_t)length < room)
         length += setupi_state_identity(self->job, text + length, room - (size_t)length);
@@ -338,6 +361,7 @@ static int make_plan_inputs(struct setup *self, const struct setup_options *opti
         .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),
         .experts = self->job->schedule.experts,
         .call_tokens = self->single ? 1 : net->micro_batch * net->tokens,
+        .in_order = net->module != NULL,
         .order =
             self->job->schedule.order == ORDER_BATCH_MAJOR ? ORDER_BATCH_MAJOR : ORDER_LAYER_MAJOR,
         .state_streams = setupi_state_streams(self->job, options->params_alone),

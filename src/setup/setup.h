@@ -161,6 +161,8 @@ model_spec setup_model_spec(const struct job_model *from);
  * members must be filled already. ERR_CONFIG for a layer that does not exist in the model
  * family. */
 int setup_fill_learning(const struct job *asked, model_spec *spec) MUST_CHECK;
+/* ERR_USAGE if the job has a module, for a task that has no program to compute it. */
+int setup_refuse_module(const struct job *asked, const char *task) MUST_CHECK;
 /* The streams code (base/tile.h) of the state of a unit of the job's model. */
 uint32_t setup_streams_of(const struct job *asked, const model *net, uint32_t unit);
 /* Writes a streams code as text, such as "fp32, bf16, bf16". Returns `text`. */

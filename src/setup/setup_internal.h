@@ -11,6 +11,8 @@
 /* Writes the lines of keys that most models leave at their defaults. model_create must have
  * completed the spec. Returns the length like snprintf. */
 int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity);
+/* The lines of a module: its name, and a hash of its units and their tensors. */
+int setupi_module_identity(const module_spec *spec, char *text, size_t capacity);
 /* Writes the lines of state formats; none if all state is fp32. Returns the length like
  * snprintf. */
 int setupi_state_identity(const struct job *asked, char *text, size_t capacity);

@@ -79,6 +79,8 @@ static int load_windows(struct loop *self, mixture *from, bool shuffled, uint64_
     first += self->run.ranks.rank * windows;
     uint64_t *target_count = &self->run.engine->step.target_count;
     *target_count = step_windows(self) * net->tokens;
+    if (net->module) /* its program has the data */
+        return 0;
     if (!from) {
         fill_random(self, first, 2 * windows * net->tokens, tokens);
         return 0;
@@ -125,7 +127,7 @@ static int mean_loss(struct loop *self, struct loop_losses *mean)
     const float *losses = (const float *)(const void *)home;
     struct loop_losses sums = {0};
     for (uint64_t i = 0; i < count; i++)
-        sums.tokens += (double)losses[i];
+        sums.tokens += net->module ? self->module_losses[i] : (double)losses[i];
     add_router_losses(self, home, &sums);
     TRY(loop_share_step(self, &sums, mean));
     uint64_t target_count = self->run.engine->step.target_count;
@@ -191,7 +193,7 @@ void loop_tell_lost_lines(struct loop *self)
 
 /* Only rank 0 has the file. A full disk loses lines for people, but no state: commits are written
  * in place. */
-static int write_metrics(struct loop *self, const metrics_line *line)
+int loop_write_metrics(struct loop *self, const metrics_line *line)
 {
     if (self->run.ranks.rank != 0)
         return 0;
@@ -252,7 +254,7 @@ int loop_evaluate(struct loop *self, bool is_last)
         .counted_tokens = counted,
         .seconds = (double)(clock_ns() - begin_ns) * 1e-9,
     };
-    TRY(write_metrics(self, &line));
+    TRY(loop_write_metrics(self, &line));
     if (self->options->on_eval && self->run.ranks.rank == 0)
         self->options->on_eval(self->options->user, &eval);
     return 0;
@@ -470,6 +472,16 @@ static int watch_step(struct loop *self, const run_totals *run, enum program_kin
     return watch->on_step(watch->user, self->run.engine, &step);
 }
 
+/* The program that computes a module has given up the step: an update that was pending is made, and
+ * nothing else has changed. */
+static int leave_step(struct loop *self)
+{
+    state_point_take(&self->before, &self->run.record);
+    self->run.engine->step.is_given_up = false;
+    self->was_left = true;
+    return err_set(-ECANCELED, "step %" PRIu64 " was given up", self->run.record.step + 1);
+}
+
 static int one_step(struct loop *self)
 {
     uint64_t begin_ns = clock_ns(), sent_bytes = sent_so_far(self);
@@ -478,7 +490,10 @@ static int one_step(struct loop *self)
     struct loop_losses losses;
     TRY(load_windows(self, self->train_data, true, self->run.record.window_count));
     run_totals run;
+    self->run.engine->step.is_given_up = false;
     TRY(run_step_program(self, &run, &kind));
+    if (self->run.engine->step.is_given_up)
+        return leave_step(self);
     bool skipped = self->run.engine->step.skip;
     state_point_take(&self->before, &self->run.record);
     self->run.record.step++;
@@ -496,7 +511,7 @@ static int one_step(struct loop *self)
     loss_scaler_save(&self->scaler, &self->run.record);
     metrics_line line;
     fill_line(self, &run, &losses, (double)(clock_ns() - begin_ns) * 1e-9, &line);
-    TRY_KEEP(rc, write_metrics(self, &line));
+    TRY_KEEP(rc, loop_write_metrics(self, &line));
     self->summary->steps_done++;
     self->summary->tokens += line.tokens;
     self->summary->train_loss = losses.tokens;
@@ -507,6 +522,7 @@ static int one_step(struct loop *self)
 
 int loop_step(struct loop *self)
 {
+    self->was_left = false;
     TRY(commit_between(self));
     return one_step(self);
 }

@@ -36,6 +36,8 @@ struct loop {
     tensorboard_file board;   /* closed unless the job asks for it */
     uint64_t lost_line_count; /* lines that found no room in the metrics since the last warning */
     bool pending;             /* gradients of the last step wait to be applied */
+    bool was_left; /* its program has given up the last step or evaluation; the run goes on */
+    double *module_losses; /* [micro-batches] of a module's step; else NULL */
     bool resumed;
     bool spoiled; /* the state is damaged and must not be committed */
     loss_scaler scaler;
@@ -93,6 +95,7 @@ void loop_close_data(struct loop *self);
 
 /* ---- loop.c ---- */
 
+int loop_write_metrics(struct loop *self, const metrics_line *line) MUST_CHECK;
 /* Evaluates data.valid, writes the result to the metrics and calls on_eval. Does nothing without
  * data.valid. If a stop is requested the evaluation is left, unless `is_last`. */
 int loop_evaluate(struct loop *self, bool is_last) MUST_CHECK;
@@ -122,6 +125,13 @@ int loop_share_step(struct loop *self, const struct loop_losses *own,
 int loop_share_count(struct loop *self, uint64_t own, uint64_t *total) MUST_CHECK;
 /* Fills summary.ranks on rank 0. */
 int loop_collect_ranks(struct loop *self) MUST_CHECK;
+
+/* ---- module.c: jobs with model.module ---- */
+
+/* Has the options' program compute the passes. Call it when the setup and the engine exist. */
+int loop_start_module(struct loop *self) MUST_CHECK;
+/* Runs every stage's forward. *loss is NaN if the program gives none. */
+int loop_evaluate_module(struct loop *self, double *loss) MUST_CHECK;
 
 /* ---- finish.c ---- */
 

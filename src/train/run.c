@@ -142,6 +142,8 @@ static int open_all(struct loop *self)
     if (rc == 0)
         rc = loop_start(self, exists ? found : NULL);
     if (rc == 0)
+        rc = loop_start_module(self);
+    if (rc == 0)
         rc = loop_make_state(self);
     manifest_fini(found);
     if (rc < 0 && is_to_be_undone(self))
@@ -213,6 +215,7 @@ static int destroy(struct loop *self, int rc)
     tensorboard_file_close(&self->board);
     manifest_fini(&self->found);
     mem_free(self->step_words);
+    mem_free(self->module_losses);
     engine_destroy(self->run.engine);
     state_commit_fini(&self->run.commit);
     hf_first_close(&self->first); /* it borrows the setup's model */
@@ -228,6 +231,8 @@ static int destroy(struct loop *self, int rc)
 int train_run(const struct train_options *options, struct train_summary *summary)
 {
     struct loop *self;
+    memset(summary, 0, sizeof *summary);
+    TRY(setup_refuse_module(options->job, options->is_trial ? "a trial" : "training"));
     TRY(create(options, summary, &self));
     return destroy(self, run_all(self));
 }
@@ -246,6 +251,8 @@ int train_open(const struct train_options *options, train_session **out)
     *out = NULL;
     if (options->is_trial)
         return err_set(ERR_USAGE, "a trial is not run step by step");
+    if (!options->run_module)
+        TRY(setup_refuse_module(options->job, "training"));
     train_session *self = mem_alloc(1, sizeof *self, "training session");
     if (!self)
         return -ENOMEM;
@@ -300,7 +307,8 @@ int train_step(train_session *self, struct train_progress *progress)
                        "step %" PRIu64 " is the run's last (run.steps): raise it to go on",
                        loop->run.record.step);
     TRY(note(self, leave_commit(loop)));
-    TRY(note(self, loop_step(loop)));
+    int rc = loop_step(loop);
+    TRY(loop->was_left ? rc : note(self, rc));
     *progress = loop->last;
     return 0;
 }
@@ -308,6 +316,10 @@ int train_step(train_session *self, struct train_progress *progress)
 int train_evaluate(train_session *self, double *loss)
 {
     TRY(check_usable(self));
+    if (self->loop->run.job->model.module) {
+        int rc = loop_evaluate_module(self->loop, loss);
+        return self->loop->was_left ? rc : note(self, rc);
+    }
     if (!self->loop->valid_data)
         return err_set(ERR_USAGE, "there is nothing to evaluate on: give data.valid");
     TRY(note(self, loop_evaluate(self->loop, true)));
@@ -329,12 +341,52 @@ int train_export(train_session *self, const struct hf_export_options *options,
     struct loop *loop = self->loop;
     uint64_t step;
     memset(summary, 0, sizeof *summary);
+    TRY(setup_refuse_module(loop->run.job, "export"));
     TRY(train_commit(self, &step));
     struct hf_export_options asked = *options;
     asked.run_dir = loop->run.job->run.dir;
     asked.is_held = true;
     int rc = loop->run.ranks.rank == 0 ? hf_export(&asked, summary) : 0;
     return ranks_agree(&loop->run.ranks, "export", rc);
+}
+
+int train_set_group(train_session *self, uint32_t group, const engine_group *numbers)
+{
+    struct engine *engine = self->loop->run.engine;
+    if (group >= engine->group_count)
+        return err_set(ERR_USAGE, "there is no group %" PRIu32 ": the module has groups 0 to %" PRIu32,
+                       group, engine->group_count - 1);
+    engine->groups[group] = *numbers;
+    return 0;
+}
+
+int train_home(train_session *self, uint32_t unit, void **params, uint64_t *bytes)
+{
+    const struct setup *setup = self->loop->run.setup;
+    *params = NULL;
+    *bytes = 0;
+    TRY(check_usable(self));
+    if (unit >= setup->net->unit_count)
+        return err_set(ERR_USAGE, "there is no unit %" PRIu32 ": the module has units 0 to %" PRIu32,
+                       unit, setup->net->unit_count - 1);
+    enum tier home = (enum tier)setup->homes[STATE_PARAMS][unit];
+    if (home == TIER_NVME || (home == TIER_DEVICE && setup->gpu) ||
+        plan_is_sharded(&setup->plan, STATE_PARAMS, unit))
+        return 0;
+    TRY(note(self, loop_apply_pending(self->loop)));
+    *params = engine_home(self->loop->run.engine, setup->set.homes.params[unit]);
+    *bytes = setup->net->units[unit].elems * dtype_bytes(setup->net->type);
+    return 0;
+}
+
+bool train_is_usable(const train_session *self)
+{
+    return self->failure.code == 0;
+}
+
+const struct model *train_model(const train_session *self)
+{
+    return self->loop->run.setup->net;
 }
 
 void train_get_summary(const train_session *self, struct train_summary *summary,

@@ -291,6 +291,8 @@ int loop_open_data(struct loop *self)
 {
     const struct job *asked = self->run.job;
     const struct ranks *ranks = &self->run.ranks;
+    if (asked->model.module)
+        return 0; /* its program has the data */
     if (self->options->watch && asked->data.train.count == 0)
         return 0; /* random tokens */
     int rc = job_check_for_training(asked);

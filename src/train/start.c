@@ -167,9 +167,9 @@ void loop_set_run_options(struct loop *self)
         .watch = asked->watch,
         .test = asked->test,
         .stop = asked->stop,
-        .first_elems = hf_first_elems,
+        .first_elems = asked->job->model.module ? asked->first_elems : hf_first_elems,
         .first_codes = hf_first_codes,
-        .first_user = &self->first,
+        .first_user = asked->job->model.module ? asked->module_user : &self->first,
         .on_setup = show_setup,
         .user = self,
     };
@@ -230,7 +230,7 @@ static void tell_settings(const struct loop *self, const manifest *found)
 {
     enum { TEXT_BYTES = 1024 };
     char text[TEXT_BYTES];
-    uint64_t tokens = 0, has = mixture_token_count(self->train_data);
+    uint64_t tokens = 0, has = self->train_data ? mixture_token_count(self->train_data) : 0;
     job *was = read_job(self->run.dir.path, found->world_size ? found->world_size : 1);
     if (was && job_list_changes(was, self->run.job, found->step, text, sizeof text) > 0)
         log_warn("the run in %s goes on with other settings: %s", self->run.dir.path, text);

@@ -25,8 +25,11 @@
 #include "setup/summary.h"
 
 struct comm;
+struct engine_group;
 struct engine_memory;
 struct machine;
+struct model;
+struct model_use;
 struct setup_test;
 struct setup_watch;
 
@@ -100,6 +103,11 @@ struct train_options {
     void (*on_step)(void *user, const struct train_progress *progress);
     void (*on_eval)(void *user, const struct train_eval *eval);
     void *user;
+    /* Of a job with model.module, for train_open: the program that computes its passes, and the
+     * weights with which a new run begins; NULL: all are zero. */
+    int (*run_module)(void *user, struct model_use *use); /* a model_runner */
+    int (*first_elems)(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *master);
+    void *module_user;
 };
 
 /* Trains to run.steps, from the last commit of the run directory or from the beginning. Returns 0;
@@ -116,6 +124,20 @@ int train_open(const struct train_options *options, train_session **out) MUST_CH
  * run.steps. A step that fails ends the session: the state is committed if it is still good, and
  * every later call except train_close returns the same error. */
 int train_step(train_session *self, struct train_progress *progress) MUST_CHECK;
+/* Of a job with model.module. The step makes all uses of its passes (model_runner); -ECANCELED if the
+ * program gives it up: then the run is at the step before, and the session goes on, unless it is
+ * failed as by any other error. train_evaluate runs every stage's forward once, as an evaluation of
+ * one micro-batch, and writes a line only if the program gives a loss. */
+
+/* Sets the numbers of a group for the steps that follow. ERR_USAGE if there is no such group. */
+int train_set_group(train_session *self, uint32_t group,
+                    const struct engine_group *numbers) MUST_CHECK;
+/* The unit's params with all updates that were made, where they rest in memory of this process;
+ * *params NULL: they rest elsewhere, or other ranks have a part. Applies a pending update. */
+int train_home(train_session *self, uint32_t unit, void **params, uint64_t *bytes) MUST_CHECK;
+bool train_is_usable(const train_session *self); /* false after a failure: only to be closed */
+const struct model *train_model(const train_session *self);
+
 /* Evaluates data.valid: *loss in nats per token, also written as a line of metrics.jsonl. ERR_USAGE
  * without data.valid. */
 int train_evaluate(train_session *self, double *loss) MUST_CHECK;

@@ -1,0 +1,432 @@
+/* Runs whose passes a program computes (sluice_module_*): they train as the program would in
+ * memory, to the bit, wherever their states rest; they can be left, closed and resumed at any
+ * point; and wrong calls get a sentence. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels/ops.h"
+#include "tests/api/toy_module.h"
+#include "tests/train/train_fixture.h"
+
+static char dir[FIXTURE_PATH_BYTES + 32], drive[FIXTURE_PATH_BYTES + 32];
+
+/* A job for a new run in places of its own. */
+static toy_job new_job(enum dtype type)
+{
+    static int count;
+    snprintf(dir, sizeof dir, "%s/run%d", fixture_dir, count);
+    snprintf(drive, sizeof drive, "%s/drive%d", fixture_dir, count++);
+    return (toy_job){.dir = dir, .drive = drive, .type = type};
+}
+
+static void assert_wrong(int status, const char *word)
+{
+    assert_int_equal(status, SLUICE_WRONG);
+    if (!strstr(sluice_error(), word))
+        fail_msg("\"%s\" has no \"%s\"", sluice_error(), word);
+}
+
+/* ---- against training in memory ---- */
+
+static float params[TOY_UNITS][TOY_ELEMS_MAX], grads[TOY_UNITS][TOY_ELEMS_MAX];
+static float m[TOY_UNITS][TOY_ELEMS_MAX], v[TOY_UNITS][TOY_ELEMS_MAX];
+
+static void update(uint64_t step, const struct sluice_group groups[2])
+{
+    const kernel_ops *ops = &kernels_cpu;
+    kernel_context_config config = {.thread_count = 1};
+    kernel_context *context;
+    assert_int_equal(ops->context_create(&config, &context), 0);
+    for (uint32_t u = 0; u < TOY_UNITS; u++) {
+        const struct sluice_group *of = &groups[u > 0];
+        adam_scalars scalars = {
+            .learning_rate = (float)of->lr,
+            .beta1 = 0.9f,
+            .beta2 = 0.999f,
+            .epsilon = 1e-8f,
+            .weight_decay = (float)of->weight_decay,
+            .decoupled = true,
+            .bias_correction1 = (float)(1 - pow((double)0.9f, (double)step)),
+            .bias_correction2_sqrt = (float)sqrt(1 - pow((double)0.999f, (double)step)),
+            .grad_scale = 1,
+        };
+        adam_args args = {.count = toy_elems(u),
+                          .master = params[u],
+                          .m = m[u],
+                          .v = v[u],
+                          .grads = grads[u],
+                          .grad_type = DTYPE_FP32,
+                          .params = params[u],
+                          .param_type = DTYPE_FP32,
+                          .scalars = &scalars};
+        static float working[TOY_ELEMS_MAX];
+        args.params = working;
+        assert_int_equal(ops->adam(context, NULL, &args), 0);
+    }
+    ops->context_destroy(context);
+}
+
+static void it_trains_as_in_memory(void **state)
+{
+    (void)state;
+    static toy self, plain;
+    const struct sluice_group groups[2] = {
+        {.lr = 0.01, .weight_decay = 0.1, .betas = {NAN, NAN}, .eps = NAN},
+        {.lr = 0.003, .weight_decay = 0.0, .betas = {NAN, NAN}, .eps = NAN},
+    };
+    toy_job asked = new_job(DTYPE_FP32);
+    asked.accumulation = 2;
+    asked.more = ", \"gradient_clipping\": 0";
+    toy_open(&self, &asked, NULL, 0);
+    for (uint32_t g = 0; g < 2; g++)
+        assert_int_equal(sluice_module_set_group(self.run, g, &groups[g]), SLUICE_DONE);
+    toy_train(&self, 6);
+    assert_true(isfinite(toy_evaluate(&self)));
+
+    for (uint32_t u = 0; u < TOY_UNITS; u++)
+        toy_first(NULL, u, 0, toy_elems(u), params[u]);
+    for (uint64_t s = 0; s < 6; s++) {
+        plain.steps_made = s;
+        double loss = toy_plain(&plain, params, grads, 0.5, 0, true);
+        loss = (loss + toy_plain(&plain, params, grads, 0.5, 1, false)) / 2;
+        float bits = (float)loss;
+        assert_memory_equal(&bits, &self.losses[s], sizeof bits);
+        update(s + 1, groups);
+    }
+    for (uint32_t u = 0; u < TOY_UNITS; u++)
+        assert_memory_equal(params[u], self.seen[u], toy_elems(u) * sizeof(float));
+    toy_close(&self);
+}
+
+/* ---- placements ---- */
+
+static const char *const places[][6] = {
+    {"tiers.place.params=device", "tiers.place.grads=device", "tiers.place.optimizer=device"},
+    {"tiers.place.params=host", "tiers.place.grads=host", "tiers.place.optimizer=host"},
+    {"tiers.place.params=nvme", "tiers.place.grads=nvme", "tiers.place.optimizer=nvme"},
+    {"tiers.place.params=host", "tiers.place.grads=nvme", "tiers.place.optimizer=nvme"},
+    {"tiers.place.params=nvme", "tiers.place.grads=host", "tiers.place.optimizer=host",
+     "schedule.update=after_backward"},
+    {"tiers.place.params=device", "tiers.place.grads=host", "tiers.place.optimizer=nvme",
+     "schedule.update=in_next_forward"},
+    {"tiers.place.params=nvme", "tiers.place.grads=nvme", "tiers.place.optimizer=nvme",
+     "tiers.device.budget=1MiB", "tiers.host.budget=2MiB"},
+    {"tiers.place.params=host", "tiers.place.optimizer=nvme", "schedule.tile_elems=32768",
+     "run.commit_every=1"},
+    {"run.paranoid=true", "tiers.place.optimizer=nvme", "tiers.place.params=host"},
+    {"tiers.place.params=auto", "tiers.place.grads=auto", "tiers.place.optimizer=auto",
+     "run.commit_every=0"},
+};
+enum { PLACES = sizeof places / sizeof places[0] };
+
+static size_t count_of(const char *const *set)
+{
+    size_t count = 0;
+    while (count < 6 && set[count])
+        count++;
+    return count;
+}
+
+static void check_places(enum dtype type, uint32_t accumulation, bool freezes,
+                         const char *optimizer)
+{
+    static toy first, self;
+    enum { STEPS = 5 };
+    for (int p = 0; p < PLACES; p++) {
+        toy_job asked = new_job(type);
+        asked.accumulation = accumulation;
+        asked.freezes = freezes;
+        asked.optimizer = optimizer;
+        toy_open(&self, &asked, places[p], count_of(places[p]));
+        toy_train(&self, STEPS);
+        (void)toy_evaluate(&self);
+        toy_close(&self);
+        if (p == 0)
+            first = self;
+        assert_memory_equal(self.losses, first.losses, sizeof self.losses);
+        assert_memory_equal(self.norms, first.norms, sizeof self.norms);
+        assert_memory_equal(self.seen, first.seen, sizeof self.seen);
+    }
+    /* it learns: something has changed, and of a frozen unit nothing */
+    static float begun[TOY_ELEMS_MAX];
+    toy_first(NULL, 2, 0, toy_elems(2), begun);
+    assert_memory_not_equal(begun, first.seen[2], toy_elems(2) * sizeof(float));
+    toy_first(NULL, 1, 0, toy_elems(1), begun);
+    if (freezes && type == DTYPE_FP32)
+        assert_memory_equal(begun, first.seen[1], toy_elems(1) * sizeof(float));
+}
+
+static void places_change_no_bit(void **state)
+{
+    (void)state;
+    check_places(DTYPE_FP32, 1, false, NULL);
+    check_places(DTYPE_FP32, 2, true, NULL);
+    check_places(DTYPE_BF16, 2, false, NULL);
+    check_places(DTYPE_FP16, 1, false, NULL);
+}
+
+static void other_optimizers_too(void **state)
+{
+    (void)state;
+    check_places(DTYPE_FP32, 1, false,
+                 "{\"type\": \"Muon\", \"params\": {\"lr\": 0.01}}");
+    check_places(DTYPE_BF16, 1, false,
+                 "{\"type\": \"Lion\", \"params\": {\"lr\": 0.001}}");
+}
+
+/* ---- ends ---- */
+
+static void a_resumed_run_is_the_same(void **state)
+{
+    (void)state;
+    static toy whole, parts;
+    toy_job asked = new_job(DTYPE_FP32);
+    toy_open(&whole, &asked, places[3], count_of(places[3]));
+    toy_train(&whole, 7);
+    (void)toy_evaluate(&whole);
+    toy_close(&whole);
+
+    asked = new_job(DTYPE_FP32);
+    for (uint64_t until = 3, part = 0; part < 3; part++, until += 2) {
+        toy_open(&parts, &asked, places[part + 3], count_of(places[part + 3]));
+        assert_int_equal(parts.steps_made, part == 0 ? 0 : until - 2);
+        toy_train(&parts, until);
+        for (uint64_t s = part == 0 ? 0 : until - 2; s < until; s++)
+            assert_int_equal(parts.losses[s], whole.losses[s]);
+        (void)toy_evaluate(&parts);
+        toy_close(&parts);
+    }
+    assert_memory_equal(parts.seen, whole.seen, sizeof whole.seen);
+}
+
+/* Begins a step and computes `uses` of it. */
+static void begin_some(toy *self, uint32_t uses)
+{
+    assert_int_equal(sluice_module_begin(self->run, 1), SLUICE_DONE);
+    for (uint32_t i = 0; i < uses; i++) {
+        struct sluice_use use;
+        assert_int_equal(sluice_module_wait(self->run, &use), SLUICE_DONE);
+        double loss = toy_compute(self, &use);
+        assert_int_equal(sluice_module_done(self->run, &loss), SLUICE_DONE);
+    }
+}
+
+static void a_step_that_is_given_up_changes_nothing(void **state)
+{
+    (void)state;
+    static toy whole, self;
+    for (int p = 4; p < 6; p++) { /* after_backward, in_next_forward */
+        struct sluice_use use;
+        toy_job asked = new_job(DTYPE_FP32);
+        toy_open(&whole, &asked, places[p], count_of(places[p]));
+        toy_train(&whole, 6);
+        (void)toy_evaluate(&whole);
+        toy_close(&whole);
+
+        asked = new_job(DTYPE_FP32);
+        toy_open(&self, &asked, places[p], count_of(places[p]));
+        begin_some(&self, 0);
+        assert_int_equal(sluice_module_abort(self.run, "at once"), SLUICE_DONE);
+        toy_train(&self, 2);
+        begin_some(&self, 3);
+        assert_int_equal(sluice_module_abort(self.run, "after three"), SLUICE_DONE);
+        toy_train(&self, 3);
+        begin_some(&self, 6);
+        assert_int_equal(sluice_module_wait(self.run, &use), SLUICE_DONE); /* and never done */
+        assert_int_equal(sluice_module_abort(self.run, NULL), SLUICE_DONE);
+        assert_int_equal(sluice_module_begin(self.run, 0), SLUICE_DONE); /* an evaluation */
+        assert_int_equal(sluice_module_wait(self.run, &use), SLUICE_DONE);
+        assert_int_equal(sluice_module_abort(self.run, "enough"), SLUICE_DONE);
+        toy_train(&self, 4);
+        begin_some(&self, 4);
+        toy_close(&self); /* in the middle of a step */
+        toy_open(&self, &asked, places[p], count_of(places[p]));
+        assert_int_equal(self.steps_made, 4);
+        toy_train(&self, 6);
+        (void)toy_evaluate(&self);
+        toy_close(&self);
+        assert_memory_equal(&self.losses[4], &whole.losses[4], 2 * sizeof *whole.losses);
+        assert_memory_equal(self.seen, whole.seen, sizeof whole.seen);
+    }
+}
+
+static void an_update_in_the_backward_cannot_be_left(void **state)
+{
+    (void)state;
+    static toy self;
+    toy_job asked = new_job(DTYPE_FP32);
+    asked.more = ", \"gradient_clipping\": 0, \"schedule\": {\"update\": \"in_backward\"}";
+    const char *const set[] = {"bf16.check_grad_overflow=false"};
+    toy_open(&self, &asked, set, 1);
+    toy_train(&self, 2);
+    assert_int_equal(sluice_commit(self.run, NULL), SLUICE_DONE);
+    begin_some(&self, 6);
+    assert_int_equal(sluice_module_abort(self.run, "the loader broke"), SLUICE_FAILED);
+    assert_non_null(strstr(sluice_error(), "the loader broke"));
+    assert_int_equal(sluice_module_begin(self.run, 1), SLUICE_DONE);
+    assert_int_equal(sluice_module_end(self.run, NULL), SLUICE_FAILED);
+    assert_int_equal(sluice_close(self.run), SLUICE_FAILED);
+    toy_open(&self, &asked, set, 1);
+    assert_int_equal(self.steps_made, 2);
+    toy_train(&self, 3);
+    toy_close(&self);
+}
+
+static void params_at_home_are_the_last_ones(void **state)
+{
+    (void)state;
+    static toy self;
+    void *home, *again;
+    uint64_t bytes;
+    toy_job asked = new_job(DTYPE_FP32);
+    toy_open(&self, &asked, places[5], count_of(places[5])); /* the update is in the next forward */
+    toy_train(&self, 2);
+    assert_int_equal(sluice_module_home(self.run, 2, &home, &bytes), SLUICE_DONE);
+    assert_int_equal(bytes, toy_elems(2) * sizeof(float));
+    (void)toy_evaluate(&self);
+    assert_memory_equal(home, self.seen[2], bytes);
+    toy_train(&self, 3);
+    assert_int_equal(sluice_module_home(self.run, 2, &again, &bytes), SLUICE_DONE);
+    assert_ptr_equal(home, again);
+    toy_close(&self);
+
+    asked = new_job(DTYPE_FP32);
+    toy_open(&self, &asked, places[2], count_of(places[2]));
+    assert_int_equal(sluice_module_home(self.run, 2, &home, &bytes), SLUICE_DONE);
+    assert_null(home);
+    toy_close(&self);
+}
+
+/* ---- wrong calls ---- */
+
+static void wrong_calls_get_a_sentence(void **state)
+{
+    (void)state;
+    static toy self;
+    struct sluice_use use;
+    struct sluice_group numbers = {.lr = 1};
+    double loss;
+    uint64_t offset, elems;
+    void *home;
+    toy_job asked = new_job(DTYPE_FP32);
+    toy_open(&self, &asked, NULL, 0);
+    assert_wrong(sluice_step(self.run, NULL), "sluice_module_begin");
+    assert_wrong(sluice_evaluate(self.run, &loss), "sluice_module_begin");
+    assert_wrong(sluice_module_wait(self.run, &use), "no step is open");
+    assert_wrong(sluice_module_done(self.run, NULL), "no step is open");
+    assert_wrong(sluice_module_end(self.run, NULL), "no step is open");
+    assert_wrong(sluice_module_abort(self.run, "why"), "no step is open");
+    assert_wrong(sluice_module_set_group(self.run, 2, &numbers), "groups 0 to 1");
+    assert_wrong(sluice_module_locate(self.run, 4, 0, &offset, &elems), "no tensor 0 of unit 4");
+    assert_wrong(sluice_module_home(self.run, 9, &home, &offset), "units 0 to 3");
+    assert_wrong(sluice_export(self.run, "nowhere", NULL), "model.module, toy");
+    begin_some(&self, 1);
+    assert_wrong(sluice_module_begin(self.run, 1), "is open");
+    assert_wrong(sluice_commit(self.run, NULL), "is open");
+    assert_wrong(sluice_module_set_group(self.run, 0, &numbers), "is open");
+    assert_wrong(sluice_module_home(self.run, 0, &home, &offset), "is open");
+    assert_wrong(sluice_module_done(self.run, NULL), "no use is held");
+    assert_wrong(sluice_module_end(self.run, NULL), "the forward of stage 1, stage.1");
+    assert_int_equal(sluice_module_wait(self.run, &use), SLUICE_DONE);
+    assert_wrong(sluice_module_wait(self.run, &use), "stage 1, stage.1 is not over");
+    assert_int_equal(sluice_module_abort(self.run, "why"), SLUICE_DONE);
+    begin_some(&self, 2 * TOY_BLOCKS + 3);
+    assert_wrong(sluice_module_wait(self.run, &use), "no more uses");
+    assert_int_equal(sluice_module_end(self.run, NULL), SLUICE_DONE);
+    struct sluice_info info;
+    sluice_get_info(self.run, &info);
+    assert_int_equal(info.step, 1);
+    toy_close(&self);
+
+    fixture_sets sets = {.count = 0};
+    job *plain = fixture_job("plain", &(fixture_model){"llama", true, 2, 64}, &sets);
+    const struct sluice_options options = {.job_text = plain->text};
+    sluice_run *run;
+    assert_int_equal(sluice_open("plain", &options, &run), SLUICE_DONE);
+    assert_wrong(sluice_module_begin(run, 1), "no model.module");
+    assert_int_equal(sluice_close(run), SLUICE_DONE);
+    job_destroy(plain);
+}
+
+static int no_weights(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *values)
+{
+    (void)user;
+    (void)begin;
+    memset(values, 0, count * sizeof *values);
+    return unit == 2 ? -1 : 0;
+}
+
+static void wrong_jobs_are_refused(void **state)
+{
+    (void)state;
+    static const char *const wrong[][2] = {
+        {"data.train=[\"x.txt\"]", "data.train"},
+        {"train.only=all", "train.only"},
+        {"model.hidden_size=64", "model.hidden_size"},
+        {"run.eval_every=3", "run.eval_every"},
+        {"model.module.units.1.group=-1", "group"},
+        {"model.module.units.1.shape=3", "unknown key"},
+        {"model.module.stages.1.units=[9]", "0 to 3"},
+        {"model.module.stages.1.units=[1,1]", "twice"},
+        {"model.module.stages.1.backward=null", "no backward"},
+        {"model.module.stages.1.backward.adds=[false]", "block.0, learns"},
+        {"model.module.stages.1.backward.adds=[1]", "true or false"},
+        {"model.module.units.1.name=root", "of unit 0 too"},
+        {"model.module.units.1.frozen=3", "true or false"},
+        {"model.module.units.1.tensors=[]", "tensors"},
+        {"model.module=no-such-file.json", "no-such-file.json"},
+    };
+    toy_job asked = new_job(DTYPE_FP32);
+    sluice_run *run;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        const struct sluice_options options = {
+            .set = wrong[i], .set_count = 1, .job_text = toy_text(&asked), .first = toy_first};
+        assert_wrong(sluice_open("toy", &options, &run), wrong[i][1]);
+    }
+    const struct sluice_options options = {.job_text = toy_text(&asked), .first = no_weights};
+    assert_int_equal(sluice_open("toy", &options, &run), SLUICE_FAILED);
+    assert_non_null(strstr(sluice_error(), "unit 2"));
+    const struct sluice_train_options train = {.job = {.job_text = toy_text(&asked)}};
+    assert_wrong(sluice_train("toy", &train, NULL), "computed by a program");
+}
+
+static void the_callers_thread_keeps_its_cores(void **state)
+{
+    (void)state;
+    static toy self;
+    cpu_set_t before, within;
+    toy_job asked = new_job(DTYPE_FP32);
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    toy_open(&self, &asked, NULL, 0);
+    begin_some(&self, 2);
+    assert_int_equal(sched_getaffinity(0, sizeof within, &within), 0);
+    assert_true(CPU_EQUAL(&before, &within));
+    assert_int_equal(sluice_module_abort(self.run, "seen"), SLUICE_DONE);
+    toy_close(&self);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(it_trains_as_in_memory),
+        cmocka_unit_test(places_change_no_bit),
+        cmocka_unit_test(other_optimizers_too),
+        cmocka_unit_test(a_resumed_run_is_the_same),
+        cmocka_unit_test(a_step_that_is_given_up_changes_nothing),
+        cmocka_unit_test(an_update_in_the_backward_cannot_be_left),
+        cmocka_unit_test(params_at_home_are_the_last_ones),
+        cmocka_unit_test(wrong_calls_get_a_sentence),
+        cmocka_unit_test(wrong_jobs_are_refused),
+        cmocka_unit_test(the_callers_thread_keeps_its_cores),
+    };
+    return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+}
