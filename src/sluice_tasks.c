@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "comm/comm.h"
 #include "config/machine.h"
@@ -146,12 +147,14 @@ int sluice_plan(const char *job_path, const struct sluice_plan_options *options,
     *json = NULL;
     if (!options)
         options = &defaults;
+    enum log_level usual = log_get_level(); /* that of an open run */
     int rc = api_begin(options->verbose, false);
     if (rc == 0)
         rc = read_figures(options->machine, &figures, &is_here);
     if (rc == 0)
         rc = make_plan(job_path, options, figures, is_here, json);
     mem_free(figures);
+    log_set_level(usual);
     return api_status_of(rc);
 }
 
