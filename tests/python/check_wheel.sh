@@ -10,8 +10,9 @@ python=${3:-python3}
 . "$root/tests/checks/lib.sh"
 make_scratch wheel-test
 unset PYTHONPATH PYTHONHOME
-export PIP_DISABLE_PIP_VERSION_CHECK=1
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
 
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' || skip "$python is not Python 3.9 or later"
 "$python" -m venv "$scratch/tools" >"$scratch/log" 2>&1 || skip "$python cannot make a virtual environment (python3-venv)"
 tools=$scratch/tools/bin
 "$tools/pip" install -q --retries 1 --timeout 10 "scikit-build-core>=0.10" >"$scratch/log" 2>&1 || {

@@ -264,7 +264,7 @@ class Ranks(InDirectory):
         done = subprocess.run(
             ["mpirun", "-n", "2", "--bind-to", "none", sys.executable, "-c", RANK, job,
              self.directory],
-            capture_output=True, text=True, timeout=50,
+            capture_output=True, text=True, timeout=150,
             env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                  "OMPI_MCA_rmaps_base_oversubscribe": "1",
                  "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"})
@@ -312,7 +312,7 @@ class Signals(InDirectory):
     def test_the_program_ends_in_the_middle(self):
         done = subprocess.run(
             [sys.executable, "-c", LEFT_AT_WORK, self.directory], capture_output=True, text=True,
-            timeout=50,
+            timeout=150,
             env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.abspath(__file__))})
         self.assertEqual(done.returncode, 0, done.stderr)
         made = len(sluice.Run(self.path("run")).metrics().steps)
@@ -326,7 +326,7 @@ class Signals(InDirectory):
             env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.abspath(__file__))})
         self.assertEqual(process.stdout.readline(), "trains\n")
         process.send_signal(2)
-        text = process.communicate(timeout=50)[0].split()
+        text = process.communicate(timeout=150)[0].split()
         self.assertEqual(process.returncode, 0)
         self.assertEqual(text[0], "interrupted")
         self.assertGreaterEqual(int(text[1]), 3)
