@@ -136,7 +136,7 @@ static size_t count_of(const char *const *set)
     return count;
 }
 
-static void check_places(enum dtype type, uint32_t accumulation, bool freezes,
+static void check_places(enum dtype type, uint32_t accumulation, bool freezes, bool shares,
                          const char *optimizer)
 {
     static toy first, self;
@@ -145,6 +145,7 @@ static void check_places(enum dtype type, uint32_t accumulation, bool freezes,
         toy_job asked = new_job(type);
         asked.accumulation = accumulation;
         asked.freezes = freezes;
+        asked.shares = shares;
         asked.optimizer = optimizer;
         toy_open(&self, &asked, places[p], count_of(places[p]));
         toy_train(&self, STEPS);
@@ -168,19 +169,70 @@ static void check_places(enum dtype type, uint32_t accumulation, bool freezes,
 static void places_change_no_bit(void **state)
 {
     (void)state;
-    check_places(DTYPE_FP32, 1, false, NULL);
-    check_places(DTYPE_FP32, 2, true, NULL);
-    check_places(DTYPE_BF16, 2, false, NULL);
-    check_places(DTYPE_FP16, 1, false, NULL);
+    check_places(DTYPE_FP32, 1, false, false, NULL);
+    check_places(DTYPE_FP32, 2, true, true, NULL);
+    check_places(DTYPE_BF16, 2, false, false, NULL);
+    check_places(DTYPE_FP16, 1, false, true, NULL);
 }
 
 static void other_optimizers_too(void **state)
 {
     (void)state;
-    check_places(DTYPE_FP32, 1, false,
+    check_places(DTYPE_FP32, 1, false, false,
                  "{\"type\": \"Muon\", \"params\": {\"lr\": 0.01}}");
-    check_places(DTYPE_BF16, 1, false,
+    check_places(DTYPE_BF16, 1, false, false,
                  "{\"type\": \"Lion\", \"params\": {\"lr\": 0.001}}");
+}
+
+/* ---- an optimizer alone: no stage has a forward, and no pass reads params ---- */
+
+static const char optimizer_alone[] =
+    "{\"model\": {\"module\": {\"name\": \"updates\", \"units\": ["
+    "{\"name\": \"a\", \"tensors\": [{\"name\": \"a\", \"shape\": [100, 40]}]}, "
+    "{\"name\": \"b\", \"tensors\": [{\"name\": \"b\", \"shape\": [70000]}]}], \"stages\": ["
+    "{\"name\": \"a\", \"units\": [0], \"forward\": null, \"backward\": {\"reads\": [false]}}, "
+    "{\"name\": \"b\", \"units\": [1], \"forward\": null, \"backward\": {\"reads\": [false]}}]}}, "
+    "\"run\": {\"dir\": \"%s\"}, \"gradient_clipping\": %s, \"tiers\": {"
+    "\"device\": {\"budget\": \"8MiB\"}, \"host\": {\"budget\": \"8MiB\"}, "
+    "\"nvme\": [{\"path\": \"%s\", \"budget\": \"32MiB\"}], "
+    "\"place\": {\"params\": \"host\", \"optimizer\": \"nvme\"}}}";
+
+static void an_optimizer_alone_updates(void **state)
+{
+    (void)state;
+    char text[2048];
+    void *home;
+    uint64_t bytes;
+    sluice_run *run;
+    for (int clips = 0; clips < 2; clips++) {
+        (void)new_job(DTYPE_FP32);
+        snprintf(text, sizeof text, optimizer_alone, dir, clips ? "1e9" : "0", drive);
+        const char *const next[] = {"schedule.update=in_next_forward"};
+        struct sluice_options options = {.set = next, .set_count = 1, .job_text = text};
+        assert_wrong(sluice_open("updates", &options, &run), "schedule.update");
+        options.set_count = 0;
+        assert_int_equal(sluice_open("updates", &options, &run), SLUICE_DONE);
+        for (uint64_t step = 1; step <= 3; step++) {
+            assert_int_equal(sluice_module_begin(run, 1), SLUICE_DONE);
+            for (uint32_t i = 0; i < 2; i++) {
+                struct sluice_use use;
+                assert_int_equal(sluice_module_wait(run, &use), SLUICE_DONE);
+                assert_int_equal(use.stage, 1 - i);
+                assert_int_equal(use.pass, SLUICE_BACKWARD);
+                assert_null(use.params[0]);
+                for (uint64_t k = 0; k < use.elems[0]; k++)
+                    use.grads[0][k] = k % 2 ? 0.5f : -0.5f;
+                assert_int_equal(sluice_module_done(run, NULL), SLUICE_DONE);
+            }
+            assert_int_equal(sluice_module_end(run, NULL), SLUICE_DONE);
+            assert_int_equal(sluice_module_home(run, 1, &home, &bytes), SLUICE_DONE);
+            const float *values = home; /* Adam's steps of 0.001 against the sign */
+            assert_float_equal(values[0], 0.001 * (double)step, 1e-6);
+            assert_float_equal(values[69999], -0.001 * (double)step, 1e-6);
+            assert_true(values[70000] == 0); /* padding */
+        }
+        assert_int_equal(sluice_close(run), SLUICE_DONE);
+    }
 }
 
 /* ---- ends ---- */
@@ -420,6 +472,7 @@ int main(void)
         cmocka_unit_test(it_trains_as_in_memory),
         cmocka_unit_test(places_change_no_bit),
         cmocka_unit_test(other_optimizers_too),
+        cmocka_unit_test(an_optimizer_alone_updates),
         cmocka_unit_test(a_resumed_run_is_the_same),
         cmocka_unit_test(a_step_that_is_given_up_changes_nothing),
         cmocka_unit_test(an_update_in_the_backward_cannot_be_left),

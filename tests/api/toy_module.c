@@ -96,9 +96,11 @@ static void add_module(char *text, const toy_job *asked)
     add(text, "], \"stages\": [");
     for (int s = 0; s <= HEAD; s++)
         add(text,
-            "%s{\"name\": \"stage.%d\", \"units\": [%d], \"forward\": {\"seconds\": 1e-4}, "
+            "%s{\"name\": \"stage.%d\", \"units\": [%d%s], \"forward\": {\"seconds\": 1e-4}, "
             "\"backward\": {\"seconds\": 2e-4%s}}",
-            s ? ", " : "", s, s == HEAD ? 0 : s, s == 0 ? ", \"reads\": [false]" : "");
+            s ? ", " : "", s, s == HEAD ? 0 : s,
+            asked->shares && s > 0 && s < HEAD ? ", 0" : "",
+            s == 0 ? ", \"reads\": [false]" : "");
     add(text, "]}}");
 }
 
@@ -130,14 +132,14 @@ static void assert_done(int status)
         fail_msg("%d: %s", status, sluice_error());
 }
 
-void toy_open(toy *self, const toy_job *asked, const char *const *set, size_t set_count)
+int toy_try_open(toy *self, const toy_job *asked, const struct sluice_options *options)
 {
-    struct sluice_options options = {
-        .set = set, .set_count = set_count, .job_text = toy_text(asked), .first = toy_first};
     memset(self, 0, sizeof *self);
     self->type = asked->type;
     self->accumulation = asked->accumulation ? asked->accumulation : 1;
-    assert_done(sluice_open("toy", &options, &self->run));
+    int status = sluice_open("toy", options, &self->run);
+    if (status != SLUICE_DONE)
+        return status;
     struct sluice_info info;
     sluice_get_info(self->run, &info);
     self->rank = info.rank;
@@ -149,6 +151,14 @@ void toy_open(toy *self, const toy_job *asked, const char *const *set, size_t se
             assert_int_equal(offset, toy_offset(u, i));
             assert_int_equal(elems, tensor_elems(u, i));
         }
+    return SLUICE_DONE;
+}
+
+void toy_open(toy *self, const toy_job *asked, const char *const *set, size_t set_count)
+{
+    const struct sluice_options options = {
+        .set = set, .set_count = set_count, .job_text = toy_text(asked), .first = toy_first};
+    assert_done(toy_try_open(self, asked, &options));
 }
 
 void toy_close(toy *self)
@@ -274,10 +284,9 @@ static void widen(enum dtype type, const void *from, uint64_t count, float *to)
         to[i] = type == DTYPE_BF16 ? fp32_from_bf16(half[i]) : fp32_from_fp16(half[i]);
 }
 
-double toy_compute(toy *self, const struct sluice_use *use)
+/* A pass of the stage's own unit. */
+static double compute_own(toy *self, const struct sluice_use *use, uint32_t unit)
 {
-    uint32_t unit = use->units[0];
-    assert_int_equal(use->unit_count, 1);
     assert_int_equal(unit, use->stage == HEAD ? 0 : use->stage);
     assert_int_equal(use->elems[0], toy_elems(unit));
     bool is_backward = use->pass == SLUICE_BACKWARD;
@@ -293,6 +302,41 @@ double toy_compute(toy *self, const struct sluice_use *use)
         memcpy(self->seen[0], self->params[0], sizeof self->seen[0]);
     return pass(self, use->stage, is_backward, self->params[0], use->grads[0], use->grad_scale,
                 use->micro_batch);
+}
+
+/* What a block does with the root. */
+static void share(toy *self, uint32_t idx, const float *root, float *grad)
+{
+    for (uint32_t r = 0; r < TOY_ROWS; r++)
+        for (uint32_t c = 0; c < TOY_WIDTH; c++) {
+            if (grad)
+                grad[toy_offset(0, 1) + c] += 0.01f * self->x_grad[r][c];
+            else
+                self->x[idx + 1][r][c] += 0.01f * root[toy_offset(0, 1) + c];
+        }
+}
+
+/* Takes the second unit of a pass, the root. */
+static const float *take_root(toy *self, const struct sluice_use *use)
+{
+    assert_int_equal(use->units[1], 0);
+    assert_non_null(use->params[1]);
+    assert_int_equal(use->fresh[1], 0); /* the head has begun its gradients */
+    widen(self->type, use->params[1], use->elems[1], self->params[1]);
+    return self->params[1];
+}
+
+double toy_compute(toy *self, const struct sluice_use *use)
+{
+    uint32_t unit = use->units[0];
+    bool is_shared = use->unit_count == 2;
+    const float *root = is_shared ? take_root(self, use) : NULL;
+    if (is_shared && use->grads[1])
+        share(self, use->stage - 1, root, use->grads[1]);
+    double loss = compute_own(self, use, unit);
+    if (is_shared && use->pass == SLUICE_FORWARD)
+        share(self, use->stage - 1, root, NULL);
+    return loss;
 }
 
 double toy_plain(toy *self, float params[TOY_UNITS][TOY_ELEMS_MAX],

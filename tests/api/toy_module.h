@@ -32,6 +32,7 @@ struct toy_job {
     enum dtype type;
     uint32_t accumulation; /* 0: 1 */
     bool freezes;          /* block.0 */
+    bool shares;           /* blocks add 0.01 g to what they make: root is their second unit */
     const char *optimizer; /* the block; NULL: AdamW */
     const char *more;      /* members of the job, each with a comma before it; or NULL */
 };
@@ -60,7 +61,8 @@ int toy_first(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *
 
 /* Writes the job's text; valid until the next call. */
 const char *toy_text(const toy_job *asked);
-/* Opens the run, and checks the places of tensors. */
+/* Opens the run, and checks the places of tensors. toy_try_open returns the status. */
+int toy_try_open(toy *self, const toy_job *asked, const struct sluice_options *options);
 void toy_open(toy *self, const toy_job *asked, const char *const *set, size_t set_count);
 void toy_close(toy *self);
 
