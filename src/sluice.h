@@ -346,7 +346,8 @@ int sluice_module_done(sluice_run *run, const double *loss);
 int sluice_module_end(sluice_run *run, struct sluice_step_info *info);
 
 /* Gives up the open step or evaluation; `why` is a sentence, or NULL. SLUICE_DONE: the run is as it
- * was before, and the step can be begun again. SLUICE_FAILED, for a step of several ranks or with
+ * was before, and the step can be begun again; or all uses were done already, and the step counts
+ * (sluice_get_info). SLUICE_FAILED, for a step of several ranks or with
  * schedule.update in_backward: the run can only be closed, and goes on from its last commit when it
  * is opened again. */
 int sluice_module_abort(sluice_run *run, const char *why);

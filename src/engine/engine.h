@@ -24,8 +24,8 @@
 #include "tiers/io.h"
 #include "tiers/sim.h"
 
-/* The numbers of a group of units, in place of the job's; NaN: the job's. A learning rate also takes
- * the place of the job's scheduler. */
+/* The numbers of a group of units, in place of the job's; NaN: the job's. A learning rate also
+ * takes the place of the job's scheduler. */
 struct engine_group {
     double learning_rate, weight_decay, beta1, beta2, epsilon;
 };

@@ -84,8 +84,8 @@
  * of each expert. A unit of constants (model_tensor.is_exact) is packed too; passes read its fp32
  * values as they are kept.
  *
- * MODULES. A model can also be described by data (base/module.h): model_create_module makes its units
- * and stages, and model_run hands each pass to a runner of the program that computes it.
+ * MODULES. A model can also be described by data (base/module.h). model_create_module makes its
+ * units and stages, and model_run hands each pass to the program that computes it.
  *
  * CALLS. model_create needs no device: shapes, bytes and flops are known before anything is
  * allocated. model_prepare makes the products for one backend. A model belongs to one thread. */
@@ -465,8 +465,8 @@ bool model_has_dropout(const model_spec *spec);
  * does forward, losses and backward; gradients are added to grads, or begin them
  * (model_call.fresh). For a cut stage `saved` holds what its passes leave for each other. `kept`
  * says, for the backward of an uncut block, how much of `saved` the caller kept from the forward.
- * For a cut stage it has no effect: its `saved` is always filled. Returns 1 if the runner of a module
- * does. */
+ * For a cut stage it has no effect: its `saved` is always filled. Returns 1 if a module's runner
+ * returns 1. */
 int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void *stream,
               const model_call *call, enum kept kept) MUST_CHECK;
 

@@ -1,8 +1,8 @@
 /* Modules: models that are described by data (base/module.h), whose passes a program computes. See
  * model.h. Only model_create_module allocates.
  *
- * A pass has neither boundary activations nor memory of its own: what the program keeps from one
- * pass to the next is its own affair. A few bytes of scratch, which each pass writes, put all passes
+ * A pass has neither boundary activations nor memory of its own, because the program keeps its own
+ * activations. Each pass writes the same few bytes of scratch. These dependencies keep the passes
  * of a step in one order. */
 #include <errno.h>
 #include <string.h>

@@ -143,7 +143,7 @@ static bool has_unread(const struct setup *self)
     return false;
 }
 
-/* Updates of a module some of whose params are never read: the others are open, as ever. */
+/* A module some of whose params are never read has no update in the next forward. */
 static int settle_update(const struct setup *self, struct plan_place_asked *question)
 {
     enum update given = self->job->schedule.update;

@@ -1,5 +1,5 @@
-/* Steps and evaluations of a job with model.module: its passes are computed by the program that uses
- * the library. On the loop's thread, but for the runner, which is called on the thread of the op. */
+/* Steps and evaluations of a job with model.module, whose passes are computed by the program that
+ * uses the library. The runner is called on the thread of the op, all else on the loop's thread. */
 #include <errno.h>
 #include <math.h>
 

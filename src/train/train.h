@@ -103,8 +103,8 @@ struct train_options {
     void (*on_step)(void *user, const struct train_progress *progress);
     void (*on_eval)(void *user, const struct train_eval *eval);
     void *user;
-    /* Of a job with model.module, for train_open: the program that computes its passes, and the
-     * weights with which a new run begins; NULL: all are zero. */
+    /* For train_open, if the job has model.module: the program that computes the passes, and the
+     * weights with which a new run begins (NULL: zeros). */
     int (*run_module)(void *user, struct model_use *use); /* a model_runner */
     int (*first_elems)(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *master);
     void *module_user;
@@ -124,10 +124,10 @@ int train_open(const struct train_options *options, train_session **out) MUST_CH
  * run.steps. A step that fails ends the session: the state is committed if it is still good, and
  * every later call except train_close returns the same error. */
 int train_step(train_session *self, struct train_progress *progress) MUST_CHECK;
-/* Of a job with model.module. The step makes all uses of its passes (model_runner); -ECANCELED if the
- * program gives it up: then the run is at the step before, and the session goes on, unless it is
- * failed as by any other error. train_evaluate runs every stage's forward once, as an evaluation of
- * one micro-batch, and writes a line only if the program gives a loss. */
+/* Jobs with model.module. train_step calls the runner for each pass of the step. If the program
+ * gives up the step, it returns -ECANCELED: the run is then at the step before and goes on, or, if
+ * train_is_usable says false, the session has failed. train_evaluate runs the forward of each stage
+ * for one micro-batch, and writes a line of metrics only if the program gives a loss. */
 
 /* Sets the numbers of a group for the steps that follow. ERR_USAGE if there is no such group. */
 int train_set_group(train_session *self, uint32_t group,

@@ -12,5 +12,5 @@ if(TARGET sluice_profile)
         set_tests_properties(api_module PROPERTIES LABELS "cpu;mpi;nvme" TIMEOUT 120 SKIP_RETURN_CODE 77
                              ENVIRONMENT OMP_WAIT_POLICY=passive)
     endif()
-    sluice_test(test_module LIBS toy_module LABELS cpu nvme debug)
+    sluice_test(test_module LIBS toy_module LABELS cpu nvme debug TIMEOUT 180)
 endif()

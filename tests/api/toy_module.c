@@ -304,7 +304,7 @@ static double compute_own(toy *self, const struct sluice_use *use, uint32_t unit
                 use->micro_batch);
 }
 
-/* What a block does with the root. */
+/* A block adds a part of the root to its output. */
 static void share(toy *self, uint32_t idx, const float *root, float *grad)
 {
     for (uint32_t r = 0; r < TOY_ROWS; r++)

@@ -38,7 +38,7 @@ struct toy_job {
 };
 typedef struct toy_job toy_job;
 
-/* What the program knows of the run, and memory for the passes. */
+/* The program's side of a run, with memory for the passes. */
 struct toy {
     enum dtype type;
     uint32_t rank, accumulation;
