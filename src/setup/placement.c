@@ -127,19 +127,30 @@ static void warn_of_idle_rules(const struct setup *self)
     }
 }
 
-/* True if a unit that learns has params that no pass of a step reads. Then no update in the next
- * forward would come to it. */
+/* True if a pass of a training step reads the unit's params. The last stage's forward is only part
+ * of evaluations. */
+static bool is_read(const struct setup *self, uint32_t unit)
+{
+    const model *net = self->net;
+    for (uint32_t s = 0; s < net->stage_count; s++)
+        for (int phase = s + 1 < net->stage_count ? PHASE_FORWARD : PHASE_BACKWARD;
+             phase < PHASE_COUNT; phase++)
+            for (uint32_t p = 0; p < net->stages[s].pass_count[phase]; p++) {
+                const struct pass *pass = &net->stages[s].passes[phase][p];
+                for (uint32_t i = 0; i < pass->unit_count; i++)
+                    if (pass->units[i] == unit && pass->reads_params[i])
+                        return true;
+            }
+    return false;
+}
+
+/* True if a unit that learns is read by no pass of a step. Then no update in the next forward would
+ * come to it. */
 static bool has_unread(const struct setup *self)
 {
-    for (uint32_t u = 0; u < self->plan.unit_count; u++) {
-        bool is_read = !plan_learns(&self->plan, u);
-        for (uint64_t p = 0; p < self->net->pass_count && !is_read; p++)
-            for (uint32_t i = 0; i < self->net->passes[p].unit_count; i++)
-                is_read = is_read || (self->net->passes[p].units[i] == u &&
-                                      self->net->passes[p].reads_params[i]);
-        if (!is_read)
+    for (uint32_t u = 0; u < self->plan.unit_count; u++)
+        if (plan_learns(&self->plan, u) && !is_read(self, u))
             return true;
-    }
     return false;
 }
 
