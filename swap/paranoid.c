@@ -96,6 +96,7 @@ static const char *role_name(uint8_t role)
         [ROLE_CONSTANTS] = "constants",
         [ROLE_CACHE] = "cache",
         [ROLE_HITS] = "hits",
+        [ROLE_EXPANDED] = "expanded params",
     };
     return role < ROLE_COUNT && names[role] ? names[role] : "of unknown role";
 }

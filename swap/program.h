@@ -132,6 +132,7 @@ enum operand_role {
     ROLE_CONSTANTS, /* tables of the model, such as rotary angles */
     ROLE_CACHE,     /* generation: keys and values of all blocks for the positions so far */
     ROLE_HITS,      /* one byte per unit of experts, host: not 0 if the unit is hit (HITS) */
+    ROLE_EXPANDED,  /* packed params in the working dtype, device: the first micro-batch writes */
     ROLE_COUNT
 };
 

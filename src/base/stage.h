@@ -41,6 +41,10 @@ struct pass {
     double seconds;
     uint64_t dram_bytes; /* an estimate; model/shapes.c has the rules */
     uint64_t temp_bytes; /* scratch of this pass only */
+    /* Room for the params of its packed units in the working dtype; 0: none is packed. The first
+     * micro-batch that runs while they are on the device fills it, which takes the second figure in
+     * bytes of memory traffic. The other micro-batches read it. */
+    uint64_t expanded_bytes, expand_dram_bytes;
 };
 
 enum stage_kind { STAGE_EMBED, STAGE_BLOCK, STAGE_HEAD };

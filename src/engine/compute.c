@@ -96,6 +96,7 @@ static void fill_call(const struct engine *self, const program *prog, const op *
     unsigned char *workspace = enginei_role_address(self, prog, item, ROLE_WORKSPACE);
     void *saved = enginei_role_address(self, prog, item, ROLE_SAVED);
     void *losses = enginei_role_address(self, prog, item, ROLE_LOSSES);
+    const operand *expanded = op_operand(item, ROLE_EXPANDED);
     const uint32_t *counters = (const uint32_t *)(tokens + 3 * step_tokens);
     bool drops = prog->kind != PROGRAM_EVAL && model_has_dropout(&setup->net->spec);
     *call = (model_call){
@@ -121,6 +122,8 @@ static void fill_call(const struct engine *self, const program *prog, const op *
                           ? workspace + setup->net->stages[item->stage].selective_bytes
                           : NULL,
         .temp = workspace + setup->workspace_temp_offset,
+        .expanded = address(self, prog, expanded),
+        .expands = expanded && expanded->access == ACCESS_WRITE,
         .constants = enginei_role_address(self, prog, item, ROLE_CONSTANTS),
         .cache = enginei_role_address(self, prog, item, ROLE_CACHE),
         .position = self->position,

@@ -79,9 +79,9 @@
  * one is packed. The vector that is kept and moved has rest_elems elements of the working dtype,
  * but its bits mean other things. It holds the unit's tensors, each at a multiple of
  * MODEL_REST_ALIGN_BYTES: values of the working dtype, or codes and then scales (base/stored.h),
- * which begin at such a multiple too. A pass expands its packed units into its temp before it
- * computes. model/pack.h packs. The parts of a cut matrix are packed apart, and so are the matrices
- * of each expert. A unit of constants (model_tensor.is_exact) is packed too; passes read its fp32
+ * which begin at such a multiple too. The first call of a pass expands its packed units, and the
+ * calls for other micro-batches find them (model_call.expanded). model/pack.h packs. The parts of a
+ * cut matrix are packed apart, and so are the matrices of each expert. A unit of constants (model_tensor.is_exact) is packed too; passes read its fp32
  * values as they are kept.
  *
  * MODULES. A model can also be described by data (base/module.h). model_create_module makes its
@@ -437,7 +437,12 @@ struct model_call {
     /* Block: [saved_bytes - selective_bytes], the rest of `saved`, which then is [selective_bytes];
      * NULL: it lies behind that. Undefined between forward and backward. */
     void *saved_rest;
-    void *temp; /* [forward_temp_bytes or backward_temp_bytes] */
+    void *temp; /* [pass.temp_bytes] */
+    /* [pass.expanded_bytes]: the pass's packed units in the working dtype. With `expands` the call
+     * fills it, before it computes; else it has the contents that a call of the same pass with the
+     * same params left there. */
+    void *expanded;
+    bool expands;
     const void *constants;
     /* For a model with cache_positions: the call has the `count` tokens at positions `position` and
      * after. Rows after these are padding; their outputs have no meaning. */

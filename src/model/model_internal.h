@@ -156,9 +156,10 @@ modeli_work modeli_work_of(const model *self, uint32_t stage);
 /* Finds the packed units and the places of their tensors, when it is known what learns. ERR_CONFIG
  * if the format cannot hold a matrix, or no matrix is packed. */
 int modeli_find_packed(model *self) MUST_CHECK;
-/* Adds what the expansion of the pass's units needs to its temp and costs. */
+/* Fills the figures of the pass that are of its packed units. */
 void modeli_size_expansion(const model *self, struct pass *pass);
-/* Expands the pass's packed units at the end of call->temp, and points call->params there. */
+/* Points call->params of the pass's packed units to their places in call->expanded, and fills these
+ * if the call expands. */
 int modeli_expand(const model *self, const struct pass *pass, void *stream,
                   model_call *call) MUST_CHECK;
 

@@ -217,8 +217,8 @@ void modeli_size_expansion(const model *self, struct pass *pass)
         uint64_t bytes = expanded_bytes(self, pass, i);
         if (bytes == 0)
             continue;
-        pass->temp_bytes = size_round_up(pass->temp_bytes, MODEL_REST_ALIGN_BYTES) + bytes;
-        pass->dram_bytes +=
+        pass->expanded_bytes += bytes;
+        pass->expand_dram_bytes +=
             bytes + self->units[pass->units[i]].rest_elems * dtype_bytes(self->type);
     }
 }
@@ -268,17 +268,16 @@ int model_unpack(const model *net, const kernel_ops *ops, kernel_context *contex
 
 int modeli_expand(const model *self, const struct pass *pass, void *stream, model_call *call)
 {
-    uint64_t at = pass->temp_bytes;
-    for (uint32_t i = pass->unit_count; i-- > 0;) {
+    char *expanded = call->expanded;
+    for (uint32_t i = 0; i < pass->unit_count; i++) {
         uint64_t bytes = expanded_bytes(self, pass, i);
-        if (bytes == 0)
+        if (bytes == 0 || call->params[i] == NULL) /* not packed, or not hit */
             continue;
-        at -= bytes;
-        if (call->params[i] == NULL) /* not hit */
-            continue;
-        void *expanded = (char *)call->temp + at;
-        TRY(expand_unit(self, &self->units[pass->units[i]], stream, call->params[i], expanded));
+        assert(expanded != NULL);
+        if (call->expands)
+            TRY(expand_unit(self, &self->units[pass->units[i]], stream, call->params[i], expanded));
         call->params[i] = expanded;
+        expanded += bytes;
     }
     return 0;
 }

@@ -278,16 +278,41 @@ static void leave_input_grad(plani_builder *b, const struct plani_step *st,
     move_whole(b, st->input_grads[slot_of(b, 1, mb)], waits, STATE_ACTIVATIONS, run->unit, mb);
 }
 
-/* Adds the zeroing of a fresh gradient. Known times are of kernels alone, so it comes on top of
- * them. */
-static void add_zeroing(const plani_builder *b, op *item, uint64_t zeroed_bytes)
+/* Adds the time of filling memory: of zeroing a fresh gradient, or of expanding. Known times are of
+ * other kernels alone, so it comes on top of them. */
+static void add_filling(const plani_builder *b, op *item, double bytes)
 {
     const plan_machine *machine = &b->job->machine;
-    double bytes = (double)zeroed_bytes;
     if (item->demand.device_seconds > 0)
         item->demand.device_seconds +=
             bytes / (machine->device_is_cpu ? machine->dram_bytes_per_second
                                             : machine->device_bytes_per_second);
+}
+
+/* Scratch of the op, and behind it the expanded params of the pass's packed units. The first
+ * micro-batch of a run expands them. Nothing else uses the workspace before the last one is
+ * done. */
+static void use_workspace(plani_builder *b, const struct pass_run *run, uint32_t idx, uint32_t mb)
+{
+    uint64_t expanded_bytes = run->pass->expanded_bytes;
+    if (expanded_bytes == 0) {
+        use_if(b, idx, b->set->homes.workspace, ROLE_WORKSPACE, ACCESS_WRITE);
+        return;
+    }
+    plani_range scratch = plani_whole(b, b->set->homes.workspace), expanded = scratch;
+    scratch.size_bytes -= expanded_bytes;
+    expanded.offset_bytes = scratch.size_bytes;
+    expanded.size_bytes = expanded_bytes;
+    bool expands = mb == run->mb_begin;
+    if (expands) {
+        double bytes = (double)run->pass->expand_dram_bytes;
+        bytes *= run->hit.size_bytes > 0 ? plani_hit_share(b->job, run->pass) : 1;
+        plani_add_device_bytes(b->job, &b->ops[idx].demand, (uint64_t)bytes);
+        add_filling(b, &b->ops[idx], bytes);
+    }
+    if (scratch.size_bytes > 0)
+        plani_use(b, idx, scratch, ROLE_WORKSPACE, ACCESS_WRITE);
+    plani_use(b, idx, expanded, ROLE_EXPANDED, expands ? ACCESS_WRITE : ACCESS_READ);
 }
 
 static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t mb)
@@ -319,10 +344,10 @@ static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t 
     plani_add_device_bytes(b->job, &item->demand, memory_bytes);
     for (uint32_t i = 0; i < run->pass->unit_count && mb == run->mb_begin; i++)
         if (run->fresh[i] && run->pass->adds_grads[i])
-            add_zeroing(b, item, run->pass->zeroed_bytes[i]);
+            add_filling(b, item, (double)run->pass->zeroed_bytes[i]);
     if (mb == run->mb_begin)
         item->first_micro_batch = (uint8_t)((run->fresh[0] ? 1 : 0) | (run->fresh[1] ? 2 : 0));
-    use_if(b, idx, b->set->homes.workspace, ROLE_WORKSPACE, ACCESS_WRITE);
+    use_workspace(b, run, idx, mb);
     use_if(b, idx, b->set->homes.constants, ROLE_CONSTANTS, ACCESS_READ);
     use_if(b, idx, b->set->homes.tokens_device, ROLE_TOKENS, ACCESS_READ);
     if (run->phase == PHASE_FORWARD)

@@ -303,6 +303,15 @@ static int find_unit_streams(struct setup *self)
     return 0;
 }
 
+/* A pass's expanded params lie at the end of the workspace, so that the plan can tell them from its
+ * temp. */
+static uint64_t temp_and_expanded(const struct pass *pass)
+{
+    if (pass->expanded_bytes == 0)
+        return pass->temp_bytes;
+    return size_round_up(pass->temp_bytes, MODEL_REST_ALIGN_BYTES) + pass->expanded_bytes;
+}
+
 /* The largest `saved` and `temp` that the passes of a model need in the workspace. */
 static void size_workspace(const model *net, bool only_eval, uint64_t *saved, uint64_t *temp)
 {
@@ -313,7 +322,7 @@ static void size_workspace(const model *net, bool only_eval, uint64_t *saved, ui
             *saved = size_max(*saved, from->saved_bytes);
         for (int phase = 0; phase < phase_end; phase++)
             for (uint32_t p = 0; p < from->pass_count[phase]; p++)
-                *temp = size_max(*temp, from->passes[phase][p].temp_bytes);
+                *temp = size_max(*temp, temp_and_expanded(&from->passes[phase][p]));
     }
 }
 
@@ -350,7 +359,8 @@ static int make_plan_inputs(struct setup *self, const struct setup_options *opti
         .is_frozen = self->is_frozen,
         .micro_batch_count = (uint32_t)self->job->accumulation,
         .boundary_bytes = net->boundary_bytes,
-        .workspace_bytes = self->workspace_temp_offset + temp,
+        .workspace_bytes =
+            size_round_up(self->workspace_temp_offset + temp, MODEL_REST_ALIGN_BYTES),
         .constants_bytes = net->constants_bytes,
         .cache_bytes = net->cache_bytes,
         /* and targets, begins of documents, counters of dropout */

@@ -263,7 +263,7 @@ struct harness {
     float *losses;
     double *totals;     /* of the routers, where they have losses */
     float router_scale; /* of these losses */
-    void *saved, *saved_rest, *temp, *constants;
+    void *saved, *saved_rest, *temp, *expanded, *constants;
     uint64_t seed;       /* of dropout, where the model has one */
     uint32_t counter[2]; /* the same */
     bool is_evaluated;   /* nothing is dropped */
@@ -341,7 +341,7 @@ static inline void harness_destroy(harness *h)
         mem_free(h->boundary[i]);
     void *blocks[] = {h->masters, h->params, h->grads,     h->boundary,   h->grad[0],
                       h->grad[1], h->begun,  h->tokens,    h->targets,    h->losses,
-                      h->saved,   h->temp,   h->constants, h->saved_rest, h->totals};
+                      h->saved,   h->temp,   h->constants, h->saved_rest, h->totals, h->expanded};
     for (uint32_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         mem_free(blocks[i]);
     model_destroy(h->self);
@@ -468,6 +468,8 @@ static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, ui
         .layer = stage > 0 ? model_block_of(h->self, stage) : 0,
         .saved = saved.block,
         .temp = harness_fresh(h, &h->temp, of->temp_bytes),
+        .expanded = harness_fresh(h, &h->expanded, of->expanded_bytes),
+        .expands = true,
         .constants = h->constants,
         .dropout_counter = model_has_dropout(&self->spec) && !h->is_evaluated ? h->counter : NULL,
         .dropout_seed = h->seed,
@@ -621,6 +623,8 @@ static inline void harness_row_logits(harness *h, uint64_t row, float *logits)
             .input = pass->input != ACCESS_NONE ? h->boundary[head - 1] : NULL,
             .saved = stage->is_cut ? h->saved : NULL,
             .temp = harness_fresh(h, &h->temp, pass->temp_bytes),
+            .expanded = harness_fresh(h, &h->expanded, pass->expanded_bytes),
+            .expands = true,
         };
         for (uint32_t u = 0; u < pass->unit_count; u++)
             call.params[u] = h->params[pass->units[u]];

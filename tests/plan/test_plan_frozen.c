@@ -124,6 +124,99 @@ static void nothing_is_done_for_what_is_frozen(void **state)
     assert_true(shorter > SEEDS / 4 && for_good > SEEDS / 4);
 }
 
+/* ---- packed units
+ * ------------------------------------------------------------------------------ */
+
+enum { EXPAND_DRAM_BYTES = 48 << 10 };
+
+/* Packs the frozen units of every pass that needs their params. */
+static void pack_frozen(random_job *r)
+{
+    uint64_t most = 0;
+    for (uint32_t s = 0; s < r->job.stage_count; s++)
+        for (int phase = 0; phase < PHASE_COUNT; phase++)
+            for (uint32_t p = 0; p < r->stages[s].pass_count[phase]; p++) {
+                struct pass *pass = &r->stages[s].passes[phase][p];
+                for (uint32_t i = 0; i < pass->unit_count; i++)
+                    if (pass->reads_params[i] && r->is_frozen[pass->units[i]])
+                        pass->expanded_bytes += 256 * (1 + s);
+                pass->expand_dram_bytes = pass->expanded_bytes > 0 ? EXPAND_DRAM_BYTES : 0;
+                most = size_max(most, pass->expanded_bytes);
+            }
+    r->job.workspace_bytes += most;
+    for (int a = 0; a < TIER_COUNT; a++) /* run_make_roomy made room for what was there */
+        r->job.budget_bytes[a] += 16 * most;
+}
+
+static const struct pass *pass_of(const random_job *r, const op *item)
+{
+    enum phase phase = item->kind == OP_FORWARD     ? PHASE_FORWARD
+                       : item->kind == OP_RECOMPUTE ? PHASE_RECOMPUTE
+                                                    : PHASE_BACKWARD;
+    return &r->stages[item->stage].passes[phase][item->pass];
+}
+
+static uint64_t memory_bytes(const op *item)
+{
+    return item->demand.dram_bytes + item->demand.device_bytes;
+}
+
+/* What one op expanded, all other micro-batches of the pass find: in layer-major a pass is expanded
+ * once for all micro-batches, in batch-major by each. Returns the number of ops that expand. */
+static uint64_t check_expansions(const random_job *r, const program *prog)
+{
+    const op *expanded_by = NULL;
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < prog->op_count; i++) {
+        const op *item = &prog->ops[i];
+        if (item->kind != OP_FORWARD && item->kind != OP_RECOMPUTE && item->kind != OP_BACKWARD)
+            continue;
+        const operand *expanded = op_operand(item, ROLE_EXPANDED);
+        const operand *scratch = op_operand(item, ROLE_WORKSPACE);
+        uint64_t expanded_bytes = pass_of(r, item)->expanded_bytes;
+        assert_int_equal(expanded != NULL, expanded_bytes > 0);
+        if (!expanded) {
+            expanded_by = NULL; /* its scratch is the whole workspace */
+            continue;
+        }
+        assert_int_equal(expanded->size_bytes, expanded_bytes);
+        assert_int_equal(expanded->offset_bytes, scratch ? scratch->size_bytes : 0);
+        assert_int_equal(expanded->offset_bytes + expanded->size_bytes,
+                         prog->buffers[expanded->buffer_idx].size_bytes);
+        bool is_first = item->micro_batch == 0 || r->job.order == ORDER_BATCH_MAJOR;
+        assert_int_equal(expanded->access, is_first ? ACCESS_WRITE : ACCESS_READ);
+        if (is_first) {
+            expanded_by = item;
+            count++;
+            continue;
+        }
+        assert_non_null(expanded_by);
+        assert_int_equal(item->stage, expanded_by->stage);
+        assert_int_equal(item->kind, expanded_by->kind);
+        assert_int_equal(item->pass, expanded_by->pass);
+        assert_true(memory_bytes(expanded_by) == memory_bytes(item) + EXPAND_DRAM_BYTES);
+    }
+    return count;
+}
+
+static void micro_batches_share_what_is_expanded(void **state)
+{
+    (void)state;
+    uint64_t count = 0;
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        random_job r;
+        frozen_job(&r, seed);
+        pack_frozen(&r);
+        plan_set set;
+        run_compile(&r, seed, &set);
+        for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+            count += check_expansions(&r, &set.programs[k]);
+        plan_set_fini(&set);
+    }
+    print_message("%llu expansions\n", (unsigned long long)count);
+    assert_true(count > SEEDS);
+}
+
 static void a_model_that_learns_nothing_is_refused(void **state)
 {
     (void)state;
@@ -213,6 +306,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_op_finds_its_params),
         cmocka_unit_test(nothing_is_done_for_what_is_frozen),
+        cmocka_unit_test(micro_batches_share_what_is_expanded),
         cmocka_unit_test(a_model_that_learns_nothing_is_refused),
         cmocka_unit_test(placement_finds_what_fits),
     };
