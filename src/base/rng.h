@@ -21,4 +21,8 @@ double rng_uniform(uint64_t seed, uint64_t stream, uint64_t idx);
 /* Standard normal (Box-Muller in double, rounded once). */
 float rng_normal(uint64_t seed, uint64_t stream, uint64_t idx);
 
+/* rng_normal of each index in [begin, begin + count), with the same bits, in a fraction of the
+ * time. */
+void rng_normals(uint64_t seed, uint64_t stream, uint64_t begin, uint64_t count, float *values);
+
 #endif

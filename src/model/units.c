@@ -302,9 +302,15 @@ bool model_is_transposed(enum model_family family, const char *name)
 static void fill_normal(uint64_t seed, uint64_t stream, float std, uint64_t begin, uint64_t end,
                         float *target)
 {
+    const uint64_t piece = 4096;
 #pragma omp parallel for schedule(static)
-    for (uint64_t i = begin; i < end; i++)
-        target[i - begin] = rng_normal(seed, stream, i) * std;
+    for (uint64_t at = begin; at < end; at += piece) {
+        uint64_t count = size_min(end - at, piece);
+        float *values = target + (at - begin);
+        rng_normals(seed, stream, at, count, values);
+        for (uint64_t i = 0; i < count; i++)
+            values[i] *= std;
+    }
 }
 
 static void fill_uniform(uint64_t seed, uint64_t stream, double bound, uint64_t begin, uint64_t end,
