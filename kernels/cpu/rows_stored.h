@@ -1,7 +1,10 @@
 /* Stored formats (kernels/ops_stored.h): expanding and quantizing. Part of rows_variant.c.
  *
  * With 4 bits, a scale has only 16 values. They are computed and rounded once for each run, and the
- * elements are looked up. */
+ * elements are looked up. Where the matrix is larger than the caches near a core, they are stored
+ * past the caches, as memcpy does: other stores read each line from memory before they write it. */
+
+enum { STREAMED_BYTES = 4 << 20 };
 
 static const float stored_nf4[16] = STORED_NF4_VALUES, stored_fp4[16] = STORED_FP4_VALUES;
 static const float stored_e2m1[16] = STORED_E2M1_VALUES;
@@ -16,12 +19,44 @@ static const float *half_byte_values(enum stored_code code)
                                      : stored_e2m1;
 }
 
+/* streams: past the caches; the target is aligned. */
+#if defined(__AVX512F__)
+enum { STORE_BYTES = 64 };
+static inline void store_512(void *target, __m512i value, bool streams)
+{
+    if (streams)
+        _mm512_stream_si512(target, value);
+    else
+        _mm512_storeu_si512(target, value);
+}
+#elif defined(__AVX2__)
+enum { STORE_BYTES = 16 };
+static inline void store_128(void *target, __m128i value, bool streams)
+{
+    if (streams)
+        _mm_stream_si128(target, value);
+    else
+        _mm_storeu_si128(target, value);
+}
+#else
+enum { STORE_BYTES = 1 };
+#endif
+
+/* Stores past the caches come before all later stores of this thread. */
+static inline void end_stream(void)
+{
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
+}
+
 /* target[0..n) = table[code]. The first of two elements has the upper half of a byte, or the lower
  * one if `lower_first`. */
 static inline void look_up_16(const uint8_t *codes, bool lower_first, const uint16_t table[16],
-                              uint16_t *target, size_t n)
+                              bool streams, uint16_t *target, size_t n)
 {
     size_t i = 0;
+    streams = streams && (uintptr_t)target % STORE_BYTES == 0;
 #if defined(__AVX512F__)
     /* The permutation reads 5 bits of each index: with the table twice, the fifth is of no
      * consequence. */
@@ -31,7 +66,7 @@ static inline void look_up_16(const uint8_t *codes, bool lower_first, const uint
         __m512i idx =
             lower_first ? _mm512_or_si512(byte, _mm512_slli_epi32(byte, 12))
                         : _mm512_or_si512(_mm512_srli_epi32(byte, 4), _mm512_slli_epi32(byte, 16));
-        _mm512_storeu_si512(target + i, _mm512_permutexvar_epi16(idx, twice));
+        store_512(target + i, _mm512_permutexvar_epi16(idx, twice), streams);
     }
 #elif defined(__AVX2__)
     const __m128i low_mask = _mm_set1_epi16(0xff), mask = _mm_set1_epi8(15);
@@ -48,9 +83,9 @@ static inline void look_up_16(const uint8_t *codes, bool lower_first, const uint
         __m128i idx[2] = {_mm_unpacklo_epi8(even, odd), _mm_unpackhi_epi8(even, odd)};
         for (int k = 0; k < 2; k++) {
             __m128i low = _mm_shuffle_epi8(lows, idx[k]), high = _mm_shuffle_epi8(highs, idx[k]);
-            __m128i *to = (__m128i *)(target + i + (size_t)k * 16);
-            _mm_storeu_si128(to, _mm_unpacklo_epi8(low, high));
-            _mm_storeu_si128(to + 1, _mm_unpackhi_epi8(low, high));
+            uint16_t *to = target + i + (size_t)k * 16;
+            store_128(to, _mm_unpacklo_epi8(low, high), streams);
+            store_128(to + 8, _mm_unpackhi_epi8(low, high), streams);
         }
     }
 #endif
@@ -62,9 +97,10 @@ static inline void look_up_16(const uint8_t *codes, bool lower_first, const uint
 
 /* The same with elements of fp32. */
 static inline void look_up_16_wide(const uint8_t *codes, bool lower_first, const float table[16],
-                                   float *target, size_t n)
+                                   bool streams, float *target, size_t n)
 {
     size_t i = 0;
+    streams = streams && (uintptr_t)target % STORE_BYTES == 0;
 #if defined(__AVX512F__)
     const __m512 values = _mm512_loadu_ps(table);
     for (; i + 16 <= n; i += 16) {
@@ -72,7 +108,16 @@ static inline void look_up_16_wide(const uint8_t *codes, bool lower_first, const
         __m512i idx =
             lower_first ? _mm512_or_si512(byte, _mm512_slli_epi64(byte, 28))
                         : _mm512_or_si512(_mm512_srli_epi64(byte, 4), _mm512_slli_epi64(byte, 32));
-        _mm512_storeu_ps(target + i, _mm512_permutexvar_ps(idx, values));
+        store_512(target + i, _mm512_castps_si512(_mm512_permutexvar_ps(idx, values)), streams);
+    }
+#elif defined(__AVX2__)
+    for (; i + 4 <= n; i += 4) {
+        const uint8_t *at = codes + i / 2;
+        float first = table[at[0] >> 4], second = table[at[0] & 15];
+        float third = table[at[1] >> 4], fourth = table[at[1] & 15];
+        __m128 some = lower_first ? _mm_setr_ps(second, first, fourth, third)
+                                  : _mm_setr_ps(first, second, third, fourth);
+        store_128(target + i, _mm_castps_si128(some), streams);
     }
 #endif
     for (; i + 2 <= n; i += 2) {
@@ -86,7 +131,7 @@ static inline void look_up_16_wide(const uint8_t *codes, bool lower_first, const
 
 /* Elements [at, at + n) of the matrix, which share a scale; `at` is even. */
 static void expand_half_bytes(const stored_expand_args *args, enum stored_code code, uint64_t at,
-                              size_t n, float scale)
+                              size_t n, float scale, bool streams)
 {
     const uint8_t *codes = (const uint8_t *)args->codes + at / 2;
     const float *values = half_byte_values(code);
@@ -97,11 +142,11 @@ static void expand_half_bytes(const stored_expand_args *args, enum stored_code c
     for (int i = 0; i < 16; i++)
         products[i] = values[i] * scale;
     if (args->type == DTYPE_FP32) {
-        look_up_16_wide(codes, lower_first, products, (float *)args->target + at, n);
+        look_up_16_wide(codes, lower_first, products, streams, (float *)args->target + at, n);
         return;
     }
     store_block(args->type, table, 0, 16, products);
-    look_up_16(codes, lower_first, table, (uint16_t *)args->target + at, n);
+    look_up_16(codes, lower_first, table, streams, (uint16_t *)args->target + at, n);
 }
 
 /* e4m3's value. Its bits, moved, are those of fp16 with an exponent that is 8 too low. */
@@ -174,22 +219,29 @@ static void fill_dynamic(float values[256])
 static void stored_expand(int threads, const stored_expand_args *args)
 {
     const stored_layout layout = stored_layout_of(args->format, args->rows, args->columns);
+    bool streams = args->rows * args->columns * dtype_bytes(args->type) >= STREAMED_BYTES;
     float dynamic[256];
     if (layout.code == STORED_CODE_DYNAMIC)
         fill_dynamic(dynamic);
-#pragma omp parallel for schedule(static) num_threads(team(threads, args->rows * args->columns))
-    for (uint64_t k = 0; k < layout.lines * layout.line_runs; k++) {
-        /* a division takes as long as a short run */
-        uint64_t line = layout.lines == 1 ? 0 : k / layout.line_runs;
-        uint64_t run = k - line * layout.line_runs;
-        uint64_t begin = run * layout.run_elems, rest = layout.line_elems - begin;
-        size_t n = (size_t)(rest < layout.run_elems ? rest : layout.run_elems);
-        uint64_t idx = line / layout.lines_per_scale * layout.line_runs + run;
-        float scale = scale_value(&layout, args->scales, idx);
-        if (stored_code_is_half_byte(layout.code))
-            expand_half_bytes(args, layout.code, line * layout.line_elems + begin, n, scale);
-        else
-            expand_bytes(args, layout.code, line * layout.line_elems + begin, n, scale, dynamic);
+#pragma omp parallel num_threads(team(threads, args->rows * args->columns))
+    {
+#pragma omp for schedule(static) nowait
+        for (uint64_t k = 0; k < layout.lines * layout.line_runs; k++) {
+            /* a division takes as long as a short run */
+            uint64_t line = layout.lines == 1 ? 0 : k / layout.line_runs;
+            uint64_t run = k - line * layout.line_runs;
+            uint64_t begin = run * layout.run_elems, rest = layout.line_elems - begin;
+            uint64_t at = line * layout.line_elems + begin;
+            size_t n = (size_t)(rest < layout.run_elems ? rest : layout.run_elems);
+            uint64_t idx = line / layout.lines_per_scale * layout.line_runs + run;
+            float scale = scale_value(&layout, args->scales, idx);
+            if (stored_code_is_half_byte(layout.code))
+                expand_half_bytes(args, layout.code, at, n, scale, streams);
+            else
+                expand_bytes(args, layout.code, at, n, scale, dynamic);
+        }
+        if (streams)
+            end_stream();
     }
 }
 

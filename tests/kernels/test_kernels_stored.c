@@ -112,6 +112,49 @@ static void sources_of_16_bits(void **state)
             }
 }
 
+/* Matrices so large that their values are stored past the caches, at targets that are and are not
+ * aligned for it, with runs that end within a vector. */
+static void large_matrices(void **state)
+{
+    (void)state;
+    static const struct {
+        enum stored_format format;
+        uint64_t rows, columns, offset;
+    } large[] = {
+        {STORED_NF4, 1030, 2081, 0}, {STORED_NF4, 1030, 2081, 1}, {STORED_NF4_DOUBLE, 1024, 2080, 0},
+        {STORED_FP4, 1024, 2112, 3}, {STORED_MXFP4, 1024, 2080, 0},
+    };
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
+        struct stored_matrix m = {
+            .format = large[i].format, .rows = large[i].rows, .columns = large[i].columns};
+        uint64_t count = m.rows * m.columns;
+        kernel_context *context;
+        const kernel_ops *ops = backend(1, &context);
+        draw_matrix(&m, 1, 2, "plain");
+        quantize_matrix(&m, ops, context, DTYPE_FP32, m.source);
+        char *room = mem_alloc(count + 64, sizeof(float), "test");
+        assert_non_null(room);
+        char *aligned = room + (64 - (uintptr_t)room % 64) % 64;
+        for (int type = 0; type < DTYPE_COUNT; type++)
+            for (int b = 0; b < BACKENDS; b++) {
+                uint64_t width = dtype_bytes((enum dtype)type);
+                char *target = b == 0 ? m.values : aligned + large[i].offset * width;
+                stored_expand_args args = {.format = m.format,
+                                           .rows = m.rows,
+                                           .columns = m.columns,
+                                           .codes = m.codes,
+                                           .scales = m.scales,
+                                           .type = (enum dtype)type,
+                                           .target = target};
+                ops = backend(b, &context);
+                assert_int_equal(ops->stored_expand(context, NULL, &args), 0);
+                assert_memory_equal(target, m.values, count * width);
+            }
+        mem_free(room);
+        free_matrix(&m);
+    }
+}
+
 static void not_finite_is_refused(void **state)
 {
     (void)state;
@@ -264,6 +307,7 @@ int main(void)
         cmocka_unit_test(sizes),     cmocka_unit_test(as_bitsandbytes),
         cmocka_unit_test(all_codes), cmocka_unit_test(sources_of_16_bits),
         cmocka_unit_test(pieces),    cmocka_unit_test(not_finite_is_refused),
+        cmocka_unit_test(large_matrices),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     json_decref(document);
