@@ -192,7 +192,7 @@ __attribute__((target("avx2"))) static void normals_avx2(uint64_t seed, uint64_t
     normals_body(seed, stream, begin, count, values, is_sure);
 }
 
-__attribute__((target("avx512f,avx512dq,avx512vl,prefer-vector-width=512"))) static void
+__attribute__((target("avx512f,avx512dq,avx512vl"))) static void
 normals_avx512(uint64_t seed, uint64_t stream, uint64_t begin, int count, float *values,
                int32_t *is_sure)
 {
