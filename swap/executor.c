@@ -189,7 +189,7 @@ static enum head_action decide_head(const executor *self, uint32_t op_idx)
     uint32_t router = now->routers ? now->routers[op_idx] : PROGRAM_NONE;
     if (router != PROGRAM_NONE && self->states[router] != SWAPI_DONE)
         return HEAD_WAIT;
-    if (router != PROGRAM_NONE && !is_hit(self, item))
+    if (router != PROGRAM_NONE && swapi_condition(item) && !is_hit(self, item))
         return may_skip_now(self, item) ? HEAD_SKIP : HEAD_WAIT;
     if (item->if_commits && self->skips_commit) /* whether or not the update is applied */
         return may_skip_now(self, item) ? HEAD_SKIP : HEAD_WAIT;

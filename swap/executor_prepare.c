@@ -161,9 +161,12 @@ static int prepare_hits(const executor *self, swapi_prepared *out)
     if (!out->routers)
         return -ENOMEM;
     TRY(swapi_find_hits(prog, out->routers));
-    for (uint64_t i = 0; i < prog->op_count; i++)
-        if (!swapi_condition(&prog->ops[i]))
+    for (uint64_t i = 0; i < prog->op_count; i++) {
+        uint32_t writer = out->routers[i];
+        bool is_united = writer != PROGRAM_NONE && prog->ops[writer].kind == OP_UNITE_HITS;
+        if (!swapi_condition(&prog->ops[i]) && !is_united)
             out->routers[i] = PROGRAM_NONE;
+    }
     return 0;
 }
 

@@ -52,6 +52,7 @@ uint64_t op_moved_bytes(const op *item)
     }
     case OP_ALL_GATHER:
     case OP_REDUCE_SCATTER:
+    case OP_UNITE_HITS:
         return item->demand.comm_bytes;
     default:
         return 0;
@@ -140,6 +141,11 @@ uint64_t program_hash(const program *prog)
     return hash;
 }
 
+uint64_t program_united_bytes(uint64_t unit_count, uint64_t world)
+{
+    return (world + 1) * size_round_up(unit_count, 8);
+}
+
 int swapi_find_hits(const program *prog, uint32_t *writers)
 {
     uint64_t unit_count = 0;
@@ -220,6 +226,7 @@ const char *op_kind_name(enum op_kind kind)
         [OP_D2H] = "d2h",
         [OP_ALL_GATHER] = "all_gather",
         [OP_REDUCE_SCATTER] = "reduce_scatter",
+        [OP_UNITE_HITS] = "unite_hits",
         [OP_FORWARD] = "forward",
         [OP_RECOMPUTE] = "recompute",
         [OP_BACKWARD] = "backward",

@@ -32,8 +32,10 @@
  * Hits. A unit of experts (of a mixture) is hit if some token chose one of its experts. Hits are
  * data: one byte per unit, in a home in host memory. The forward of a router writes those of its
  * block (ROLE_HITS), and an op that reads a byte depends on it like on any other:
- *   - a read or an h2d is skipped if the byte is 0;
+ *   - a read, an h2d or an all-gather is skipped if the byte is 0;
  *   - a pass of the compute lane runs in any case, but reads no params of the unit if it is 0.
+ * An all-gather needs all ranks, so its byte must be the same on all of them: OP_UNITE_HITS makes a
+ * unit hit on all ranks if it is hit on one.
  *
  * Pure data: built by one thread, then read-only and shared. */
 #ifndef SLUICE_SWAP_PROGRAM_H
@@ -83,6 +85,8 @@ enum op_kind {
     /* SOURCE (whole, fp32), summed over ranks, to TARGET (own shard, fp32), device; WORKSPACE if
      * the backend needs one */
     OP_REDUCE_SCATTER,
+    /* stage: HITS of each rank, united over ranks, to HITS of all; WORKSPACE (device) */
+    OP_UNITE_HITS,
     OP_FORWARD,   /* stage, micro-batch: PARAMS, INPUT -> OUTPUT (the head: losses) */
     OP_RECOMPUTE, /* stage, pass, micro-batch: PARAMS, INPUT -> SAVED, for a stage cut in parts */
     /* stage, micro-batch: recompute, then INPUT_GRAD and GRADS += ; the head's op does forward,
@@ -270,8 +274,9 @@ uint64_t op_moved_bytes(const op *item);
  *    the norm's sums, of fp64). Operands of a collective do not overlap. Collectives have no
  *    condition except if_applied, and are all on one lane, in one order;
  *  - an OP_GRAD_ADD reads SOURCE and adds it to TARGET, which is as large;
- *  - ROLE_HITS is in one home in host memory. Forward ops write it, and ops that read it read one
- *    byte. No other op has it than reads, copies to the device, and passes;
+ *  - ROLE_HITS is in one home in host memory. Forward ops and OP_UNITE_HITS write it, and ops that
+ *    read it read one byte. No other op has it than reads, copies to the device, all-gathers, and
+ *    passes. The WORKSPACE of an OP_UNITE_HITS has room for the hits of one rank, and of all;
  *  - with several ranks an OP_NORM and an OP_NORM_PART have NORM_SUMS and TARGET of equal size,
  *    with equally many sums of each rank. Parts are numbered from 0, an OP_NORM is the last one,
  *    and a single rank has no parts;
@@ -282,8 +287,9 @@ uint64_t op_moved_bytes(const op *item);
  *  - two ops that touch the same bytes of a buffer are ordered if one of them writes;
  *  - a transient that a conditional op (if_applied, if_commits) writes is read only by ops of the
  *    same condition;
- *  - an op that reads hits comes after a write of them; and what a transfer that reads hits writes
- *    to a transient is read only by ops that read the same hits, of the same write;
+ *  - an op that reads hits comes after a write of them, an all-gather after an OP_UNITE_HITS of
+ *    them; and what a transfer that reads hits writes to a transient is read only by ops that read
+ *    the same hits, of the same write;
  *  - of an OP_COMMIT and an OP_WRITE of optimizer state or of an is_committed buffer to nvme, one
  *    depends on the other directly; an OP_COMMIT that depends on a write with if_commits has
  *    if_commits too;
@@ -306,6 +312,10 @@ int program_check(const program *prog) MUST_CHECK;
  * `to`, buffer by buffer, with the same place, size, unit, tile, elements and state. Both programs
  * have passed program_check. 0, ERR_INTERNAL with the buffer named, or -ENOMEM. */
 int program_check_seam(const program *from, const program *to) MUST_CHECK;
+
+/* Bytes of WORKSPACE that an OP_UNITE_HITS of `unit_count` units needs: hits of the rank, then of
+ * `world` ranks, each rounded up to 8. */
+uint64_t program_united_bytes(uint64_t unit_count, uint64_t world);
 
 /* A 64-bit hash of all ops, dependencies, operands and offsets: equal on all ranks, or they must
  * not start. Element ranges are part of it. Demands, predictions and budgets are not. */

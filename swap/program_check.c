@@ -212,6 +212,12 @@ static int check_hits(const swapi_check *check)
             rc = err_set(ERR_INTERNAL,
                          "program: %s depends on a hit, but nothing before it finds that out",
                          swapi_op_text(prog, i, text));
+        else if (prog->ops[i].kind == OP_ALL_GATHER &&
+                 prog->ops[writers[i]].kind != OP_UNITE_HITS)
+            rc = err_set(ERR_INTERNAL,
+                         "program: %s depends on a hit that ranks have not united, so that some of "
+                         "them may wait for others",
+                         swapi_op_text(prog, i, text));
     }
     if (rc == 0 && home != PROGRAM_NONE)
         rc = check_hit_buffers(check, writers);

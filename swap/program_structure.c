@@ -25,6 +25,7 @@ static const struct kind_rule kind_rules[OP_KIND_COUNT] = {
     [OP_D2H] = {LANE_D2H, 0, 1, TIER_DEVICE, TIER_HOST, 0, 0},
     [OP_ALL_GATHER] = {LANE_COMM, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
     [OP_REDUCE_SCATTER] = {LANE_COMM, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
+    [OP_UNITE_HITS] = {LANE_COMM, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_HITS) | ROLE_BIT(ROLE_WORKSPACE)},
     [OP_FORWARD] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
     [OP_RECOMPUTE] = {LANE_COMPUTE, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_SAVED)},
     [OP_BACKWARD] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
@@ -146,10 +147,15 @@ static int check_hits(const program *prog, uint32_t op_idx, uint32_t k)
         item->kind == OP_FORWARD || item->kind == OP_RECOMPUTE || item->kind == OP_BACKWARD;
     if (!home->is_home || home->arena != TIER_HOST)
         return operand_error(prog, op_idx, k, "hits lie in a home in host memory");
-    if (part->access == ACCESS_READ ? part->size_bytes != 1 : item->kind != OP_FORWARD)
+    bool unites = item->kind == OP_UNITE_HITS;
+    bool may_write = unites ? part->access == ACCESS_UPDATE : item->kind == OP_FORWARD;
+    if (part->access == ACCESS_READ ? part->size_bytes != 1 : !may_write)
         return operand_error(prog, op_idx, k,
-                             "an op reads the hit of one unit, and only a forward writes hits");
-    if (!is_pass && !swapi_condition(item))
+                             "an op reads the hit of one unit, and only a forward writes hits, or "
+                             "what unites them");
+    if (unites && part->access == ACCESS_READ)
+        return operand_error(prog, op_idx, k, "hits are united in place");
+    if (!is_pass && !unites && !swapi_condition(item))
         return operand_error(prog, op_idx, k, "this kind of op depends on no hit");
     return 0;
 }
@@ -262,12 +268,15 @@ static int check_collective_operands(const program *prog, uint32_t op_idx)
         const operand *part = &item->operands[k];
         bool is_right = (part->role == ROLE_SOURCE && part->access == ACCESS_READ) ||
                         (part->role == ROLE_TARGET && part->access == ACCESS_WRITE) ||
+                        (part->role == ROLE_HITS && item->kind == OP_ALL_GATHER) ||
                         (part->role == ROLE_WORKSPACE && (part->access & ACCESS_WRITE) &&
                          item->kind == OP_REDUCE_SCATTER);
         if (!is_right)
             return operand_error(prog, op_idx, k,
                                  "a collective reads SOURCE and writes TARGET, a reduce-scatter "
                                  "WORKSPACE too, no more");
+        if (part->role == ROLE_HITS)
+            continue;
         if ((prog->buffers[part->buffer_idx].offset_bytes + part->offset_bytes) % sizeof(double))
             return operand_error(prog, op_idx, k, "a collective takes multiples of 8 bytes");
         for (uint32_t other = 0; other < k; other++) {
@@ -309,6 +318,29 @@ static int check_collective(const program *prog, uint32_t op_idx)
         return err_set(ERR_INTERNAL,
                        "program: %s runs only where the step commits, but no collective may depend "
                        "on that",
+                       swapi_op_text(prog, op_idx, text));
+    return 0;
+}
+
+/* Checks that ranks that unite their hits have room for them, and do so in any case. */
+static int check_unite_hits(const program *prog, uint32_t op_idx)
+{
+    const op *item = &prog->ops[op_idx];
+    char text[SWAPI_OP_TEXT_BYTES];
+    if (item->kind != OP_UNITE_HITS)
+        return 0;
+    const operand *work = op_operand(item, ROLE_WORKSPACE);
+    uint64_t hits = op_operand(item, ROLE_HITS)->size_bytes, world = world_of(prog);
+    uint64_t at = prog->buffers[work->buffer_idx].offset_bytes + work->offset_bytes;
+    if (work->size_bytes < program_united_bytes(hits, world) || at % sizeof(double) != 0)
+        return err_set(ERR_INTERNAL,
+                       "program: %s has %llu bytes of workspace at %llu, but hits of %llu units "
+                       "and %llu ranks need %llu, in multiples of 8",
+                       swapi_op_text(prog, op_idx, text), (unsigned long long)work->size_bytes,
+                       (unsigned long long)at, (unsigned long long)hits, (unsigned long long)world,
+                       (unsigned long long)program_united_bytes(hits, world));
+    if (item->operand_count != 2 || item->if_commits || item->if_applied)
+        return err_set(ERR_INTERNAL, "program: %s takes HITS and WORKSPACE, without a condition",
                        swapi_op_text(prog, op_idx, text));
     return 0;
 }
@@ -435,6 +467,7 @@ static int check_op(const program *prog, uint32_t op_idx)
                        (unsigned long long)op_operand(item, ROLE_SOURCE)->size_bytes,
                        (unsigned long long)op_operand(item, ROLE_TARGET)->size_bytes);
     TRY(check_collective(prog, op_idx));
+    TRY(check_unite_hits(prog, op_idx));
     TRY(check_norm(prog, op_idx));
     TRY(check_grad_add(prog, op_idx));
     return check_state(prog, op_idx);

@@ -57,7 +57,7 @@ static void find_reports(stream_plan *self, const bool *serves, const struct dec
         if (last[item->lane] != PROGRAM_NONE)
             mark_reports(self, serves, by, last[item->lane], i);
         last[item->lane] = i;
-        if (serves[item->lane] && item->kind == OP_NORM)
+        if (serves[item->lane] && (item->kind == OP_NORM || item->kind == OP_UNITE_HITS))
             self->marks[i] |= STREAM_REPORTS;
         if (swapi_condition(item) && serves[prog->ops[by->routers[i]].lane])
             self->marks[by->routers[i]] |= STREAM_REPORTS;

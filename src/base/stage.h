@@ -27,7 +27,9 @@ struct pass {
      * likely. If no token of the micro-batches chose one, the unit is not hit, and the pass runs
      * without its params. 0: the params are always needed. */
     double miss;
-    bool tells_hits; /* a forward that finds out which units of its stage are hit */
+    /* A forward that finds out which units of its stage are hit: units [told_begin, told_begin +
+     * told_count), in which those of its adapters lie too. 0: it finds out nothing. */
+    uint32_t told_begin, told_count;
     /* enum operand_access each. `saved` is NONE in an uncut stage, where the caller decides whether
      * to keep it; the pass needs the memory all the same. */
     uint8_t input, output, output_grad, input_grad, saved;

@@ -315,13 +315,15 @@ static int run_init(struct engine *self, const program *prog, const op *item)
     return run_working_copy(self, prog, item, NULL);
 }
 
-/* Names the collective, such as "all-gather of params of block.3", for messages about a missing
- * rank. */
-static void name_collective(const struct engine *self, const op *item, char label[COMM_LABEL_BYTES])
+void enginei_name_collective(const struct engine *self, const op *item,
+                             char label[COMM_LABEL_BYTES])
 {
     const model *net = self->setup->net;
     const char *kind = item->kind == OP_ALL_GATHER ? "all-gather" : "reduce-scatter";
-    if (item->unit < net->unit_count)
+    if (item->kind == OP_UNITE_HITS)
+        snprintf(label, COMM_LABEL_BYTES, "step %llu, hits of the experts of stage %u",
+                 (unsigned long long)self->step.step, item->stage);
+    else if (item->unit < net->unit_count)
         snprintf(label, COMM_LABEL_BYTES, "step %llu, %s of %s of %.40s",
                  (unsigned long long)self->step.step, kind,
                  item->state_kind < STATE_KIND_COUNT
@@ -337,8 +339,10 @@ int enginei_run_collective(void *user, const program *prog, const op *item)
 {
     struct engine *self = user;
     char label[COMM_LABEL_BYTES];
+    if (item->kind == OP_UNITE_HITS) /* on a worker: it is complete when the call returns */
+        return enginei_unite_hits(self, prog, item, NULL);
     comm *members = self->setup->ranks.comm;
-    name_collective(self, item, label);
+    enginei_name_collective(self, item, label);
     comm_note(members, label);
     comm_call call = {.label = label,
                       .source = enginei_role_address(self, prog, item, ROLE_SOURCE),
@@ -407,6 +411,8 @@ int enginei_enqueue_op(void *user, const program *prog, const op *item, void *st
     case OP_ALL_GATHER:
     case OP_REDUCE_SCATTER:
         return enginei_run_collective(self, prog, item);
+    case OP_UNITE_HITS:
+        return enginei_unite_hits(self, prog, item, stream);
     default:
         return err_set(ERR_INTERNAL, "a worker that computes was given an op of kind %s",
                        op_kind_name((enum op_kind)item->kind));
@@ -438,6 +444,8 @@ int enginei_finish_op(void *user, const program *prog, const op *item)
     (void)prog;
     if (item->kind == OP_NORM)
         enginei_take_norm(user);
+    if (item->kind == OP_UNITE_HITS)
+        enginei_take_hits(user, prog, item);
     return 0;
 }
 

@@ -100,11 +100,13 @@ int engine_result_memory(struct engine *self, uint64_t size_bytes, void **out)
     return err_set(ERR_INTERNAL, "the engine has no place for another result");
 }
 
-/* Makes the memory for the norm's sums, and fills the model's tables of constants. */
+/* Makes the memory for the norm's sums and for other ranks' hits, and fills the model's tables of
+ * constants. */
 static int make_results(struct engine *self)
 {
     struct setup *setup = self->setup;
     TRY(enginei_make_norm(self));
+    TRY(enginei_make_united(self));
     if (setup->set.homes.constants == PROGRAM_NONE)
         return 0;
     TRY(model_fill_constants(setup->net, NULL, engine_home(self, setup->set.homes.constants)));

@@ -125,6 +125,10 @@ struct engine {
     lane *update_lane;              /* NULL: the update runs on the core lane */
     const struct setup_lanes *test; /* the test that wrapped the lanes; or NULL */
     kernel_context *update_context; /* of the CPU's backend; NULL if update_lane is NULL */
+    /* unite_hits.c on a GPU: pinned memory for the hits of all ranks; the stream that copies them,
+     * or NULL where that is NCCL's. */
+    uint8_t *united_hits;
+    device_stream *hits_stream;
     double *norm_nodes; /* sums of squares of the step's gradients (norm.c); pinned for a GPU */
     paranoid *checked_cores, *checked_updates, *checked_copies, *checked_comm; /* run.paranoid */
     cpu_set_t caller_cores; /* cores of the owner before engine_create; restored at the end */

@@ -40,9 +40,23 @@ bool enginei_may_replay(void *user, const program *prog, const op *item);
 int enginei_finish_op(void *user, const program *prog, const op *item);
 int enginei_run_copy(void *user, const program *prog, const op *item);
 int enginei_run_collective(void *user, const program *prog, const op *item);
+/* Names the collective, such as "all-gather of params of block.3", for messages about a missing
+ * rank. */
+void enginei_name_collective(const struct engine *self, const op *item,
+                             char label[COMM_LABEL_BYTES]);
 /* The address of the op's operand with this role; NULL if it has none. */
 void *enginei_role_address(const struct engine *self, const program *prog, const op *item,
                            enum operand_role role);
+
+/* ---- unite_hits.c: the units that are hit, of all ranks ---- */
+
+/* Makes what the op needs. Call it before the arenas' memory is sealed, on the owner's thread. */
+int enginei_make_united(struct engine *self) MUST_CHECK;
+/* `stream`: NCCL's, where the op is only enqueued, and enginei_take_hits follows when it is
+ * complete. NULL: the op is complete when the call returns. */
+int enginei_unite_hits(struct engine *self, const program *prog, const op *item,
+                       void *stream) MUST_CHECK;
+void enginei_take_hits(struct engine *self, const program *prog, const op *item);
 
 /* ---- run_update.c: the optimizer's ops, for compute.c ---- */
 

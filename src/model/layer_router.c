@@ -154,6 +154,26 @@ static router_args args_of(const modeli_run *run, const modeli_layer *layer,
     };
 }
 
+/* True if the part has experts of this router, all of which a token may leave out. */
+static bool is_told(const modeli_list *list, const modeli_part *part, const modeli_layer *router)
+{
+    const modeli_layer *owner = &list->layers[part->owner];
+    return owner->kind->has_experts && owner->reads[1] == router->writes &&
+           modeli_miss(owner, part->rows) > 0;
+}
+
+modeli_range modeli_told_units(const modeli_list *list, const modeli_layer *router)
+{
+    modeli_range told = {0, 0};
+    for (uint32_t p = 0; p < list->part_count; p++) {
+        if (!is_told(list, &list->parts[p], router))
+            continue;
+        told.begin = told.end == 0 ? list->parts[p].unit : told.begin;
+        told.end = list->parts[p].unit + 1;
+    }
+    return told;
+}
+
 /* Notes which parts, of those that may have none, have experts with slots. */
 static int tell_hits(const modeli_run *run, const modeli_layer *layer, const void *offsets)
 {
@@ -161,20 +181,18 @@ static int tell_hits(const modeli_run *run, const modeli_layer *layer, const voi
     const model *self = run->self;
     uint64_t experts = modeli_routing_of(layer).experts;
     int32_t begins[ROUTER_EXPERTS_MAX + 1];
-    const modeli_part *first = NULL;
+    modeli_range told = modeli_told_units(list, layer);
     if (run->call->hits == NULL || layer->row->is_shared)
         return 0;
     TRY(self->ops->read_back(self->context, run->stream, offsets, begins,
                              (experts + 1) * sizeof begins[0]));
     for (uint32_t p = 0; p < list->part_count; p++) {
         const modeli_part *part = &list->parts[p];
-        const modeli_layer *owner = &list->layers[part->owner];
-        if (!owner->kind->has_experts || owner->reads[1] != layer->writes ||
-            !(modeli_miss(owner, part->rows) > 0))
+        if (!is_told(list, part, layer))
             continue;
-        first = first ? first : part;
+        assert(part->unit >= told.begin && part->unit < told.end);
         if (begins[part->row_begin + part->rows] > begins[part->row_begin])
-            run->call->hits[part->unit - first->unit] = 1;
+            run->call->hits[part->unit - told.begin] = 1;
     }
     return 0;
 }

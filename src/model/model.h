@@ -411,8 +411,8 @@ struct model_call {
     /* True if grads[i] holds nothing yet. The pass then writes all of the unit, also what it would
      * not touch, and reads nothing: products write the matrices, the rest is filled with zeros. */
     bool fresh[2];
-    /* Forward of a pass that tells hits (struct pass): a byte per unit, from the first one of the
-     * stage that may be missed on. It becomes 1 where a token chose an expert of the unit. NULL:
+    /* Forward of a pass that tells hits: a byte per unit that it tells of (pass.told_begin,
+     * told_count). It becomes 1 where a token chose an expert of the unit. NULL:
      * not wanted. In passes of units that are not hit, params may be NULL. */
     uint8_t *hits;
     const int32_t *tokens;  /* [B,T]: only embed and head use it (may always be set) */

@@ -433,6 +433,9 @@ uint64_t modeli_choices_of(const modeli_layer *layer); /* K of a layer of expert
 /* The probability that a token chooses none of `count` experts, if all choices are equally likely;
  * 0 for the shared expert. */
 double modeli_miss(const modeli_layer *layer, uint64_t count);
+/* The units, from the first of the stage on, whose hits this router's forward tells; those of
+ * adapters in between have no hits of their own. None: begin = end. */
+modeli_range modeli_told_units(const modeli_list *list, const modeli_layer *router);
 /* Features of an expert, and elements of all its matrices. */
 uint64_t modeli_expert_width(const modeli_layer *layer);
 uint64_t modeli_expert_elems(const modeli_layer *layer);

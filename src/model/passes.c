@@ -179,8 +179,11 @@ static void find_hits(const model *self, uint32_t stage_idx, const modeli_part *
         const modeli_layer *layer = &list->layers[i];
         if (layer != owner && layer->row->weights[0].name != NULL)
             pass->miss = 0; /* the pass needs params for this layer too */
-        if (layer->kind == &modeli_router && !layer->row->is_shared)
-            pass->tells_hits = phase == PHASE_FORWARD;
+        if (layer->kind == &modeli_router && !layer->row->is_shared && phase == PHASE_FORWARD) {
+            modeli_range told = modeli_told_units(list, layer);
+            pass->told_begin = self->stages[stage_idx].units[0] + told.begin;
+            pass->told_count = told.end - told.begin;
+        }
     }
 }
 

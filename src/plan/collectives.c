@@ -4,9 +4,10 @@
  *   all-gather      [own shard] of each rank                ->  [whole], shards by rank
  *   norm            block sums of own shards                ->  all ranks' sums, then their norm,
  *                                                               some units at a time
+ *   hits            of each rank                            ->  hit on all ranks if hit on one
  *
- * All of them are on the comm lane, in device memory, and the same on every rank: only the run
- * knows the part of the unit that belongs to a rank. */
+ * All of them are on the comm lane, in device memory (hits: on the host), and the same on every
+ * rank: only the run knows the part of the unit that belongs to a rank. */
 #include "base/size.h"
 #include "base/tile.h"
 #include "plan/emit_internal.h"
@@ -54,12 +55,31 @@ void plani_all_gather(plani_builder *b, plani_range source, plani_range target, 
     uint32_t idx = collective(b, OP_ALL_GATHER, state_kind, unit);
     plani_use(b, idx, source, ROLE_SOURCE, ACCESS_READ);
     plani_use(b, idx, target, ROLE_TARGET, ACCESS_WRITE);
+    if (b->hit.size_bytes > 0)
+        plani_use(b, idx, b->hit, ROLE_HITS, ACCESS_READ);
     if (b->error < 0)
         return;
+    b->ops[idx].demand.share = b->hit.size_bytes > 0 ? b->hit_share : 0;
     /* In shared memory: out once, then all shards in. */
     uint64_t copied = source.size_bytes + target.size_bytes;
     collective_demand(b, &b->ops[idx].demand, peers(b) * source.size_bytes, copied, copied,
                       (double)copied / copied_bytes_per_second);
+}
+
+void plani_unite_hits(plani_builder *b, plani_range hits, uint32_t stage)
+{
+    uint64_t bytes = program_united_bytes(hits.size_bytes, plani_world(b->job));
+    uint64_t own = program_united_bytes(hits.size_bytes, 0);
+    uint32_t workspace = plani_transient(b, TIER_DEVICE, bytes, PLANI_ANY, STATE_KIND_COUNT,
+                                         PROGRAM_NONE);
+    uint32_t idx = collective(b, OP_UNITE_HITS, PROGRAM_NONE, PROGRAM_NONE);
+    plani_use(b, idx, hits, ROLE_HITS, ACCESS_UPDATE);
+    plani_use(b, idx, plani_whole(b, workspace), ROLE_WORKSPACE, ACCESS_WRITE);
+    if (b->error < 0)
+        return;
+    b->ops[idx].stage = stage;
+    collective_demand(b, &b->ops[idx].demand, peers(b) * own, bytes, bytes,
+                      (double)bytes / copied_bytes_per_second);
 }
 
 uint32_t plani_reduce_scatter(plani_builder *b, uint32_t unit, uint32_t accumulator, uint32_t sums)

@@ -348,6 +348,8 @@ void plani_all_gather(plani_builder *b, plani_range source, plani_range target, 
 /* Sums this rank's shard of an accumulator over all ranks, [shard] fp32, into the device buffer
  * `sums`, or into a transient where that is PROGRAM_NONE. Returns the buffer. */
 uint32_t plani_reduce_scatter(plani_builder *b, uint32_t unit, uint32_t accumulator, uint32_t sums);
+/* Makes a unit hit on all ranks if it is hit on one; `hits` are those of the stage's units. */
+void plani_unite_hits(plani_builder *b, plani_range hits, uint32_t stage);
 /* The norm's sums of all ranks, part by part, and the norm itself; returns its op. */
 uint32_t plani_norm(plani_builder *b);
 

@@ -155,13 +155,14 @@ enum tier plani_parked_home(const plan_job *job);
 
 /* ---- hits.c --------------------------------------------------------------------------------- */
 
-/* True if the pass may do without its params: its unit may not be hit. */
-bool plani_is_missable(const plan_job *job, const struct pass *pass);
-/* True if the job has such a pass, and may fetch only what is hit. */
+/* True if ranks gather params of units of the stage that may not be hit. All ranks then decide
+ * together which ones are hit. */
+bool plani_unites_hits(const plan_job *job, const struct stage *stage);
+/* True if the job has a pass that may do without its params, and may fetch only what is hit. */
 bool plani_may_miss(const plan_job *job);
 /* The probability that such a unit is hit, if all choices of a token are equally likely: 1 - miss ^
- * (tokens of the micro-batches that pass together). The same on all machines. */
-double plani_hit_share(const plan_job *job, const struct pass *pass);
+ * (tokens that decide it together). The same on all machines. */
+double plani_hit_share(const plan_job *job, const struct stage *stage, const struct pass *pass);
 /* The way to fetch with which a search begins: what is hit, if that is expected to be less than
  * nearly all. */
 bool plani_prefers_hit(const plan_job *job);

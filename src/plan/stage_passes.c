@@ -102,7 +102,7 @@ static uint32_t unit_params(plani_builder *b, struct plani_step *st, const struc
         return st->params[unit];
     if (!st->updates_first || st->updated[unit]) {
         b->hit = run->hit;
-        b->hit_share = run->hit.size_bytes > 0 ? plani_hit_share(b->job, run->pass) : 1;
+        b->hit_share = run->hit.size_bytes > 0 ? plani_hit_share(b->job, run->stage, run->pass) : 1;
         uint32_t fetched = plani_fetch_params(b, unit);
         b->hit.size_bytes = 0;
         return fetched;
@@ -306,7 +306,7 @@ static void use_workspace(plani_builder *b, const struct pass_run *run, uint32_t
     bool expands = mb == run->mb_begin;
     if (expands) {
         double bytes = (double)run->pass->expand_dram_bytes;
-        bytes *= run->hit.size_bytes > 0 ? plani_hit_share(b->job, run->pass) : 1;
+        bytes *= run->hit.size_bytes > 0 ? plani_hit_share(b->job, run->stage, run->pass) : 1;
         plani_add_device_bytes(b->job, &b->ops[idx].demand, (uint64_t)bytes);
         add_filling(b, &b->ops[idx], bytes);
     }
@@ -368,23 +368,12 @@ static plani_range losses_range(const plani_builder *b, const struct pass_run *r
     return range;
 }
 
-/* The hits that a router's forward finds out: those from the first missable unit of its stage to
- * the last one. The first micro-batch begins them, the others add to them. */
-static void write_hits(plani_builder *b, const struct pass_run *run, uint32_t idx, uint32_t mb)
+/* The hits that the pass finds out, or 0 bytes. */
+static plani_range told_hits(const plani_builder *b, const struct pass_run *run)
 {
-    plani_range told = {.buffer_idx = b->set->homes.hits};
-    if (!run->pass->tells_hits || !b->set->fetches_hit)
-        return;
-    for (uint32_t p = 0; p < run->stage->pass_count[PHASE_FORWARD]; p++) {
-        const struct pass *pass = &run->stage->passes[PHASE_FORWARD][p];
-        if (!(pass->miss > 0))
-            continue;
-        if (told.size_bytes == 0)
-            told.offset_bytes = pass->units[0];
-        told.size_bytes = pass->units[0] - told.offset_bytes + 1;
-    }
-    if (told.size_bytes > 0)
-        plani_use(b, idx, told, ROLE_HITS, mb == run->mb_begin ? ACCESS_WRITE : ACCESS_UPDATE);
+    bool tells = b->set->fetches_hit && run->phase == PHASE_FORWARD;
+    return (plani_range){b->set->homes.hits, run->pass->told_begin,
+                         tells ? run->pass->told_count : 0};
 }
 
 static void run_micro_batch(plani_builder *b, struct plani_step *st, const struct pass_run *run,
@@ -410,7 +399,9 @@ static void run_micro_batch(plani_builder *b, struct plani_step *st, const struc
     }
     if (run->hit.size_bytes > 0)
         plani_use(b, idx, run->hit, ROLE_HITS, ACCESS_READ);
-    write_hits(b, run, idx, mb);
+    plani_range told = told_hits(b, run); /* the first micro-batch begins them, others add */
+    if (told.size_bytes > 0)
+        plani_use(b, idx, told, ROLE_HITS, mb == run->mb_begin ? ACCESS_WRITE : ACCESS_UPDATE);
     use_if(b, idx, input, ROLE_INPUT, pass->input);
     use_if(b, idx, saved, ROLE_SAVED, access);
     use_if(b, idx, output, ROLE_OUTPUT, pass->output);
@@ -431,7 +422,7 @@ static void run_pass(plani_builder *b, struct plani_step *st, struct pass_run *r
         run->fresh[i] = false;
     }
     run->hit = (plani_range){.buffer_idx = b->set->homes.hits, .offset_bytes = pass->units[0]};
-    run->hit.size_bytes = b->set->fetches_hit && plani_is_missable(b->job, pass);
+    run->hit.size_bytes = b->set->fetches_hit && pass->miss > 0;
     for (uint32_t i = 0; i < pass->unit_count; i++)
         if (pass->reads_params[i])
             run->params[i] = unit_params(b, st, run, pass->units[i]);
@@ -440,6 +431,8 @@ static void run_pass(plani_builder *b, struct plani_step *st, struct pass_run *r
             open_grads(b, st, run, i);
     for (uint32_t mb = run->mb_begin; mb < run->mb_end && b->error >= 0; mb++)
         run_micro_batch(b, st, run, mb);
+    if (b->error >= 0 && told_hits(b, run).size_bytes > 0 && plani_unites_hits(b->job, run->stage))
+        plani_unite_hits(b, told_hits(b, run), run->s);
     bool is_kept = run->phase == PHASE_FORWARD && run->trains && is_held(b, run->s);
     for (uint32_t i = 0; i < pass->unit_count; i++)
         if (is_kept || (pass->reads_params[i] && turns(b, run)))

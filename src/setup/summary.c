@@ -327,7 +327,8 @@ static void summarize_volume(const struct setup *self, struct setup_summary *out
         const op *item = &prog->ops[i];
         if (item->lane != LANE_COMM || item->unit == PROGRAM_NONE)
             continue;
-        double elems = (double)shard_whole_elems(plan->unit_elems[item->unit], self->ranks.world);
+        double elems = plan_share(&item->demand) *
+                       (double)shard_whole_elems(plan->unit_elems[item->unit], self->ranks.world);
         *(item->kind == OP_REDUCE_SCATTER ? &reduced : &gathered) += elems;
     }
     out->gathered_times = gathered / all;

@@ -80,7 +80,9 @@ static void units_by_hand(void **state)
     assert_int_equal(self->units[5].param_count, 3 * 24 * 8);
     /* A token chooses a pair: 3 of 10 pairs have none of 2 experts, 6 of 10 not a given one. */
     const struct pass *passes = self->stages[2].passes[PHASE_FORWARD];
-    assert_true(passes[0].tells_hits && !passes[1].tells_hits);
+    assert_int_equal(passes[0].told_begin, passes[1].units[0]);
+    assert_int_equal(passes[0].told_count, 3);
+    assert_int_equal(passes[1].told_count, 0);
     assert_true(!(passes[0].miss > 0));
     assert_true(fabs(passes[1].miss - 0.3) < 1e-15 && fabs(passes[3].miss - 0.6) < 1e-15);
     assert_true(fabs(self->stages[2].passes[PHASE_BACKWARD][0].miss - 0.6) < 1e-15);

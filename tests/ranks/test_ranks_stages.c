@@ -5,7 +5,7 @@
  * test_ranks_stages RANKS FAMILY-DTYPE[-split][-m16|-m8][-muon] [CASE...]
  *
  * -split: split masters; -m16, -m8: moments in bf16 or in 8 bits; -muon: the optimizer. CASE is one
- * of stages, parts, canary, curve, draws=SEED-SEED, overflow, scale, stop. */
+ * of stages, parts, canary, curve, experts, draws=SEED-SEED, overflow, scale, stop. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -198,6 +198,63 @@ static void other_settings_give_other_bits(void **state)
         if (mpi_rank == 0 && i > 0)
             assert_true((first.run.summary.weights_hash != result.run.summary.weights_hash) ==
                         is_changed);
+    }
+}
+
+/* ---- experts ---- */
+
+/* Each rank has 8 tokens a step, which choose one of 24 experts each. */
+static void set_experts(fixture_sets *sets, unsigned stage, const char *order, const char *fetch)
+{
+    static const char *const plain[] = {
+        "run.steps=4",      "run.eval_every=2",      "model.seq_length=4",
+        "num_experts=24",   "num_experts_per_tok=1", "expert_ffn_size=16",
+        "experts_per_unit=1"};
+    memset(sets, 0, sizeof *sets);
+    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++)
+        fixture_set(sets, "%s%s", i < 3 ? "" : "model.", plain[i]);
+    fixture_set(sets, "train_micro_batch_size_per_gpu=1");
+    fixture_set(sets, "schedule.order=%s", order);
+    fixture_set(sets, "schedule.experts=%s", fetch);
+    fixture_set(sets, "zero_optimization.stage3_max_reuse_distance=0");
+    set_stage(sets, stage);
+}
+
+/* Where params are sharded, the ranks agree on what none of their tokens chose. It is neither read
+ * nor copied nor gathered, and the bits are those of the run that fetches all. */
+static void experts_of_no_rank_stay(void **state)
+{
+    (void)state;
+    static const char *const orders[] = {"layer_major", "batch_major"};
+    static const char *const learns[] = {
+        "train.only=[\"all\"]", "train.lora={\"rank\":2,\"targets\":[\"q_proj\"]}",
+        "train.lora={\"rank\":2,\"targets\":[\"experts.down_proj\"]}"};
+    static const char *const homes[] = {"nvme", "host", "device"};
+    static mpi_result all, hit;
+    static fixture_sets sets;
+    shape = (fixture_model){.family = "mixtral", .bf16 = true, .layers = 2, .hidden = 64};
+    for (unsigned i = 0; i < 6; i++) {
+        const char *params = homes[i / 2], *learning = learns[i % 3];
+        set_experts(&sets, i % 2 ? 3 : 1, orders[i % 2], "all");
+        fixture_set(&sets, "tiers.place.params=host");
+        fixture_set(&sets, "%s", learning);
+        mpi_train_good("all", &shape, &sets, &all);
+        set_experts(&sets, 3, orders[i % 2], "hit");
+        fixture_set(&sets, "tiers.place.params=%s", params);
+        fixture_set(&sets, "%s", learning);
+        if (i == 4)
+            fixture_set(&sets, "run.paranoid=true");
+        mpi_train_good("hit", &shape, &sets, &hit);
+        mpi_assert_same(params, &all, &hit);
+        const metrics_lane *lanes = hit.run.summary.lanes;
+        if (mpi_rank != 0)
+            continue;
+        assert_true((lanes[LANE_READ].spared_bytes > 0) == (i / 2 == 0));
+        assert_true((lanes[LANE_H2D].spared_bytes > 0) == (i / 2 < 2));
+        assert_true((lanes[LANE_COMM].spared_bytes > 0) == (mpi_world > 1));
+        printf("%s, %s, %s: %llu of %llu bytes not sent\n", params, orders[i % 2], learning,
+               (unsigned long long)lanes[LANE_COMM].spared_bytes,
+               (unsigned long long)(lanes[LANE_COMM].spared_bytes + lanes[LANE_COMM].bytes));
     }
 }
 
@@ -504,6 +561,7 @@ static int run_cases(int count, char **cases)
         {"parts", cmocka_unit_test(parts_give_equal_bits)},
         {"canary", cmocka_unit_test(other_settings_give_other_bits)},
         {"curve", cmocka_unit_test(curves_follow_one_rank)},
+        {"experts", cmocka_unit_test(experts_of_no_rank_stay)},
         {"draws", cmocka_unit_test(draws_give_equal_bits)},
         {"overflow", cmocka_unit_test(one_ranks_overflow_skips_the_step_of_all)},
         {"scale", cmocka_unit_test(falling_scales_are_equal)},

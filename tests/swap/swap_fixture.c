@@ -75,6 +75,7 @@ uint32_t builder_op(builder *self, enum op_kind kind)
         [OP_H2D] = LANE_H2D,
         [OP_D2H] = LANE_D2H,
         [OP_ALL_GATHER] = LANE_COMM,
+        [OP_UNITE_HITS] = LANE_COMM,
         [OP_REDUCE_SCATTER] = LANE_COMM,
         [OP_FORWARD] = LANE_COMPUTE,
         [OP_RECOMPUTE] = LANE_COMPUTE,

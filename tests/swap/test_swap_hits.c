@@ -273,6 +273,82 @@ static void a_fetch_is_of_its_round(void **state)
     program_fini(&prog);
 }
 
+/* ---- several ranks ---- */
+
+enum { RANKS = 2, PART = 8192, WORKSPACE_BYTES = (RANKS + 1) * 8 };
+enum { TELL, UNITE, GATHER, USE };
+
+/* A router, hits of all ranks, and the gather and the pass of unit 1, which depend on them. */
+static void make_gathers(program *out)
+{
+    builder b;
+    struct homes at;
+    builder_init(&b, PROGRAM_STEADY, 8 * PART, HOST_BYTES, 0);
+    b.prog.world = RANKS;
+    at.params = builder_home(&b, TIER_DEVICE, 0, PART);
+    at.boundary = builder_home(&b, TIER_DEVICE, PART, BLOCK);
+    at.hits = builder_home(&b, TIER_HOST, 0, BLOCK);
+    uint32_t whole = builder_transient(&b, TIER_DEVICE, 2 * PART, RANKS * PART);
+    uint32_t workspace = builder_transient(&b, TIER_DEVICE, 5 * PART, WORKSPACE_BYTES);
+    add_router(&b, &at, 0);
+    builder_op(&b, OP_UNITE_HITS);
+    builder_use(&b, ROLE_WORKSPACE, ACCESS_WRITE, workspace, 0, WORKSPACE_BYTES);
+    builder_use(&b, ROLE_HITS, ACCESS_UPDATE, at.hits, 0, UNITS);
+    add_deps(&b);
+    builder_op(&b, OP_ALL_GATHER);
+    b.prog.ops[GATHER].state_kind = STATE_PARAMS;
+    builder_use(&b, ROLE_SOURCE, ACCESS_READ, at.params, 0, PART);
+    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, whole, 0, RANKS * PART);
+    builder_use(&b, ROLE_HITS, ACCESS_READ, at.hits, 1, 1);
+    add_deps(&b);
+    builder_op(&b, OP_FORWARD);
+    builder_use(&b, ROLE_PARAMS0, ACCESS_READ, whole, 0, RANKS * PART);
+    builder_use(&b, ROLE_HITS, ACCESS_READ, at.hits, 1, 1);
+    add_deps(&b);
+    builder_finish(&b, out);
+}
+
+static void own_hits_alone(program *prog)
+{
+    hit_of(prog, UNITE)->size_bytes = 1; /* of unit 0 */
+}
+
+static void little_workspace(program *prog)
+{
+    prog->ops[UNITE].operands[0].size_bytes -= 8;
+}
+
+static void hits_begun_anew(program *prog)
+{
+    hit_of(prog, UNITE)->access = ACCESS_WRITE;
+}
+
+static void unite_if_applied(program *prog)
+{
+    prog->ops[UNITE].if_applied = 1;
+}
+
+static void gather_in_any_case(program *prog)
+{
+    prog->ops[USE].operand_count--;
+}
+
+static void ranks_gather_what_is_hit_on_one(void **state)
+{
+    (void)state;
+    program good;
+    make_gathers(&good);
+    if (program_check(&good) != 0)
+        fail_msg("%s", err_text());
+    assert_ptr_equal(swapi_condition(&good.ops[GATHER]), hit_of(&good, GATHER));
+    expect_refused(&good, own_hits_alone, "ranks have not united");
+    expect_refused(&good, little_workspace, "2 ranks need 24");
+    expect_refused(&good, hits_begun_anew, "only a forward writes hits, or what unites them");
+    expect_refused(&good, unite_if_applied, "without a condition");
+    expect_refused(&good, gather_in_any_case, "does not depend on the same hit");
+    program_fini(&good);
+}
+
 static void hits_need_host_memory(void **state)
 {
     (void)state;
@@ -297,6 +373,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_is_not_hit_does_not_move),
         cmocka_unit_test(wrong_programs_are_refused),
         cmocka_unit_test(a_fetch_is_of_its_round),
+        cmocka_unit_test(ranks_gather_what_is_hit_on_one),
         cmocka_unit_test(hits_need_host_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
