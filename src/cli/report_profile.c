@@ -120,6 +120,26 @@ static void print_lanes(FILE *out, const struct profile_summary *summary)
     }
 }
 
+/* Says what was expected of experts that may not be needed, and what was found. */
+static void print_experts(FILE *out, const struct profile_summary *summary)
+{
+    const struct setup_summary *plan = &summary->plan;
+    if (summary->expert_passes <= 0)
+        return;
+    fprintf(out,
+            "\nexperts      %.1f%% of %.0f passes were hit (%.1f%% expected, if all experts are "
+            "chosen alike)\n",
+            100 * summary->expert_passes_hit / summary->expert_passes, summary->expert_passes,
+            100 * plan->expert_passes_hit / plan->expert_passes);
+    for (int kind = 0; kind < LANE_COUNT; kind++) {
+        const struct profile_lane *each = &summary->lanes[kind];
+        if (each->measured_spared_bytes > 0 || each->predicted_spared_bytes > 0)
+            fprintf(out, "             %-8s spared %.3f GB a step (%.3f expected)\n",
+                    lane_kind_name((enum lane_kind)kind), each->measured_spared_bytes / 1e9,
+                    (double)each->predicted_spared_bytes / 1e9);
+    }
+}
+
 static void print_drives(FILE *out, const struct profile_summary *summary)
 {
     if (summary->drive_count == 0)
@@ -201,6 +221,7 @@ void cli_print_profile(FILE *out, const struct profile_summary *summary)
     print_head(out, summary);
     print_time(out, summary);
     print_lanes(out, summary);
+    print_experts(out, summary);
     print_drives(out, summary);
     print_binding(out, summary);
     print_units(out, summary);
@@ -228,6 +249,11 @@ static json_t *lane_objects(const struct profile_summary *summary)
                 json_object_set_new(object, "ceiling_bytes_per_second", json_real(each->ceiling));
                 json_object_set_new(object, "share_of_ceiling", json_real(rate / each->ceiling));
             }
+        }
+        if (summary->expert_passes > 0) {
+            json_object_set_new(object, "predicted_spared_bytes",
+                                json_integer((json_int_t)each->predicted_spared_bytes));
+            json_object_set_new(object, "spared_bytes", json_real(each->measured_spared_bytes));
         }
         json_object_set_new(lanes, lane_kind_name((enum lane_kind)kind), object);
     }
@@ -321,6 +347,12 @@ int cli_profile_json(FILE *out, const struct profile_summary *summary)
                         json_integer((json_int_t)summary->resident_bytes_max));
     if (summary->of_ranks > 0)
         json_object_set_new(object, "as_rank", rank_object(summary));
+    if (summary->expert_passes > 0)
+        json_object_set_new(object, "experts",
+                            json_pack("{s:f, s:f, s:f, s:f}", "passes", summary->expert_passes,
+                                      "passes_hit", summary->expert_passes_hit,
+                                      "predicted_passes", plan->expert_passes,
+                                      "predicted_passes_hit", plan->expert_passes_hit));
     if (summary->tried_count > 0) {
         json_object_set_new(object, "calibrated_step_seconds",
                             json_real(summary->calibrated_seconds));

@@ -72,8 +72,8 @@ static enum kept kept_by(const struct engine *self, const op *item)
 }
 
 /* A pass whose unit is not hit has no params, since they were not fetched. A pass that finds out
- * hits gets their place; the first micro-batch of a round begins them. */
-static void fill_hits(const struct engine *self, const program *prog, const op *item,
+ * hits gets their place; the first micro-batch of a round begins them. Counts what was hit. */
+static void fill_hits(struct engine *self, const program *prog, const op *item,
                       model_call *call)
 {
     const operand *hits = op_operand(item, ROLE_HITS);
@@ -84,9 +84,14 @@ static void fill_hits(const struct engine *self, const program *prog, const op *
         call->hits = at;
     else if (hits && *at == 0)
         call->params[0] = call->params[1] = NULL;
+    bool is_first = self->setup->plan.order == ORDER_BATCH_MAJOR || item->micro_batch == 0;
+    if (hits && hits->access == ACCESS_READ && is_first) {
+        self->expert_passes++;
+        self->expert_passes_hit += *at != 0;
+    }
 }
 
-static void fill_call(const struct engine *self, const program *prog, const op *item,
+static void fill_call(struct engine *self, const program *prog, const op *item,
                       model_call *call)
 {
     const struct setup *setup = self->setup;

@@ -94,6 +94,9 @@ struct engine {
     executor *runner;
     trace ring; /* the ops that ran */
     metrics_lane totals[LANE_COUNT];
+    /* Passes, since the engine was made, whose experts may not be needed, and those that needed
+     * them; one for all micro-batches that pass together. */
+    uint64_t expert_passes, expert_passes_hit;
     bool is_committing; /* set by the loop: the current program makes its commit */
 
     /* For evaluation and generation. If >= 0, the head's forward writes the logits of this row

@@ -120,7 +120,10 @@ static void note_step(profile *self, const struct engine *engine,
         to->lane_seconds[i] = (double)step->totals->lanes[i].busy_ns * 1e-9;
         to->stall_seconds[i] = (double)step->totals->lanes[i].stall_ns * 1e-9;
         to->lane_bytes[i] = step->totals->lanes[i].bytes;
+        to->spared_bytes[i] = step->totals->lanes[i].spared_bytes;
     }
+    self->out->expert_passes += (double)(engine->expert_passes - self->passes_seen);
+    self->out->expert_passes_hit += (double)(engine->expert_passes_hit - self->passes_hit_seen);
     for (int r = 0; r < PROFILE_RESOURCE_COUNT; r++) {
         uint64_t count = 0;
         for (uint64_t i = step->events_begin; i < ring->written; i++) {
@@ -179,8 +182,11 @@ static int on_step(void *user, const struct engine *engine, const struct setup_w
     if (counts) {
         note_step(self, engine, step);
         decide_end(self);
-        return 0;
     }
+    self->passes_seen = engine->expert_passes;
+    self->passes_hit_seen = engine->expert_passes_hit;
+    if (counts)
+        return 0;
     if (self->seen_count - self->measured_count > STEPS_LOST_MAX)
         return err_set(
             ERR_DIVERGED,
@@ -245,6 +251,7 @@ static int on_setup(void *user, const struct setup *setup)
     for (int i = 0; i < LANE_COUNT; i++) {
         out->lanes[i].predicted_seconds = lanes[i];
         out->lanes[i].predicted_bytes = steady->lane_bytes[i];
+        out->lanes[i].predicted_spared_bytes = out->plan.lane_spared_bytes[i];
     }
     out->predicted_binding = setup_busiest_lane(lanes);
     out->predicted_resource = busiest_resource(out->predicted_resource_seconds);
@@ -441,7 +448,12 @@ static int sum_up(profile *self)
         out->lanes[i].measured_seconds = lanes[i] =
             median_of(self, &first->lane_seconds[i], scratch);
         out->lanes[i].stall_seconds = median_of(self, &first->stall_seconds[i], scratch);
+        for (uint64_t s = 0; s < self->measured_count; s++)
+            out->lanes[i].measured_spared_bytes +=
+                (double)self->steps[s].spared_bytes[i] / (double)self->measured_count;
     }
+    out->expert_passes /= (double)self->measured_count;
+    out->expert_passes_hit /= (double)self->measured_count;
     for (int r = 0; r < PROFILE_RESOURCE_COUNT; r++)
         out->measured_resource_seconds[r] = median_of(self, &first->resource_seconds[r], scratch);
     out->measured_binding = setup_busiest_lane(lanes);

@@ -55,6 +55,9 @@ struct profile_lane {
     /* time per step in which computing waited for this lane; the median */
     double stall_seconds;
     double ceiling; /* bytes/s that the machine file states; 0: not known */
+    /* per step, of experts that no token chose; measured: the mean */
+    uint64_t predicted_spared_bytes;
+    double measured_spared_bytes;
 };
 
 struct profile_unit {
@@ -107,6 +110,9 @@ struct profile_summary {
     double predicted_seconds, measured_seconds; /* per step; measured: the median */
     double measured_fastest, measured_slowest;
     struct profile_lane lanes[LANE_COUNT];
+    /* Passes of a step whose experts may not be needed, and those of them that needed them, in the
+     * mean; both 0 where all experts are fetched. plan.expert_passes has what was expected. */
+    double expert_passes, expert_passes_hit;
     uint8_t predicted_binding, measured_binding; /* enum lane_kind */
     double predicted_resource_seconds[PROFILE_RESOURCE_COUNT];
     double measured_resource_seconds[PROFILE_RESOURCE_COUNT]; /* the median */

@@ -17,7 +17,7 @@ struct profilei_step {
     double seconds;
     double lane_seconds[LANE_COUNT], stall_seconds[LANE_COUNT];
     double resource_seconds[PROFILE_RESOURCE_COUNT];
-    uint64_t lane_bytes[LANE_COUNT];
+    uint64_t lane_bytes[LANE_COUNT], spared_bytes[LANE_COUNT];
 };
 
 struct profilei_unit {
@@ -36,6 +36,7 @@ struct profile {
     bool is_cpu;          /* the CPU computes */
     uint64_t measured_count, capacity, seen_count, taken_count;
     uint64_t wanted;             /* steps to measure; 0: not known yet */
+    uint64_t passes_seen, passes_hit_seen; /* the engine's counts of experts before the step */
     struct profilei_step *steps; /* [capacity] */
     struct profilei_span *spans; /* [span_capacity] scratch: the ops of one resource in a step */
     uint64_t span_capacity;

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 #include <dirent.h>
+#include <math.h>
 
 #include "profile/profile.h"
 #include "setup/summary.h"
@@ -249,6 +250,33 @@ static void a_rank_is_measured_alone(void **state)
     job_destroy(asked);
 }
 
+/* 16 tokens choose one of 24 experts each, so that a step hits 16 of a block at most. */
+static void experts_are_counted(void **state)
+{
+    (void)state;
+    static const fixture_model mixture = {.family = "mixtral", .layers = 2, .hidden = 64};
+    static const char *const more[] = {"num_experts=24", "num_experts_per_tok=1",
+                                       "expert_ffn_size=16", "experts_per_unit=1", "seq_length=8"};
+    fixture_sets sets = drive_sets();
+    for (size_t i = 0; i < sizeof more / sizeof more[0]; i++)
+        fixture_set(&sets, "model.%s", more[i]);
+    fixture_set(&sets, "train_micro_batch_size_per_gpu=1");
+    fixture_set(&sets, "schedule.experts=hit");
+    job *asked = fixture_job("experts", &mixture, &sets);
+    struct profile_options options = {.job = asked, .steps = STEPS, .no_advice = true};
+    if (profile_run(&options, &summary) < 0)
+        fail_msg("%s", err_text());
+    job_destroy(asked);
+    assert_true(fabs(summary.expert_passes - 2.0 * 2 * 24) < 1e-9); /* both ways, blocks */
+    assert_true(fabs(summary.expert_passes - summary.plan.expert_passes) < 1e-9);
+    assert_true(summary.expert_passes_hit > 0 && summary.expert_passes_hit <= 2.0 * 2 * 16);
+    const struct profile_lane *copies = &summary.lanes[LANE_H2D];
+    double all = (double)copies->predicted_bytes + (double)copies->predicted_spared_bytes;
+    assert_true(copies->measured_spared_bytes > 0 && copies->predicted_spared_bytes > 0);
+    assert_true(copies->measured_spared_bytes < all);
+    assert_nothing_left("experts");
+}
+
 /* The advice depends on the machine, so only its form is asserted: sorted by gain, no gain too
  * small, no two changes alike. */
 static void changes_are_simulated(void **state)
@@ -300,6 +328,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steady_steps_are_measured),     cmocka_unit_test(blocks_are_the_machines),
         cmocka_unit_test(fp16_without_data_is_measured), cmocka_unit_test(a_rank_is_measured_alone),
+        cmocka_unit_test(experts_are_counted),
         cmocka_unit_test(changes_are_simulated),         cmocka_unit_test(ends_leave_nothing),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
