@@ -311,8 +311,9 @@ static int refuse_other_arithmetic(const configi_reader *reader, const hfi_confi
         char path[CONFIGI_PATH_BYTES], given[CONFIGI_VALUE_BYTES];
         configi_join(path, "model", keys[i]);
         const json_t *own = configi_get(reader, path);
-        bool is_default = json_is_false(own) ||
-                          (json_is_string(own) && strcmp(json_string_value(own), "default") == 0);
+        const char *word = json_is_string(own) ? json_string_value(own) : "";
+        bool is_default = json_is_false(own) || strcmp(word, "default") == 0 ||
+                          strcmp(word, "softmax") == 0; /* scores of experts */
         if (own && !is_default && !json_object_get(self->block, keys[i]))
             return configi_error(reader, path, "%s is not what %s says: leave the key out",
                                  configi_show(own, given), self->file);
