@@ -71,6 +71,31 @@ void native_call_stop(void);
 
 /* ---- the module ---- */
 
+/* ---- a run whose passes Python computes: native_module.c ---- */
+
+/* The callable that makes a new run's first weights (sluice_options.first), and its exception. */
+struct native_first {
+    PyObject *callable; /* borrowed; NULL: none */
+    PyObject *type, *value, *traceback;
+};
+void native_first_init(struct native_first *self, PyObject *callable);
+void native_first_options(struct native_first *self, struct sluice_options *options);
+/* Sets the exception that the callable raised; false: it raised none. */
+bool native_first_raise(struct native_first *self);
+
+/* The run of a Session, for a call that may come from any thread of its process. Brackets it as
+ * native_enter does. NULL with an exception. */
+sluice_run *native_session_enter(PyObject *session);
+
+/* Methods of Session. */
+PyObject *native_module_begin(PyObject *session, PyObject *is_training);
+PyObject *native_module_wait(PyObject *session, PyObject *unused);
+PyObject *native_module_done(PyObject *session, PyObject *loss);
+PyObject *native_module_end(PyObject *session, PyObject *unused);
+PyObject *native_module_abort(PyObject *session, PyObject *text);
+PyObject *native_module_set_group(PyObject *session, PyObject *args);
+PyObject *native_module_home(PyObject *session, PyObject *unit);
+
 /* Adds the type Session, or the functions of the tasks, to the module. 0, or -1 with an
  * exception. */
 int native_session_add(PyObject *module);

@@ -17,7 +17,7 @@ struct session {
 typedef struct session session;
 
 /* Checks that the run can be used from here, and enters the library. 0, or -1 with an exception. */
-static int enter(const session *self)
+static int enter(const session *self, bool from_any_thread)
 {
     if (self->process != getpid())
         native_refuse(
@@ -25,7 +25,7 @@ static int enter(const session *self)
             "with it: start processes with the method \"spawn\", or before the run is opened");
     else if (!self->run)
         native_refuse("this run is closed");
-    else if (!pthread_equal(self->owner, pthread_self()))
+    else if (!from_any_thread && !pthread_equal(self->owner, pthread_self()))
         native_refuse(
             "this run was opened by another thread, and all its calls must come from that "
             "thread");
@@ -34,8 +34,15 @@ static int enter(const session *self)
     return -1;
 }
 
+sluice_run *native_session_enter(PyObject *session_object)
+{
+    session *self = (session *)session_object;
+    return enter(self, true) < 0 ? NULL : self->run;
+}
+
 /* Opens the run. Returns NULL with an exception if that fails. */
-static session *open_run(PyTypeObject *type, const char *name, const struct sluice_options *options)
+static session *open_run(PyTypeObject *type, const char *name, const struct sluice_options *options,
+                         struct native_first *first)
 {
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     session *self = (session *)allocate(type, 0);
@@ -56,27 +63,32 @@ static session *open_run(PyTypeObject *type, const char *name, const struct slui
         native_note_run(true);
         return self;
     }
-    native_raise(status);
+    if (!native_first_raise(first))
+        native_raise(status);
     Py_DECREF((PyObject *)self);
     return NULL;
 }
 
 static PyObject *session_open(PyObject *type, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"path",    "text",  "set",     "start_from",
-                            "machine", "fresh", "verbose", NULL};
-    PyObject *path = NULL, *set = Py_None;
+    static char *names[] = {"path",  "text",    "set",   "start_from", "machine",
+                            "fresh", "verbose", "first", NULL};
+    PyObject *path = NULL, *set = Py_None, *callable = Py_None;
+    struct native_first first;
     struct sluice_options options = {.verbose = 0};
     struct native_texts texts;
     session *self = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|zOzzpp", names, PyUnicode_FSConverter,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|zOzzppO", names, PyUnicode_FSConverter,
                                      &path, &options.job_text, &set, &options.from,
-                                     &options.machine, &options.fresh, &options.verbose))
+                                     &options.machine, &options.fresh, &options.verbose,
+                                     &callable))
         return NULL;
     if (native_texts_init(&texts, set, "set") == 0) {
         options.set = texts.items;
         options.set_count = texts.count;
-        self = open_run((PyTypeObject *)type, PyBytes_AsString(path), &options);
+        native_first_init(&first, callable);
+        native_first_options(&first, &options);
+        self = open_run((PyTypeObject *)type, PyBytes_AsString(path), &options, &first);
         native_texts_fini(&texts);
     }
     Py_DECREF(path);
@@ -88,7 +100,7 @@ static PyObject *session_info(PyObject *object, PyObject *unused)
     session *self = (session *)object;
     struct sluice_info info;
     (void)unused;
-    if (enter(self) < 0)
+    if (enter(self, false) < 0)
         return NULL;
     sluice_get_info(self->run, &info);
     native_leave();
@@ -107,7 +119,7 @@ static PyObject *session_step(PyObject *object, PyObject *unused)
     struct sluice_step_info made;
     int status;
     (void)unused;
-    if (enter(self) < 0)
+    if (enter(self, false) < 0)
         return NULL;
     PyThreadState *thread = PyEval_SaveThread();
     status = sluice_step(self->run, &made);
@@ -124,7 +136,7 @@ static PyObject *session_evaluate(PyObject *object, PyObject *unused)
     double loss = 0;
     int status;
     (void)unused;
-    if (enter(self) < 0)
+    if (enter(self, false) < 0)
         return NULL;
     PyThreadState *thread = PyEval_SaveThread();
     status = sluice_evaluate(self->run, &loss);
@@ -139,7 +151,7 @@ static PyObject *session_commit(PyObject *object, PyObject *unused)
     uint64_t step = 0;
     int status;
     (void)unused;
-    if (enter(self) < 0)
+    if (enter(self, false) < 0)
         return NULL;
     PyThreadState *thread = PyEval_SaveThread();
     status = sluice_commit(self->run, &step);
@@ -158,7 +170,7 @@ static PyObject *session_export(PyObject *object, PyObject *args, PyObject *keyw
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|zpp", names, PyUnicode_FSConverter,
                                      &directory, &dtype, &adapters, &force))
         return NULL;
-    if (enter(self) < 0) {
+    if (enter(self, false) < 0) {
         Py_DECREF(directory);
         return NULL;
     }
@@ -182,7 +194,7 @@ static PyObject *session_close(PyObject *object, PyObject *unused)
     (void)unused;
     if (!self->run || self->process != getpid())
         Py_RETURN_NONE;
-    if (enter(self) < 0)
+    if (enter(self, false) < 0)
         return NULL;
     sluice_run *run = self->run;
     self->run = NULL;
@@ -204,7 +216,7 @@ static void session_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     PyObject *kind, *value, *traceback; /* of an exception that is on its way */
     PyErr_Fetch(&kind, &value, &traceback);
-    if (self->run && enter(self) == 0) {
+    if (self->run && enter(self, false) == 0) {
         (void)sluice_close(self->run);
         native_leave();
         native_note_run(false);
@@ -224,6 +236,13 @@ static PyMethodDef methods[] = {
     {"commit", session_commit, METH_NOARGS, "Makes the state durable; returns its step."},
     {"export", NATIVE_FUNCTION(session_export), NATIVE_WITH_KEYWORDS,
      "Writes a Hugging Face checkpoint."},
+    {"module_begin", native_module_begin, METH_O, "Begins a step, or an evaluation."},
+    {"module_wait", native_module_wait, METH_NOARGS, "Waits for the next use."},
+    {"module_done", native_module_done, METH_O, "The use is over."},
+    {"module_end", native_module_end, METH_NOARGS, "Waits for the end of the step."},
+    {"module_abort", native_module_abort, METH_O, "Gives the step up; True if the run goes on."},
+    {"module_set_group", native_module_set_group, METH_VARARGS, "Sets a group's numbers."},
+    {"module_home", native_module_home, METH_O, "Where a unit's params rest."},
     {"close", session_close, METH_NOARGS, "Commits and frees all."},
     {NULL, NULL, 0, NULL},
 };

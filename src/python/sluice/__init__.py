@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from ._errors import Error, Failed, NoFit, Stopped, WrongJob
 from ._load import native as _native
+from ._optimizers import Adagrad, AdamW, Lion, Muon
 from ._run import EvaluationMetrics, Lane, Metrics, Run, StepMetrics
 from ._session import Info, Session, Step, open
 from ._tasks import (
@@ -37,6 +38,8 @@ from ._tasks import (
 __version__: str = _native.version()
 
 __all__ = [
+    "Adagrad",
+    "AdamW",
     "Error",
     "Evaluation",
     "EvaluationMetrics",
@@ -44,7 +47,9 @@ __all__ = [
     "Generation",
     "Info",
     "Lane",
+    "Lion",
     "Metrics",
+    "Muon",
     "NoFit",
     "Plan",
     "Run",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from ._errors import Error
 from ._job import Job, Overrides, Path, job_arguments, optional_path, overrides_list
@@ -107,6 +107,7 @@ def open(  # noqa: A001 - the name that people look for
     machine: Optional[Path] = None,
     fresh: bool = False,
     verbose: bool = False,
+    first: Optional[Callable[[int, int, int, int], None]] = None,
 ) -> Session:
     """Reads the job, plans, reserves all memory, and resumes from the last commit of run.dir or
     begins a new run.
@@ -116,6 +117,8 @@ def open(  # noqa: A001 - the name that people look for
     machine: a machine.json of sluice.probe(), which makes the plan better.
     fresh: the run directory must be new or hold no commit.
     verbose: log lines on standard error, not only warnings.
+    first: for a job with model.module, writes the first weights of a new run: elements [begin, begin
+        + count) of a unit, fp32, to an address.
     """
     name, text = job_arguments(job)
     guard()
@@ -128,6 +131,7 @@ def open(  # noqa: A001 - the name that people look for
             optional_path(machine),
             fresh,
             verbose,
+            first,
         )
     )
     note_open(session)

@@ -1,0 +1,49 @@
+"""The extension's session of a module, with the results' classes."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Mapping
+
+from .._session import Session, Step
+from .._session import open as open_session
+from .._tasks import Plan
+from .._tasks import plan as make_plan
+
+
+class Core:
+    """An open run of a module. The methods module_* are those of the extension (sluice.h)."""
+
+    def __init__(self, session: Session, job: Mapping[str, Any], machine: Any) -> None:
+        self._session = session
+        self._job = job
+        self._machine = machine
+        self.has_failed = False  # a call has raised the failure that closing raises again
+        native = session._native
+        self.module_begin: Callable[[bool], None] = native.module_begin
+        self.module_wait: Callable[[], Any] = native.module_wait
+        self.module_done = native.module_done
+        self.module_abort = native.module_abort
+        self.module_set_group = native.module_set_group
+        self.module_home = native.module_home
+
+    def module_end(self) -> Step:
+        return Step(**self._session._native.module_end())
+
+    def plan(self) -> Plan:
+        return make_plan(self._job, machine=self._machine)
+
+    def commit(self) -> int:
+        return self._session.commit()
+
+    def info(self) -> Any:
+        return self._session.info()
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def open_core(job: Dict[str, Any], **options: Any) -> Core:
+    return Core(open_session(job, **options), job, options.get("machine"))
+
+
+__all__ = ["Core", "open_core"]

@@ -1,0 +1,548 @@
+"""Engine: a torch module whose states rest where a plan puts them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import weakref
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+
+import torch
+
+from .._errors import Error, WrongJob
+from .._job import Path
+from .._optimizers import AdamW, optimizer_block
+from ._core import open_core
+from ._groups import Groups, group_units
+from ._holding import Holding, view_of
+from ._init import values_of
+from ._memory import as_tensor
+from ._profile import Profile, profile_of
+from ._recording import Recorder, UsedTwice, differentiable, keep_state
+from ._turns import Evaluating, Training, Turns, Use
+from ._units import Holder, Policy, Slot, Unit, describe, list_stages, make_holders
+from ._values import Values
+
+Bytes = Union[None, int, str]
+
+_SECONDS_TO_REPEAT = 3.0  # a recorded step that took less is recorded once more, for its times
+
+_DTYPE_BLOCKS: Dict[torch.dtype, Dict[str, Any]] = {
+    torch.float32: {},
+    torch.bfloat16: {"bf16": {"enabled": True}},
+    torch.float16: {"fp16": {"enabled": True}},
+}
+
+
+def _read_config(config: Union[None, Path, Mapping[str, Any]]) -> Dict[str, Any]:
+    if config is None:
+        return {}
+    if isinstance(config, Mapping):
+        return json.loads(json.dumps(dict(config), default=os.fspath))
+    try:
+        with open(os.fspath(config), encoding="utf-8") as file:
+            return json.load(file)
+    except (OSError, ValueError) as error:
+        raise WrongJob(f"config: {os.fspath(config)} cannot be read: {error}") from None
+
+
+def _put(job: Dict[str, Any], path: str, value: Any) -> None:
+    """Sets a key of the job that an argument stands for; the job may not have it too."""
+    *parents, last = path.split(".")
+    block = job
+    for parent in parents:
+        block = block.setdefault(parent, {})
+    if value is None:
+        return
+    if last in block and block[last] != value:
+        raise WrongJob(f"{path} is both an argument of the Engine and in its config: give it once")
+    block[last] = value
+
+
+def _drives(nvme: Union[None, Path, Sequence[Any]]) -> Optional[List[Dict[str, Any]]]:
+    if nvme is None:
+        return None
+    entries = [nvme] if isinstance(nvme, (str, os.PathLike)) else list(nvme)
+    return [dict(e) if isinstance(e, Mapping) else {"path": os.fspath(e)} for e in entries]
+
+
+class Engine:
+    """Trains a module with parameters, gradients and optimizer state on device, host and drives.
+
+        engine = sluice.torch.Engine(module, optimizer=sluice.AdamW(lr=1e-4), device="2GiB",
+                                     host="8GiB", nvme=["/mnt/nvme0"], run_dir="runs/mine")
+        for batch in loader:
+            loss = engine(batch)
+            engine.backward(loss)
+            engine.step()
+
+    module: any torch module. It must use the same units in the same order in every step.
+    optimizer: sluice.AdamW, Lion, Adagrad or Muon.
+    device, host: memory budgets, as bytes or "8GiB"; None: a part of what is free.
+    nvme: folders on drives, or dicts like the job's tiers.nvme.
+    run_dir: where the run's state and metrics lie. If it has a commit, the run resumes from it.
+    config: other keys of a job, or a DeepSpeed configuration: a dict or the path of a JSON file.
+    units: names of the modules that are units, or a function (name, module) -> bool; None: the
+        repeated blocks of the module.
+    groups: a function (name, parameter) -> dict of lr, weight_decay, betas, eps that differ from
+        the optimizer's for this parameter.
+    fresh: run_dir must be new or hold no commit.
+
+    The first call records a step: it runs the module once, forward and backward, with one unit in
+    memory at a time. Then the plan is made, and the same batch is trained on.
+
+    Torch's activations, its workspaces and the root (parameters outside of all units) are in
+    torch's own memory, not within these budgets.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        optimizer: Any = None,
+        device: Bytes = None,
+        host: Bytes = None,
+        nvme: Union[None, Path, Sequence[Any]] = None,
+        run_dir: Path,
+        config: Union[None, Path, Mapping[str, Any]] = None,
+        units: Policy = None,
+        groups: Optional[Callable[[str, torch.nn.Parameter], Mapping[str, Any]]] = None,
+        commit_every: Optional[int] = None,
+        machine: Optional[Path] = None,
+        fresh: bool = False,
+        verbose: bool = False,
+    ) -> None:
+        job = _read_config(config)
+        if optimizer is not None:
+            job["optimizer"] = optimizer_block(optimizer)
+        job.setdefault("optimizer", optimizer_block(AdamW()))
+        job.setdefault("gradient_clipping", 0)  # as torch's own loop, which clips nothing
+        _put(job, "tiers.device.budget", device)
+        _put(job, "tiers.host.budget", host)
+        _put(job, "tiers.nvme", _drives(nvme))
+        _put(job, "run.dir", os.fspath(run_dir))
+        _put(job, "run.commit_every", commit_every)
+        self.module = module
+        self._job = job
+        self._policy = units
+        self._choose_group = groups
+        self._open_options = {"machine": machine, "fresh": fresh, "verbose": verbose}
+        self._open_core = open_core
+        self._core: Any = None
+        self._accumulation = 1
+        self._micro_batch = 0
+        self._failure: Optional[BaseException] = None
+        self._driver: Any = None  # what the hooks call; None: nothing runs
+        self._is_called = False
+        self._hooks: List[Any] = []
+        self._excluded: set = set()
+        self._prepare()
+
+    # ---- before the first step ----
+
+    def _prepare(self) -> None:
+        """Chooses units, and installs the hooks."""
+        self._holders = make_holders(self.module, self._policy)
+        if self._excluded:
+            names = [h.name for h in self._holders[1:] if h.name not in self._excluded]
+            self._holders = make_holders(self.module, names)
+        self._root = self._holders[0]
+        parameter = next(self.module.parameters())
+        self._dtype, self._device = parameter.dtype, parameter.device
+        if self._device.type == "meta":
+            self._device = torch.device("cpu")
+        optimizer = self._job["optimizer"]
+        self._groups = group_units(self._holders, optimizer, self._choose_group, self)
+        self._holding = Holding(self._holders)
+        self._values = Values(self._holders, values_of(self.module))
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks = []
+        for holder in self._holders[1:]:
+            self._hook_unit(holder)
+        self._hook_root()
+        for holder in self._holders:
+            for unit in holder.units:
+                for slot in unit.slots if not unit.frozen else ():
+                    self._hook_gradient(holder, unit, slot)
+
+    def _hook_unit(self, holder: Holder) -> None:
+        def before(module: torch.nn.Module, args: Any) -> None:
+            self._enter(holder)
+
+        def after(module: torch.nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
+            self._leave(holder, (args, kwargs), outputs)
+
+        self._hooks.append(holder.module.register_forward_pre_hook(before))
+        self._hooks.append(holder.module.register_forward_hook(after, with_kwargs=True))
+
+    def _hook_root(self) -> None:
+        """Modules that own parameters of the root need them current also where only a part of the
+        module is called, as in generation."""
+        own = {id(slot.parameter) for slot in self._root.slots}
+
+        def before(module: torch.nn.Module, args: Any) -> None:
+            if self._core is not None and not self._is_called:
+                self._evaluation().make_root_current()
+
+        for item in self.module.modules():
+            if any(id(p) in own for p in item.parameters(recurse=False)):
+                self._hooks.append(item.register_forward_pre_hook(before))
+
+    def _hook_gradient(self, holder: Holder, unit: Unit, slot: Slot) -> None:
+        is_root = holder is self._root
+
+        def after(parameter: torch.Tensor) -> None:
+            if isinstance(self._driver, Recorder):
+                self._driver.gradient(unit, slot)
+            elif not is_root:
+                self._training("a gradient came").gradient(unit, slot)
+
+        self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(after))
+
+    # ---- what the hooks do ----
+
+    def _training(self, what: str) -> Training:
+        if not isinstance(self._driver, Training):
+            raise WrongJob(
+                f"{what} outside of a step of the engine: call engine(...), then "
+                "engine.backward(loss), then engine.step()"
+            )
+        return self._driver
+
+    def _evaluation(self) -> Evaluating:
+        if self._failure is not None:
+            raise self._failure
+        if not isinstance(self._driver, Evaluating):
+            if self._driver is not None or self._micro_batch > 0:
+                raise WrongJob(
+                    "the module is called without gradients in the middle of a step: evaluate "
+                    "after engine.step()"
+                )
+            self._driver = Evaluating(self._turns, self._root if self._root.units else None)
+        return self._driver
+
+    def _enter(self, holder: Holder) -> None:
+        if self._driver is None or isinstance(self._driver, Evaluating):
+            if self._core is None:
+                return  # the module is used as it is, before the first step
+            if torch.is_grad_enabled():
+                raise WrongJob(
+                    f'the unit "{holder.name}" is used outside of a step: call the engine itself, '
+                    "or use torch.no_grad() to evaluate"
+                )
+            self._evaluation()
+        self._driver.enter(holder)
+
+    def _leave(self, holder: Holder, inputs: Any, outputs: Any) -> None:
+        driver = self._driver
+        if driver is None:
+            return
+        driver.leave(holder)
+        torch.clear_autocast_cache()  # it has copies of the unit's parameters
+        if isinstance(driver, Evaluating):
+            return
+        passed = {id(tensor) for tensor in differentiable(inputs)}
+        for tensor in differentiable(outputs):
+            if id(tensor) not in passed:  # else it is another unit's
+                tensor.register_hook(functools.partial(self._turn, holder))
+
+    def _turn(self, holder: Holder, gradient: torch.Tensor) -> None:
+        if isinstance(self._driver, Recorder):
+            self._driver.turn(holder)
+        else:
+            self._training(f'a backward reached the unit "{holder.name}"').turn(holder)
+
+    # ---- a step ----
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward. With gradients it begins a micro-batch of a step."""
+        self._check_open()
+        if not torch.is_grad_enabled():
+            if self._core is None:
+                raise WrongJob(
+                    "the first call of an engine records a step and needs gradients: call it "
+                    "outside of torch.no_grad(); before that, call the module itself"
+                )
+            return self.module(*args, **kwargs)
+        self.prepare(*args, **kwargs)
+        return self._forward(args, kwargs)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """What the first call does before its step: records, plans, and opens or resumes the run.
+        Afterwards plan() and info() work."""
+        self._check_open()
+        if self._core is None:
+            with torch.enable_grad():
+                self._record(args, kwargs)
+            self._open()
+
+    def _forward(self, args: Any, kwargs: Any) -> Any:
+        if isinstance(self._driver, Evaluating):
+            self._driver.end()
+            self._driver = None
+        if self._driver is not None:
+            raise WrongJob(
+                "the forward before this one has had no backward: call engine.backward(loss), or "
+                "use torch.no_grad() to evaluate"
+            )
+        training = Training(self._turns, self._goes_back)
+        try:
+            if self._micro_batch == 0:
+                self._groups.send(self._core)
+                self._core.module_begin(True)
+            self._driver = training
+            self._is_called = True
+            training.begin(self._root if self._root.units else None)
+            with self._holding.hooks():
+                outputs = self.module(*args, **kwargs)
+            training.end_forward()
+            return outputs
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._is_called = False
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Goes back from a loss, the mean over this micro-batch, and takes over the gradients."""
+        self._check_open()
+        training = self._training("backward was called")
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise WrongJob(
+                "engine.backward takes a loss of one element that has a gradient: the mean over "
+                "the micro-batch"
+            )
+        if training.is_in_backward or training.is_forward:
+            raise WrongJob("engine.backward was called within a forward or a backward")
+        try:
+            scale = training.begin_backward(loss)
+            (loss * scale).backward()
+            training.end_backward(self._root if self._root.units else None)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._driver = None
+        self._micro_batch += 1
+
+    def step(self) -> Optional[Any]:
+        """Ends the micro-batch. After the last one of a step it waits for the update, and returns a
+        sluice.Step; None before that."""
+        self._check_open()
+        if self._driver is not None or self._micro_batch == 0:
+            raise WrongJob("engine.step comes after engine.backward, once for each micro-batch")
+        if self._micro_batch < self._accumulation:
+            return None
+        self._micro_batch = 0
+        try:
+            made = self._core.module_end()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._groups.note_step()
+        return made
+
+    def _fail(self, error: BaseException) -> None:
+        """A step that cannot go on ends the run; what is committed stays."""
+        self._driver = None
+        self._holding_is_over()
+        if self._failure is None and self._core is not None:
+            self._failure = error if isinstance(error, Error) else WrongJob(
+                f"a step failed ({type(error).__name__}: {error}), so the engine takes no more "
+                f"steps; a new Engine with the same run_dir goes on from the last commit"
+            )
+            self._turns.forget_turn()
+            self._core.has_failed = True
+            try:
+                self._core.module_abort(f"{type(error).__name__}: {error}"[:400])
+            except Error:
+                pass  # the first failure counts
+
+    def _holding_is_over(self) -> None:
+        for holder in self._holders[1:]:
+            for unit in holder.units:
+                self._holding.take_away(unit)
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # ---- the first call ----
+
+    def _record(self, args: Any, kwargs: Any) -> None:
+        while True:
+            try:
+                self._recorder = self._record_once(args, kwargs, True)
+                break
+            except UsedTwice as error:
+                if self._policy is not None:
+                    raise
+                self._excluded.add(error.holder.name)
+            self._prepare()
+        if sum(self._recorder.seconds.values()) < _SECONDS_TO_REPEAT:
+            # what a first call takes is not what a step takes
+            self._recorder = self._record_once(args, kwargs, False)
+
+    def _record_once(self, args: Any, kwargs: Any, checks: bool) -> Recorder:
+        state = keep_state(self.module, self._device)
+        recorder = Recorder(self._holding, self._values, self._device)
+        self._driver = recorder
+        self._is_called = True
+        try:
+            with self._holding.hooks():
+                recorder.run(
+                    lambda: self.module(*args, **kwargs), self._root, self._holders[1:], checks
+                )
+        finally:
+            self._driver = None
+            self._is_called = False
+            state.restore()
+            self._give_back()
+        return recorder
+
+    def _give_back(self) -> None:
+        """The parameters have their values again."""
+        for holder in self._holders:
+            for slot in holder.slots:
+                slot.parameter.data = self._values.of(slot)
+                slot.parameter.grad = None
+
+    def _open(self) -> None:
+        order = self._recorder.order
+        name = type(self.module).__name__
+        job = {**self._job, **{k: v for k, v in _DTYPE_BLOCKS[self._dtype].items()}}
+        job["model"] = {"module": describe(self._holders, order, self._recorder.seconds, name)}
+        stages = list_stages(self._holders, order)
+        learns = [any(not unit.frozen for unit in holder.units) for holder in stages]
+        self._goes_back = [any(learns[: i + 1]) for i in range(len(stages))]
+        units = {unit.index: unit for holder in self._holders for unit in holder.units}
+
+        def first(unit: int, begin: int, count: int, address: int) -> None:
+            target = as_tensor(address, count, torch.float32, torch.device("cpu"))
+            with torch.no_grad():
+                self._values.fill(units[unit], begin, target)
+
+        self._core = self._open_core(job, first=first, **self._open_options)
+        self._accumulation = int(job.get("gradient_accumulation_steps", 1))
+        self._turns = Turns(self._core, stages, self._holding, self._device)
+        for slot in self._root.slots:  # their own memory; what they were built with may be shared
+            slot.parameter.data = torch.empty(slot.shape, dtype=self._dtype, device=self._device)
+        self._values.forget()
+        self._holding_is_over()
+        self._finalizer = weakref.finalize(self, _close, self._core)
+
+    # ---- the rest ----
+
+    @property
+    def optimizer(self) -> Groups:
+        """A torch optimizer for learning rate schedulers. Its groups' numbers count for the steps
+        that begin afterwards."""
+        return self._groups
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a step."""
+        return self._accumulation
+
+    def plan(self) -> Any:
+        """Where states rest, what they need, and how long a step takes. A sluice.Plan."""
+        self._need_core("plan")
+        return self._core.plan()
+
+    def profile(self) -> Profile:
+        """Steps as measured, beside the plan: those of this run but for its first two."""
+        self._need_core("profile")
+        return profile_of(self._job["run"]["dir"], self.plan())
+
+    def info(self) -> Any:
+        """Facts about the run: its step, what is reserved. A sluice.Info."""
+        self._need_core("info")
+        return self._core.info()
+
+    def commit(self) -> int:
+        """Makes the state after the last step durable. Returns that step."""
+        self._need_core("commit")
+        self._end_evaluation()
+        if self._driver is not None or self._micro_batch > 0:
+            raise WrongJob("commit comes between steps: after engine.step()")
+        return self._core.commit()
+
+    def state_dict(self) -> Dict[str, torch.Tensor]:
+        """All parameters and buffers, in new tensors: as large as the module."""
+        self._need_core("state_dict")
+        found: Dict[str, torch.Tensor] = {}
+        values: Dict[int, torch.Tensor] = {}
+
+        def visit(holder: Holder, use: Use) -> None:
+            for unit, address, elems in zip(holder.units, use.params, use.elems):
+                base = as_tensor(address, elems, self._dtype, self._device)
+                for slot in unit.slots:
+                    values[id(slot.parameter)] = view_of(base, slot).clone()
+
+        with torch.no_grad():
+            self._evaluation().each(visit)
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            found[name] = values[id(parameter)]
+        persistent = self.module.state_dict().keys()
+        for name, buffer in self.module.named_buffers(remove_duplicate=False):
+            if name in persistent:
+                found[name] = buffer.detach().clone()
+        return found
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Parameters and buffers for a run that has not begun."""
+        if self._core is not None:
+            raise WrongJob(
+                "the run has begun, and its weights are its own: load weights before the first "
+                "step, or begin another run_dir with them"
+            )
+        self.module.load_state_dict(state)
+
+    def close(self) -> None:
+        """Commits the steps that are not yet committed, and frees all. May be called again."""
+        if self._core is None:
+            return
+        try:
+            if self._failure is None:
+                self._end_evaluation()
+        finally:
+            core, self._core = self._core, None
+            self._failure = WrongJob("this engine is closed")
+            self._finalizer.detach()
+            for handle in self._hooks:
+                handle.remove()
+            core.close()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, kind: Any, *rest: object) -> None:
+        try:
+            self.close()
+        except Error:
+            if kind is None:  # else the first exception says more
+                raise
+
+    def _end_evaluation(self) -> None:
+        if isinstance(self._driver, Evaluating):
+            self._driver.end()
+            self._driver = None
+
+    def _need_core(self, what: str) -> None:
+        self._check_open()
+        if self._core is None:
+            raise WrongJob(f"engine.{what} comes after the first call of the engine, which plans")
+
+
+def _close(core: Any) -> None:
+    """At the end of a program that did not close it."""
+    try:
+        core.close()
+    except Error as error:
+        if not core.has_failed:  # else the program has seen the failure
+            print(f"sluice: error: {error}", file=sys.stderr)
+
+
+__all__ = ["Engine"]

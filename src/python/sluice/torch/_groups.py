@@ -1,0 +1,111 @@
+"""Parameter groups: numbers of the optimizer that may differ from unit to unit and change from step
+to step."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any, Callable, Dict, List, Mapping, Optional
+
+import torch
+
+from .._errors import WrongJob
+from ._units import Holder, Slot, Unit, note_offsets
+
+_KEYS = ("lr", "weight_decay", "betas", "eps")
+
+Choose = Callable[[str, torch.nn.Parameter], Mapping[str, Any]]
+
+
+class Groups(torch.optim.Optimizer):
+    """The groups as torch's learning rate schedulers and trainers take them. step() is that of the
+    engine."""
+
+    def __init__(self, groups: List[Dict[str, Any]], engine: Any) -> None:
+        super().__init__(groups, {})
+        self._engine = weakref.ref(engine)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        engine = self._engine()
+        if closure is not None:
+            raise WrongJob("step() takes no closure: call engine and engine.backward before it")
+        if engine is None:
+            raise WrongJob("the engine of this optimizer is gone")
+        engine.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing to do: gradients are taken over as they come."""
+
+    def send(self, core: Any) -> None:
+        """Tells the run the numbers of the update that comes."""
+        for number, group in enumerate(self.param_groups):
+            send_group(core, number, group)
+
+    def note_step(self) -> None:
+        self._opt_called = True  # schedulers warn if they step before the optimizer
+
+
+def send_group(core: Any, number: int, group: Mapping[str, Any]) -> None:
+    """Numbers that the group does not have are those of the job, which the library knows as NaN."""
+    beta1, beta2 = group.get("betas", (math.nan, math.nan))
+    eps = group.get("eps", math.nan)
+    core.module_set_group(
+        number, float(group["lr"]), float(group["weight_decay"]), beta1, beta2, eps
+    )
+
+
+def group_units(
+    holders: List[Holder], optimizer: Mapping[str, Any], choose: Optional[Choose], engine: Any
+) -> Groups:
+    """Gives each unit its group. A unit whose parameters are of several groups becomes several."""
+    params = optimizer.get("params", {})
+    if "lr" not in params:
+        raise WrongJob("the optimizer has no learning rate: give optimizer.params.lr")
+    base = {key: params[key] for key in _KEYS if key in params}
+    base.setdefault("weight_decay", math.nan)
+    if "betas" in base:
+        base["betas"] = tuple(base["betas"])
+    found: List[Dict[str, Any]] = [{**base, "params": []}]
+    for holder in holders:
+        made: List[Unit] = []
+        for unit in holder.units:
+            made += _split(unit, base, found, choose)
+        holder.units = made
+        if len(made) > 2:
+            raise WrongJob(
+                f'groups cut the unit "{holder.name or "root"}" into {len(made)}, and 2 are '
+                "possible: one kind of parameters beside the rest, such as those without weight "
+                "decay"
+            )
+    for index, unit in enumerate(u for holder in holders for u in holder.units):
+        unit.index = index
+    note_offsets(holders)
+    return Groups(found, engine)
+
+
+def _split(
+    unit: Unit, base: Mapping[str, Any], found: List[Dict[str, Any]], choose: Optional[Choose]
+) -> List[Unit]:
+    parts: Dict[int, List[Slot]] = {}
+    for slot in unit.slots:
+        numbers = dict(base)
+        other = dict(choose(slot.name, slot.parameter)) if choose and not unit.frozen else {}
+        wrong = [key for key in other if key not in _KEYS]
+        if wrong:
+            raise WrongJob(f'groups: "{wrong[0]}" is unknown; there are {", ".join(_KEYS)}')
+        numbers.update(other)
+        number = next((i for i, g in enumerate(found) if _is_same(g, numbers)), len(found))
+        if number == len(found):
+            found.append({**numbers, "params": []})
+        if not unit.frozen:
+            found[number]["params"].append(slot.parameter)
+        parts.setdefault(number, []).append(slot)
+    names = {number: unit.name if i == 0 else f"{unit.name}.group{number}" for i, number in enumerate(parts)}
+    return [
+        Unit(unit.index, names[number], slots, unit.frozen, number)
+        for number, slots in parts.items()
+    ]
+
+
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(repr(one.get(key)) == repr(other.get(key)) for key in _KEYS)

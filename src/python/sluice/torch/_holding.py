@@ -1,0 +1,101 @@
+"""Parameters in the memory that a plan gives them, for the length of a unit's turn.
+
+While a unit is held, its parameters are views of that memory. Autograd keeps what a backward needs,
+and among that are such views: of a weight, or of its transpose. The memory is someone else's by
+then, and the backward finds the weight at another place. So what is kept of a held unit is a
+Token: which unit, and where in it; the backward makes the view anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+
+from .._errors import WrongJob
+from ._memory import placeholder_of
+from ._units import Holder, Slot, Unit
+
+
+class Token(NamedTuple):
+    """A view of a unit's flat vector. Sizes and offsets in elements."""
+
+    unit: Unit
+    size: Tuple[int, ...]
+    stride: Tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+
+class Holding:
+    """Which units are held, and where."""
+
+    def __init__(self, holders: List[Holder]) -> None:
+        self.holders = holders
+        self._bases: Dict[int, torch.Tensor] = {}  # by the unit's index: its flat vector
+        self._units: Dict[int, Unit] = {}  # by the address of that
+
+    def place(self, unit: Unit, base: torch.Tensor) -> None:
+        """The unit's parameters become views of `base`, its flat vector."""
+        self._bases[unit.index] = base
+        self._units[base.untyped_storage().data_ptr()] = unit
+        for slot in unit.slots:
+            slot.parameter.data = view_of(base, slot)
+
+    def take_away(self, unit: Unit) -> None:
+        """The unit's parameters are elsewhere from now on."""
+        base = self._bases.pop(unit.index, None)
+        if base is not None:
+            del self._units[base.untyped_storage().data_ptr()]
+        for slot in unit.slots:
+            slot.parameter.data = placeholder_of(slot)
+
+    def is_held(self, unit: Unit) -> bool:
+        return unit.index in self._bases
+
+    def hooks(self) -> Any:
+        """The context in which a forward runs that a backward follows."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        unit = self._units.get(tensor.untyped_storage().data_ptr())
+        if unit is None:
+            return tensor.detach()  # the tensor itself would keep its own graph alive
+        base = self._bases[unit.index]
+        return Token(
+            unit,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.storage_offset() - base.storage_offset(),
+            tensor.dtype,
+        )
+
+    def _unpack(self, kept: Any) -> torch.Tensor:
+        if not isinstance(kept, Token):
+            return kept
+        base: Optional[torch.Tensor] = self._bases.get(kept.unit.index)
+        if base is None:
+            raise WrongJob(
+                f'the backward needs the parameters of "{kept.unit.name}" before the gradients of '
+                "its outputs are there: name a larger part of the module as the unit (units=...)"
+            )
+        if base.dtype != kept.dtype:
+            base = base.view(kept.dtype)
+        return base.as_strided(kept.size, kept.stride, base.storage_offset() + kept.offset)
+
+
+def view_of(base: torch.Tensor, slot: Slot) -> torch.Tensor:
+    """The slot's part of its unit's flat vector, in the parameter's shape."""
+    return base[slot.offset : slot.offset + slot.elems].view(slot.shape)
+
+
+def gaps_of(unit: Unit, elems: int) -> List[Tuple[int, int]]:
+    """The ranges of a flat vector of `elems` elements that no parameter covers."""
+    gaps, end = [], 0
+    for slot in unit.slots:
+        if slot.offset > end:
+            gaps.append((end, slot.offset))
+        end = slot.offset + slot.elems
+    if elems > end:
+        gaps.append((end, elems))
+    return gaps

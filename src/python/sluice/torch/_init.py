@@ -1,0 +1,242 @@
+"""Modules larger than memory: built without values, which come unit by unit when a run begins."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import weakref
+import zlib
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import torch
+
+from .._errors import WrongJob
+from .._job import Path
+from ._units import _blocks
+from ._values import Value
+
+_lazy: "weakref.WeakKeyDictionary[torch.nn.Module, Dict[int, Value]]" = weakref.WeakKeyDictionary()
+
+
+def values_of(module: torch.nn.Module) -> Dict[int, Value]:
+    """The values of a module that init() made, by id(parameter); {} for any other module."""
+    return _lazy.get(module, {})
+
+
+def init(
+    build: Callable[[], torch.nn.Module],
+    *,
+    checkpoint: Optional[Path] = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> torch.nn.Module:
+    """Calls build() and returns its module, whose parameters take no memory.
+
+    An Engine fills them when its run begins, one unit after the other. They come from `checkpoint`,
+    a folder with Hugging Face's safetensors. Without one they come from the module's own
+    initializers (reset_parameters, or the _init_weights of transformers), which are called for each
+    block with random numbers of its own that depend on `seed` and the block's name.
+
+    Until then the parameters have no values: do not compute with the module.
+    """
+    before = torch.get_default_dtype()
+    if not dtype.is_floating_point:
+        raise WrongJob(f"init: dtype is {dtype}, and must be a floating point type")
+    torch.set_default_dtype(dtype)
+    try:
+        with _without_parameters():
+            module = build()
+    finally:
+        torch.set_default_dtype(before)
+    if not isinstance(module, torch.nn.Module):
+        raise WrongJob(f"init: build() returned {type(module).__name__}, and must return a module")
+    _settle(module, dtype)
+    names: Dict[int, List[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    if checkpoint is None:
+        _lazy[module] = _Initializer(module, seed).values()
+    else:
+        _lazy[module] = _Checkpoint(os.fspath(checkpoint)).values(module, names)
+    return module
+
+
+@contextlib.contextmanager
+def _without_parameters() -> Iterator[None]:
+    """Each parameter loses its memory as soon as a module has it."""
+    original = torch.nn.Module.register_parameter
+
+    def register(self: torch.nn.Module, name: str, parameter: Any) -> None:
+        original(self, name, parameter)
+        if parameter is not None and parameter.device.type != "meta":
+            kept = self._parameters[name]
+            made = torch.nn.Parameter(kept.detach().to("meta"), kept.requires_grad)
+            made.__dict__.update(kept.__dict__)
+            self._parameters[name] = made
+
+    torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = original  # type: ignore[method-assign]
+
+
+def _settle(module: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Parameters on the CPU whose values are one element that is not a number."""
+    made: Dict[int, torch.nn.Parameter] = {}
+    for item in module.modules():
+        for name, old in item._parameters.items():
+            if old is None:
+                continue
+            if id(old) not in made:
+                one = torch.full((1,), float("nan"), dtype=dtype)
+                data = one.expand(old.shape) if old.shape else one[0]
+                made[id(old)] = torch.nn.Parameter(data, old.requires_grad)
+            item._parameters[name] = made[id(old)]
+
+
+class _Initializer:
+    """Values by the module's own initializers, for one block or one module at a time."""
+
+    def __init__(self, module: torch.nn.Module, seed: int) -> None:
+        self._module = weakref.ref(module)
+        self._seed = seed
+        self._kept: Tuple[Optional[str], Dict[int, torch.Tensor]] = (None, {})
+
+    def values(self) -> Dict[int, Value]:
+        module = self._module()
+        assert module is not None
+        blocks = _blocks(module)
+        found: Dict[int, Value] = {}
+        for name, item in module.named_modules():
+            scope = next((b for b in blocks if name == b or name.startswith(b + ".")), name)
+            for parameter in item.parameters(recurse=False):
+                found.setdefault(id(parameter), self._maker(scope, scope in blocks, id(parameter)))
+        return found
+
+    def _maker(self, scope: str, is_block: bool, key: int) -> Callable[[], torch.Tensor]:
+        def make() -> torch.Tensor:
+            if self._kept[0] != scope:
+                self._kept = (None, {})
+                self._kept = (scope, self._initialize(scope, is_block))
+            return self._kept[1][key]
+
+        return make
+
+    def _initialize(self, scope: str, is_block: bool) -> Dict[int, torch.Tensor]:
+        module = self._module()
+        if module is None:
+            raise WrongJob("the module that sluice.torch.init made is gone")
+        target = module.get_submodule(scope)
+        parameters = list(target.parameters(recurse=is_block))
+        before = [p.data for p in parameters]
+        state = torch.get_rng_state()
+        torch.manual_seed((self._seed << 32) ^ zlib.crc32(scope.encode()))
+        try:
+            for p in parameters:
+                p.data = torch.full(p.shape, float("nan"), dtype=p.dtype)
+            with torch.no_grad():
+                if is_block:
+                    target.apply(self._reset(module))
+                else:
+                    self._reset(module)(target)
+            made = {id(p): p.data for p in parameters}
+        finally:
+            for p, data in zip(parameters, before):
+                p.data = data
+            torch.set_rng_state(state)
+        names = {id(p): name for name, p in target.named_parameters()}
+        for key, value in made.items():
+            if bool(torch.isnan(value).any()):
+                raise WrongJob(
+                    f'init: the initializers of {type(module).__name__} give "{scope}'
+                    f'{"." if scope else ""}{names.get(key, "?")}" no values: its module needs a '
+                    "reset_parameters, or give a checkpoint"
+                )
+        return made
+
+    @staticmethod
+    def _reset(module: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
+        own = getattr(module, "_init_weights", None)
+
+        def reset(item: torch.nn.Module) -> None:
+            if hasattr(item, "reset_parameters"):
+                item.reset_parameters()
+            if own is not None:
+                own(item)
+
+        return reset
+
+
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+
+
+class _Checkpoint:
+    """A folder of safetensors files, read tensor by tensor."""
+
+    def __init__(self, folder: str) -> None:
+        self._places: Dict[str, Tuple[str, str, List[int], int, int]] = {}
+        files = sorted(f for f in _list(folder) if f.endswith(".safetensors"))
+        if not files:
+            raise WrongJob(f"init: {folder} has no files *.safetensors")
+        for name in files:
+            self._read_header(os.path.join(folder, name))
+        self._folder = folder
+
+    def _read_header(self, path: str) -> None:
+        try:
+            with open(path, "rb") as file:
+                (size,) = struct.unpack("<Q", file.read(8))
+                header = json.loads(file.read(size))
+            for key, item in header.items():
+                if key != "__metadata__":
+                    begin, end = item["data_offsets"]
+                    place = (path, item["dtype"], item["shape"], 8 + size + begin, end - begin)
+                    self._places[key] = place
+        except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+            raise WrongJob(f"init: {path} is not a whole safetensors file: {error}") from None
+
+    def values(self, module: torch.nn.Module, names: Dict[int, List[str]]) -> Dict[int, Value]:
+        prefix = getattr(module, "base_model_prefix", "")
+        found: Dict[int, Value] = {}
+        shapes = {id(p): p.shape for p in module.parameters()}
+        for key, aliases in names.items():
+            tried = list(aliases)
+            for alias in aliases:
+                tried.append(f"{prefix}.{alias}")
+                tried.append(alias[len(prefix) + 1 :] if alias.startswith(prefix + ".") else alias)
+            place = next((n for n in tried if n in self._places), None)
+            if place is None:
+                raise WrongJob(
+                    f'init: the checkpoint in {self._folder} has no tensor "{aliases[0]}"'
+                )
+            found[key] = self._reader(place, shapes[key])
+        return found
+
+    def _reader(self, name: str, shape: torch.Size) -> Callable[[], torch.Tensor]:
+        path, dtype, stored, begin, size_bytes = self._places[name]
+        if list(shape) != list(stored):
+            raise WrongJob(
+                f'init: "{name}" is {stored} in {path}, and {list(shape)} in the module'
+            )
+        if dtype not in _DTYPES:
+            raise WrongJob(f'init: "{name}" in {path} is {dtype}, and floating point is needed')
+
+        def read() -> torch.Tensor:
+            with open(path, "rb") as file:
+                file.seek(begin)
+                data = bytearray(file.read(size_bytes))
+            if len(data) != size_bytes:
+                raise WrongJob(f"init: {path} ends within {name}")
+            return torch.frombuffer(data, dtype=_DTYPES[dtype]).view(shape)
+
+        return read
+
+
+def _list(folder: str) -> List[str]:
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        raise WrongJob(f"init: {folder} cannot be read: {error.strerror}") from None

@@ -1,0 +1,43 @@
+"""Memory of the library as tensors, and what stands in a parameter's place while its values are
+elsewhere."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from ._units import Slot
+
+
+class _DeviceMemory:
+    """Memory of a GPU, as torch.as_tensor takes it."""
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def as_tensor(address: int, elems: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor over `elems` elements at the address. It does not own them."""
+    size_bytes = elems * dtype.itemsize
+    if device.type == "cuda":
+        memory: Any = _DeviceMemory(address, size_bytes)
+        return torch.as_tensor(memory, device=device).view(dtype)
+    buffer = (ctypes.c_char * size_bytes).from_address(address)
+    return torch.frombuffer(buffer, dtype=dtype)
+
+
+def placeholder_of(slot: Slot) -> torch.Tensor:
+    """One element that is not a number, seen as the parameter's shape. The shape stays right, and a
+    value that is used all the same shows in the loss."""
+    if slot.placeholder is None:
+        parameter = slot.parameter
+        one = torch.full((1,), float("nan"), dtype=parameter.dtype, device=parameter.device)
+        slot.placeholder = one.expand(slot.shape) if slot.shape else one[0]
+    return slot.placeholder

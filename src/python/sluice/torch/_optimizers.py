@@ -1,0 +1,496 @@
+"""Optimizers alone: torch's own training loop, with the optimizer's state in host memory or on
+drives, and updates by Sluice's kernels and lanes.
+
+The parameters of each group are cut into units of about 16 Mi elements. A step hands the plan one
+unit's gradients after the other; meanwhile the states of those before are read, updated and
+written. Parameters on the CPU are views of the plan's host memory, so that no second copy exists.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+
+from .._errors import Error, WrongJob
+from .._job import Path
+from ._core import open_core
+from ._engine import Bytes, _close, _drives, _DTYPE_BLOCKS
+from ._groups import send_group
+from ._holding import view_of
+from ._memory import as_tensor
+from ._turns import BACKWARD, Gradients, Use
+from ._units import _DTYPES, Holder, Slot, Unit, note_offsets
+from ._values import Values
+
+_UNIT_ELEMS = 16 << 20
+
+#: What the argument `state` stands for, as the job's block `state` says it.
+_STATES: Dict[str, Dict[str, str]] = {
+    "fp32": {},
+    "split": {"master": "split"},
+    "split+bf16": {"master": "split", "moments": "bf16"},
+    "bf16": {"moments": "bf16"},
+    "8bit": {"moments": "8bit"},
+    "split+8bit": {"master": "split", "moments": "8bit"},
+}
+
+
+class _Optimizer(torch.optim.Optimizer):
+    _type = ""
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: Dict[str, Any],
+        extra: Dict[str, Any],
+        *,
+        nvme: Union[None, Path, Sequence[Any]],
+        host: Bytes,
+        state: str,
+        run_dir: Optional[Path],
+        overlap: bool,
+        commit_every: int,
+        machine: Optional[Path],
+        verbose: bool,
+    ) -> None:
+        if state not in _STATES:
+            raise WrongJob(f'state is "{state}", and must be one of {", ".join(_STATES)}')
+        super().__init__(params, defaults)
+        self._units = self._cut()
+        self._overlap = overlap
+        self._core: Any = None
+        self._failure: Optional[Error] = None
+        self._own_dir = tempfile.mkdtemp(prefix="sluice-") if run_dir is None else None
+        self._run_dir = os.fspath(run_dir) if run_dir is not None else self._own_dir
+        self._begun: Optional[int] = None  # units whose gradients are handed over; None: no step
+        try:
+            self._open(extra, _drives(nvme), host, state, commit_every, machine, verbose)
+        except BaseException:
+            if self._own_dir is not None:
+                shutil.rmtree(self._own_dir, ignore_errors=True)
+            raise
+        self._hooks = [self._hook(u, s) for u in self._units for s in u.slots] if overlap else []
+
+    # ---- the run ----
+
+    def _cut(self) -> List[Unit]:
+        """Units of parameters that are neighbours in their group."""
+        units: List[Unit] = []
+        first: Optional[torch.Tensor] = None
+        for number, group in enumerate(self.param_groups):
+            elems = _UNIT_ELEMS
+            for position, parameter in enumerate(group["params"]):
+                name = f"group{number}.param{position}"
+                if not parameter.requires_grad:
+                    continue
+                first = parameter if first is None else first
+                if parameter.dtype not in _DTYPES or parameter.dtype != first.dtype:
+                    raise WrongJob(
+                        f"{name} is {parameter.dtype}, and all parameters must be of one type: "
+                        "float32, bfloat16 or float16"
+                    )
+                if parameter.device != first.device:
+                    raise WrongJob(
+                        f"{name} is on {parameter.device} and others are on {first.device}"
+                    )
+                is_matrix = parameter.dim() == 2
+                begins = elems + parameter.numel() > _UNIT_ELEMS or (
+                    self._type == "Muon" and is_matrix != (units[-1].slots[0].parameter.dim() == 2)
+                )
+                if begins:
+                    units.append(Unit(len(units), f"group{number}.{len(units)}", [], False, number))
+                    elems = 0
+                elems += parameter.numel()
+                units[-1].slots.append(Slot(name, parameter, parameter.shape))
+        if not units:
+            raise WrongJob("no parameter learns (requires_grad)")
+        note_offsets([Holder("", None, units)])
+        self._dtype, self._device = first.dtype, first.device
+        return units
+
+    def _job(
+        self,
+        extra: Dict[str, Any],
+        drives: Optional[List[Dict[str, Any]]],
+        host: Bytes,
+        state: str,
+        commit_every: int,
+    ) -> Dict[str, Any]:
+        stages = [
+            {"name": unit.name, "units": [unit.index], "forward": None, "backward": {}}
+            for unit in self._units
+        ]
+        last = stages[-1]["units"]
+        stages.append(
+            {
+                "name": "begin",
+                "units": last,
+                "forward": None,
+                "backward": {"reads": [False], "adds": [False]},
+            }
+        )
+        for stage in stages[:-1]:
+            stage["backward"] = {"reads": [False]}
+        units = [
+            {
+                "name": unit.name,
+                "group": unit.group,
+                "matrices": self._type == "Muon" and unit.slots[0].parameter.dim() == 2,
+                "tensors": [{"name": s.name, "shape": list(s.shape)} for s in unit.slots],
+            }
+            for unit in self._units
+        ]
+        largest = max(unit.elems for unit in self._units)
+        tiers: Dict[str, Any] = {
+            "device": {"budget": 6 * 4 * largest + (256 << 20)},
+            "place": {"params": "host", "optimizer": "nvme" if drives else "host"},
+        }
+        if host is not None:
+            tiers["host"] = {"budget": host}
+        if drives:
+            tiers["nvme"] = drives
+        group = self.param_groups[0]
+        params = {k: list(v) if isinstance(v, tuple) else v for k, v in group.items() if k in extra}
+        job: Dict[str, Any] = {
+            "model": {"module": {"name": "optimizer", "units": units, "stages": stages}},
+            "run": {"dir": self._run_dir, "commit_every": commit_every},
+            "device": {"backend": "cpu"},
+            "tiers": tiers,
+            "state": _STATES[state],
+            "gradient_clipping": 0,
+            "schedule": {"update": "in_backward"},
+            "optimizer": {"type": self._type, "params": params},
+        }
+        for key, block in _DTYPE_BLOCKS[self._dtype].items():
+            job[key] = {**block, "check_grad_overflow": False}
+        if self._dtype == torch.float16:
+            job["fp16"] = {"enabled": True, "loss_scale": 1}
+        return job
+
+    def _open(
+        self,
+        extra: Dict[str, Any],
+        drives: Optional[List[Dict[str, Any]]],
+        host: Bytes,
+        state: str,
+        commit_every: int,
+        machine: Optional[Path],
+        verbose: bool,
+    ) -> None:
+        values = Values([Holder("", None, self._units)], {})
+
+        def first(unit: int, begin: int, count: int, address: int) -> None:
+            target = as_tensor(address, count, torch.float32, torch.device("cpu"))
+            with torch.no_grad():
+                values.fill(self._units[unit], begin, target)
+
+        job = self._job(extra, drives, host, state, commit_every)
+        self._core = open_core(job, first=first, machine=machine, verbose=verbose)
+        self._finalizer = weakref.finalize(self, _end, self._core, self._own_dir)
+        self._take_params()
+
+    def _homes(self) -> Iterable[Tuple[Unit, torch.Tensor]]:
+        for unit in self._units:
+            home = self._core.module_home(unit.index)
+            if home is None:
+                raise WrongJob(f"the parameters of {unit.name} are not in host memory")
+            cpu = torch.device("cpu")
+            yield unit, as_tensor(home[0], home[1] // self._dtype.itemsize, self._dtype, cpu)
+
+    def _take_params(self) -> None:
+        """The parameters have the run's values."""
+        with torch.no_grad():
+            for unit, base in self._homes():
+                for slot in unit.slots:
+                    if self._device.type == "cpu":
+                        slot.parameter.data = view_of(base, slot)
+                    else:
+                        slot.parameter.data.copy_(view_of(base, slot))
+
+    # ---- steps ----
+
+    def _hook(self, unit: Unit, slot: Slot) -> Any:
+        def after(parameter: torch.Tensor) -> None:
+            if self._begun is None:
+                self._begin()
+            self._waiting[unit.index].discard(id(slot))
+            while self._begun is not None and self._begun < len(self._units):
+                coming = self._units[len(self._units) - 1 - self._begun]
+                if self._waiting[coming.index]:
+                    break
+                self._hand_over(coming)
+
+        return slot.parameter.register_post_accumulate_grad_hook(after)
+
+    def _begin(self) -> None:
+        self._check_open()
+        self._waiting = {u.index: {id(s) for s in u.slots} for u in self._units}
+        self._send_groups()
+        self._core.module_begin(True)
+        self._core.module_wait()  # the turn of no unit
+        self._core.module_done(0.0)
+        self._begun = 0
+
+    def _send_groups(self) -> None:
+        for number, group in enumerate(self.param_groups):
+            send_group(self._core, number, group)
+
+    def _hand_over(self, unit: Unit) -> None:
+        use = Use(*self._core.module_wait())
+        assert use.pass_ == BACKWARD and use.units == (unit.index,)
+        sums = as_tensor(use.grads[0], use.elems[0], torch.float32, torch.device("cpu"))
+        gradients = Gradients(unit, sums, use.fresh[0])
+        with torch.no_grad():
+            for slot in unit.slots:
+                kept = slot.parameter.grad
+                gradients.add(slot)
+                if not self._overlap:
+                    slot.parameter.grad = kept
+            gradients.close()
+        self._core.module_done(None)
+        assert self._begun is not None
+        self._begun += 1
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Updates the parameters from their gradients, and waits until they have their new values.
+        The state on drives may be written still."""
+        self._check_open()
+        if closure is not None:
+            raise WrongJob("step() takes no closure: compute loss and gradients before it")
+        if not self._overlap:
+            for unit in self._units:
+                for slot in unit.slots:
+                    if slot.parameter.grad is None:
+                        raise WrongJob(
+                            f"{slot.name} {list(slot.shape)} has no gradient: all parameters of "
+                            "the optimizer are updated in each step, so give it only those that "
+                            "are used"
+                        )
+        elif self._begun is None:
+            raise WrongJob("there is no gradient: call loss.backward() before step()")
+        try:
+            if self._begun is None:
+                self._begin()
+            while self._begun < len(self._units):
+                self._hand_over(self._units[len(self._units) - 1 - self._begun])
+            self._begun = None
+            self._core.module_end()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        if self._device.type != "cpu":
+            self._take_params()
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error if isinstance(error, Error) else WrongJob(
+            f"a step failed ({type(error).__name__}: {error}), so the optimizer takes no more steps"
+        )
+        self._core.has_failed = True
+        try:
+            self._core.module_abort(f"{type(error).__name__}: {error}"[:400])
+        except Error:
+            pass  # the first failure counts
+
+    # ---- the rest ----
+
+    def commit(self) -> int:
+        """Makes the state after the last step durable in run_dir. Returns that step."""
+        self._check_open()
+        if self._begun is not None:
+            raise WrongJob("commit comes between steps: after step()")
+        return self._core.commit()
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The groups' numbers, and where the state is: it stays on its drives, committed."""
+        step = self.commit()
+        groups = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
+        return {"param_groups": groups, "sluice": {"run_dir": self._run_dir, "step": step}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes over the groups' numbers. The state itself was taken over when the optimizer was
+        made with the run_dir of that state_dict."""
+        place = state_dict.get("sluice")
+        if place is None:
+            raise WrongJob(
+                "this state_dict is of another optimizer, which has its state in memory: begin "
+                "with the parameters alone"
+            )
+        step = self._core.info().step
+        if step != place["step"]:
+            raise WrongJob(
+                f'the state_dict is of step {place["step"]} of the run in {place["run_dir"]}, and '
+                f"this optimizer is at step {step} of {self._run_dir}: make the optimizer with "
+                "run_dir as that one had it"
+            )
+        if len(state_dict["param_groups"]) != len(self.param_groups):
+            raise WrongJob(
+                f'the state_dict has {len(state_dict["param_groups"])} groups, and the optimizer '
+                f"has {len(self.param_groups)}"
+            )
+        for group, numbers in zip(self.param_groups, state_dict["param_groups"]):
+            group.update(numbers)
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        if getattr(self, "_core", None) is not None:
+            raise WrongJob("the optimizer's memory is planned: give all groups when it is made")
+        super().add_param_group(param_group)
+
+    def close(self) -> None:
+        """Commits if run_dir was given, gives the parameters memory of their own, frees all."""
+        if self._core is None:
+            return
+        for handle in self._hooks:
+            handle.remove()
+        if self._device.type == "cpu":
+            for unit in self._units:
+                for slot in unit.slots:
+                    slot.parameter.data = slot.parameter.data.clone()
+        core, self._core = self._core, None
+        self._failure = WrongJob("this optimizer is closed")
+        self._finalizer.detach()
+        try:
+            core.close()
+        finally:
+            if self._own_dir is not None:
+                shutil.rmtree(self._own_dir, ignore_errors=True)
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def _end(core: Any, own_dir: Optional[str]) -> None:
+    _close(core)
+    if own_dir is not None:
+        shutil.rmtree(own_dir, ignore_errors=True)
+
+
+_ARGUMENTS = """
+    nvme: folders on drives, or dicts like the job's tiers.nvme: there rests the state. None: it
+        rests in host memory.
+    host: the budget of host memory for parameters and state, as bytes or "8GiB".
+    state: "fp32"; "bf16" or "8bit" moments; "split", with or without one of them: the 16 low bits
+        of the weights beside bf16 parameters, in place of a second copy.
+    run_dir: where the state is committed. If it has a commit, the optimizer and its parameters
+        begin with that. None: a folder that is removed at the end.
+    overlap: updates while the backward runs, as gradients come, and drops them. It allows neither
+        several backwards for one step nor clipping of gradients.
+    commit_every: steps from commit to commit; 0: none but at state_dict(), commit() and the end.
+"""
+
+
+class AdamW(_Optimizer):
+    __doc__ = "torch.optim.AdamW with its state in host memory or on drives.\n" + _ARGUMENTS
+    _type = "AdamW"
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: Tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        nvme: Union[None, Path, Sequence[Any]] = None,
+        host: Bytes = None,
+        state: str = "fp32",
+        run_dir: Optional[Path] = None,
+        overlap: bool = False,
+        commit_every: int = 0,
+        machine: Optional[Path] = None,
+        verbose: bool = False,
+    ) -> None:
+        numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(
+            params, numbers, numbers, nvme=nvme, host=host, state=state, run_dir=run_dir,
+            overlap=overlap, commit_every=commit_every, machine=machine, verbose=verbose,
+        )
+
+
+class Lion(_Optimizer):
+    __doc__ = "Lion with its state in host memory or on drives.\n" + _ARGUMENTS
+    _type = "Lion"
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-4,
+        betas: Tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        nvme: Union[None, Path, Sequence[Any]] = None,
+        host: Bytes = None,
+        state: str = "fp32",
+        run_dir: Optional[Path] = None,
+        overlap: bool = False,
+        commit_every: int = 0,
+        machine: Optional[Path] = None,
+        verbose: bool = False,
+    ) -> None:
+        numbers = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+        super().__init__(
+            params, numbers, numbers, nvme=nvme, host=host, state=state, run_dir=run_dir,
+            overlap=overlap, commit_every=commit_every, machine=machine, verbose=verbose,
+        )
+
+
+class Adagrad(_Optimizer):
+    __doc__ = "torch.optim.Adagrad with its state in host memory or on drives.\n" + _ARGUMENTS
+    _type = "Adagrad"
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-2,
+        eps: float = 1e-10,
+        weight_decay: float = 0.0,
+        *,
+        nvme: Union[None, Path, Sequence[Any]] = None,
+        host: Bytes = None,
+        state: str = "fp32",
+        run_dir: Optional[Path] = None,
+        overlap: bool = False,
+        commit_every: int = 0,
+        machine: Optional[Path] = None,
+        verbose: bool = False,
+    ) -> None:
+        numbers = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(
+            params, numbers, numbers, nvme=nvme, host=host, state=state, run_dir=run_dir,
+            overlap=overlap, commit_every=commit_every, machine=machine, verbose=verbose,
+        )
+
+
+class Muon(_Optimizer):
+    __doc__ = (
+        "Muon for parameters of two dimensions, Adam for the others, with their state in host "
+        "memory or on drives. Give embeddings and heads to another optimizer.\n" + _ARGUMENTS
+    )
+    _type = "Muon"
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 2e-2,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        *,
+        nvme: Union[None, Path, Sequence[Any]] = None,
+        host: Bytes = None,
+        state: str = "fp32",
+        run_dir: Optional[Path] = None,
+        overlap: bool = False,
+        commit_every: int = 0,
+        machine: Optional[Path] = None,
+        verbose: bool = False,
+    ) -> None:
+        numbers = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(
+            params, numbers, numbers, nvme=nvme, host=host, state=state, run_dir=run_dir,
+            overlap=overlap, commit_every=commit_every, machine=machine, verbose=verbose,
+        )

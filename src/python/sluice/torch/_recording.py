@@ -1,0 +1,218 @@
+"""The first step, run once to learn in which order a module uses its units.
+
+It runs the module's forward and a backward as they are, on the first batch, with the parameters of
+one unit in memory at a time. Gradients are dropped as they come. Random numbers and buffers are as
+before when it is over, so the real step that follows is the same as if it had been the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from .._errors import WrongJob
+from ._holding import Holding
+from ._memory import placeholder_of
+from ._units import Holder, Seconds, Slot, Unit
+from ._values import Values
+
+
+class UsedTwice(WrongJob):
+    """A unit is used twice in one forward."""
+
+    holder: Holder
+
+
+def differentiable(outputs: Any) -> List[torch.Tensor]:
+    """The tensors within outputs that have gradients."""
+    leaves, _ = tree_flatten(outputs)
+    is_object = len(leaves) == 1 and leaves[0] is outputs and not isinstance(outputs, torch.Tensor)
+    if is_object and hasattr(outputs, "__dict__"):
+        leaves, _ = tree_flatten(list(vars(outputs).values()))  # of a class of the user's own
+    return [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
+
+
+def loss_of(outputs: Any) -> torch.Tensor:
+    """A number to go back from: the outputs' loss, or else the sum of all outputs."""
+    loss = getattr(outputs, "loss", None)
+    if isinstance(loss, torch.Tensor) and loss.requires_grad:
+        return loss.sum()
+    tensors = differentiable(outputs)
+    if not tensors:
+        raise WrongJob(
+            "no output of the module has a gradient: call the engine outside of torch.no_grad(), "
+            "and check that its parameters learn"
+        )
+    return torch.stack([x.float().sum() for x in tensors]).sum()
+
+
+class _Watch(TorchDispatchMode):
+    """Refuses operations on parameters that are not held."""
+
+    def __init__(self, slots: List[Slot]) -> None:
+        super().__init__()
+        self._names = {
+            placeholder_of(slot).untyped_storage().data_ptr(): slot.name for slot in slots
+        }
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for item in tree_flatten((args, kwargs))[0]:
+            if not isinstance(item, torch.Tensor) or item.device.type == "meta":
+                continue
+            name = self._names.get(item.untyped_storage().data_ptr())
+            if name is not None and not str(func).startswith("aten.detach"):
+                raise WrongJob(
+                    f'the parameter "{name}" is used ({func}) while its unit is not there: its '
+                    "module is not called where it is used; name the part of the module that does "
+                    "both as the unit (units=...), or leave it out of the units"
+                )
+        return func(*args, **kwargs)
+
+
+class Recorder:
+    """What the hooks of a module call while its first step is recorded."""
+
+    def __init__(self, holding: Holding, values: Values, device: torch.device) -> None:
+        self._holding = holding
+        self._values = values
+        self._device = device
+        self._is_forward = True
+        self._now: Optional[Tuple[str, str]] = None
+        self._since = 0.0
+        self._held: Optional[Holder] = None
+        self.order: List[Holder] = []
+        self.backward: List[Holder] = []
+        self.with_gradient: set = set()
+        self.seconds: Seconds = {}
+
+    # ---- what the module's hooks call ----
+
+    def enter(self, holder: Holder) -> None:
+        if not self._is_forward:
+            self.turn(holder)  # a checkpoint computes the unit's forward again
+            return
+        if holder in self.order:
+            error = UsedTwice(
+                f'the unit "{holder.name}" is used twice in one forward: name a part of the module '
+                "around both uses as the unit (units=...), or leave it out of the units"
+            )
+            error.holder = holder
+            raise error
+        self._begin(holder, "forward")
+        self.order.append(holder)
+        self._take(holder)
+
+    def leave(self, holder: Holder) -> None:
+        if self._is_forward:
+            self._release()
+
+    def turn(self, holder: Holder) -> None:
+        if self._held is holder:
+            return
+        if holder in self.backward:
+            raise WrongJob(
+                f'the backward comes back to the unit "{holder.name}" after it had left it for '
+                f'"{self._held.name if self._held else "another"}": name a part of the module '
+                "around both as the unit (units=...)"
+            )
+        self._release()
+        self._begin(holder, "backward")
+        self.backward.append(holder)
+        self._take(holder)
+
+    def gradient(self, unit: Optional[Unit], slot: Slot) -> None:
+        self.with_gradient.add(slot.name)
+        slot.parameter.grad = None
+
+    # ---- units ----
+
+    def _begin(self, holder: Optional[Holder], what: str) -> None:
+        now = time.perf_counter()
+        if self._now is not None:
+            self.seconds[self._now] = self.seconds.get(self._now, 0.0) + now - self._since
+        self._now = (holder.name if holder is not None else "loss", what)
+
+    def _take(self, holder: Holder) -> None:
+        for unit in holder.units:
+            dtype = unit.slots[0].parameter.dtype
+            self._holding.place(unit, self._values.flat(unit, dtype, self._device))
+        self._held = holder
+        self._since = time.perf_counter()
+
+    def _release(self) -> None:
+        if self._held is not None:
+            for unit in self._held.units:
+                self._holding.take_away(unit)
+        self._held = None
+
+    # ---- the whole ----
+
+    def run(
+        self, call: Callable[[], Any], root: Holder, others: List[Holder], checks: bool
+    ) -> None:
+        """Calls the module once and goes back. Afterwards `order` has all holders that it used.
+        `checks`: looks at each operation for parameters that are not there, which takes time."""
+        slots = [slot for holder in others for slot in holder.slots]
+        for slot in root.slots:
+            slot.parameter.data = self._values.of(slot)
+        for holder in others:
+            for unit in holder.units:
+                self._holding.take_away(unit)
+        self._now, self._since = (root.name, "forward"), time.perf_counter()
+        try:
+            with _Watch(slots) if checks else contextlib.nullcontext():
+                loss = loss_of(call())
+                self._release()
+                self._is_forward = False
+                self._begin(None, "backward")
+                self._since = time.perf_counter()
+                loss.backward()
+            self._begin(root, "backward")
+        finally:
+            self._release()
+        missing = [holder.name for holder in others if holder not in self.order]
+        if missing:
+            raise WrongJob(
+                f'the forward does not use the unit "{missing[0]}" ({len(missing)} of '
+                f"{len(others)} units): a step uses all of them; freeze or remove what is not used"
+            )
+        self._check_backward()
+
+    def _check_backward(self) -> None:
+        names = [holder.name for holder in reversed(self.order) if holder in self.backward]
+        found = [holder.name for holder in self.backward]
+        for one, other in zip(names, found):
+            if one != other:
+                raise WrongJob(
+                    f'the backward uses the unit "{other}" where "{one}" should come: it must go '
+                    "through the units in the opposite order of the forward; name a part of the "
+                    "module around both as the unit (units=...)"
+                )
+
+
+class _State:
+    """Random numbers and buffers, to be as before."""
+
+    def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
+        self._random = torch.get_rng_state()
+        self._device = device
+        self._random_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        self._buffers = [(b, b.detach().clone()) for b in module.buffers()]
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._random)
+        if self._random_device is not None:
+            torch.cuda.set_rng_state(self._random_device, self._device)
+        with torch.no_grad():
+            for buffer, value in self._buffers:
+                buffer.copy_(value)
+
+
+def keep_state(module: torch.nn.Module, device: torch.device) -> _State:
+    return _State(module, device)

@@ -1,0 +1,343 @@
+"""A module's passes in the turns that the plan gives its units.
+
+    forward    root, unit 1, ..., unit n          each: wait for its params, compute, hand back
+    loss       the time between the last unit's forward and its backward
+    backward   unit n, ..., unit 1, root          each: wait for its params, compute, hand over its
+                                                  gradients
+
+The core (the extension's session, or a stand-in of the tests) gives out one turn after the other:
+begin, then wait and done for each, then end. A turn lasts until the next one begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from .._errors import Error, WrongJob
+from ._holding import Holding, gaps_of, view_of
+from ._memory import as_tensor
+from ._units import Holder, Slot, Unit
+
+FORWARD, BACKWARD = 0, 1
+
+
+@dataclass(frozen=True)
+class Use:
+    """One turn. Addresses are in the device's memory; 0: there is none."""
+
+    stage: int
+    pass_: int  #: FORWARD or BACKWARD
+    micro_batch: int
+    units: Tuple[int, ...]
+    params: Tuple[int, ...]  #: by unit: [elems] of the working dtype
+    grads: Tuple[int, ...]  #: by unit: [elems] fp32 sums
+    fresh: Tuple[bool, ...]  #: by unit: the sums have no values yet
+    elems: Tuple[int, ...]  #: by unit, padding included
+    grad_scale: float  #: what the loss is multiplied by for the backward
+
+
+class Turns:
+    """What all programs share: the turn at hand."""
+
+    def __init__(
+        self, core: Any, stages: List[Holder], holding: Holding, device: torch.device
+    ) -> None:
+        self.core = core
+        self.stages = stages  # the last stage, the loss, is not in the list
+        self.holding = holding
+        self.device = device
+        self._dtype = next(s.parameter.dtype for h in stages for s in h.slots)
+        self._use: Optional[Use] = None
+        self._numbers = {id(holder): i for i, holder in enumerate(stages)}
+
+    def number(self, holder: Holder) -> int:
+        return self._numbers[id(holder)]
+
+    def take(self, stage: int, pass_: int) -> Use:
+        """Ends the turn at hand and waits for the next one, which must be this one."""
+        self.finish_turn(None)
+        use = Use(*self.core.module_wait())
+        self._use = use
+        if use.stage != stage or use.pass_ != pass_:
+            raise WrongJob(
+                f"the plan's turn is {self._name(use.stage, use.pass_)}, and the module wants "
+                f"{self._name(stage, pass_)}"
+            )
+        return use
+
+    def finish_turn(self, loss: Optional[float]) -> None:
+        if self._use is not None:
+            self._use = None
+            self.core.module_done(loss)
+
+    def forget_turn(self) -> None:
+        self._use = None
+
+    @property
+    def use(self) -> Optional[Use]:
+        return self._use
+
+    def _name(self, stage: int, pass_: int) -> str:
+        name = self.stages[stage].name or "root" if stage < len(self.stages) else "loss"
+        return f'the {"backward" if pass_ else "forward"} of "{name}"'
+
+    # ---- params ----
+
+    def place(self, holder: Holder, use: Use) -> None:
+        for unit, address, elems in zip(holder.units, use.params, use.elems):
+            if address:
+                self.holding.place(unit, as_tensor(address, elems, self._dtype, self.device))
+
+    def take_away(self, holder: Holder) -> None:
+        for unit in holder.units:
+            self.holding.take_away(unit)
+
+    def copy_root(self, root: Holder, use: Use) -> None:
+        """The root's parameters have memory of their own, in which they are all the step long."""
+        with torch.no_grad():
+            for unit, address, elems in zip(root.units, use.params, use.elems):
+                base = as_tensor(address, elems, self._dtype, self.device)
+                for slot in unit.slots:
+                    slot.parameter.data.copy_(view_of(base, slot))
+
+
+class Gradients:
+    """The sums of one unit's gradients, for the length of its turn in the backward."""
+
+    def __init__(self, unit: Unit, sums: torch.Tensor, is_fresh: bool) -> None:
+        self._unit = unit
+        self._sums = sums
+        self._empty = {id(slot) for slot in unit.slots} if is_fresh else set()
+        if is_fresh:
+            for begin, end in gaps_of(unit, sums.numel()):
+                sums[begin:end] = 0
+
+    def add(self, slot: Slot) -> None:
+        """Takes over the parameter's gradient."""
+        grad = slot.parameter.grad
+        slot.parameter.grad = None
+        if grad is None:
+            return
+        if grad.is_sparse:
+            raise WrongJob(
+                f'the gradient of "{slot.name}" is sparse: use sparse=False in its embedding'
+            )
+        target = view_of(self._sums, slot)
+        if id(slot) in self._empty:
+            self._empty.discard(id(slot))
+            target.copy_(grad)
+        else:
+            target.add_(grad)
+
+    def close(self) -> None:
+        """Parameters without a gradient in this micro-batch have a gradient of zero."""
+        for slot in self._unit.slots:
+            if id(slot) in self._empty:
+                view_of(self._sums, slot).zero_()
+        self._empty.clear()
+
+
+class Training:
+    """One micro-batch, from its forward to the end of its backward."""
+
+    def __init__(self, turns: Turns, goes_back: Sequence[bool]) -> None:
+        self._turns = turns
+        self._goes_back = goes_back  # by stage
+        self._next = 0  # the stage whose turn comes
+        self._is_forward = True
+        self._is_in_backward = False
+        self._gradients: Dict[int, Gradients] = {}  # of the turn, by the unit's index
+        self._held: Optional[Holder] = None
+        self.loss: Optional[float] = None
+
+    @property
+    def is_forward(self) -> bool:
+        return self._is_forward
+
+    @property
+    def is_in_backward(self) -> bool:
+        return self._is_in_backward
+
+    def begin(self, root: Optional[Holder]) -> None:
+        if root is not None:
+            self._turns.copy_root(root, self._turns.take(0, FORWARD))
+            self._next = 1
+
+    def enter(self, holder: Holder) -> None:
+        if self._is_in_backward:
+            self.turn(holder)
+            return
+        stages = self._turns.stages
+        stage = self._turns.number(holder)
+        if not self._is_forward or stage != self._next:
+            wanted = stages[self._next].name if self._next < len(stages) else "the loss"
+            raise WrongJob(
+                f'the forward uses the unit "{holder.name}", and in the step that was recorded '
+                f'"{wanted}" came here: all steps must use the units in the same order'
+            )
+        self._turns.place(holder, self._turns.take(stage, FORWARD))
+        self._next = stage + 1
+
+    def leave(self, holder: Holder) -> None:
+        if self._is_forward:
+            self._turns.take_away(holder)
+
+    def end_forward(self) -> None:
+        stages = self._turns.stages
+        if self._next < len(stages):
+            raise WrongJob(
+                f'the forward does not use the unit "{stages[self._next].name}", which the step '
+                "that was recorded used: all steps must use the same units"
+            )
+        self._is_forward = False
+
+    # ---- backward ----
+
+    def begin_backward(self, loss: torch.Tensor) -> float:
+        """Returns what the loss is multiplied by."""
+        use = self._turns.take(len(self._turns.stages), BACKWARD)
+        self.loss = float(loss.detach())
+        self._next = len(self._turns.stages) - 1
+        self._is_in_backward = True
+        return use.grad_scale
+
+    def turn(self, holder: Holder) -> None:
+        if self._held is holder:
+            return
+        stage = self._turns.number(holder)
+        if not self._is_in_backward:
+            raise WrongJob(
+                "a backward began that the engine does not know of: call engine.backward(loss), "
+                "not loss.backward()"
+            )
+        if stage > self._next or not self._goes_back[stage]:
+            raise WrongJob(
+                f'the backward uses the unit "{holder.name}" after '
+                f'"{self._turns.stages[self._next + 1].name}", and in the step that was recorded '
+                "it came before: all steps must use the units in the same order"
+            )
+        while self._next > stage:  # no gradient came to these
+            self._take_back(self._turns.stages[self._next], False)
+        self._take_back(holder, True)
+
+    def _take_back(self, holder: Holder, is_used: bool) -> None:
+        self._leave_back()
+        use = self._turns.take(self._next, BACKWARD)
+        self._next -= 1
+        self._turns_grads(holder, use)
+        if is_used:
+            self._turns.place(holder, use)
+            self._held = holder
+        else:
+            self._close_gradients()
+
+    def _turns_grads(self, holder: Holder, use: Use) -> None:
+        for unit, address, elems, fresh in zip(holder.units, use.grads, use.elems, use.fresh):
+            if address:
+                sums = as_tensor(address, elems, torch.float32, self._turns.device)
+                self._gradients[unit.index] = Gradients(unit, sums, fresh)
+
+    def _close_gradients(self) -> None:
+        for gradients in self._gradients.values():
+            gradients.close()
+        self._gradients.clear()
+
+    def _leave_back(self) -> None:
+        if self._held is not None:
+            with torch.no_grad():
+                self._close_gradients()
+            self._turns.take_away(self._held)
+            self._held = None
+        if self._turns.use is not None and self._turns.use.stage == len(self._turns.stages):
+            self._turns.finish_turn(self.loss)
+
+    def gradient(self, unit: Unit, slot: Slot) -> None:
+        gradients = self._gradients.get(unit.index)
+        if gradients is None:
+            raise WrongJob(
+                f'a gradient of "{slot.name}" came while its unit "{unit.name}" has no turn: the '
+                "parameter is used outside of its unit's module; name a part of the module around "
+                "both as the unit (units=...)"
+            )
+        with torch.no_grad():
+            gradients.add(slot)
+
+    def end_backward(self, root: Optional[Holder]) -> None:
+        first = 0 if root is None else 1
+        with torch.no_grad():
+            while self._next >= first and self._goes_back[self._next]:
+                self._take_back(self._turns.stages[self._next], False)
+            self._leave_back()
+            if root is not None and self._goes_back[0]:
+                self._turns_grads(root, self._turns.take(0, BACKWARD))
+                for unit in root.units:
+                    for slot in unit.slots:
+                        if unit.index in self._gradients:
+                            self._gradients[unit.index].add(slot)
+                self._close_gradients()
+        self._turns.finish_turn(None)
+        self._is_in_backward = False
+
+
+class Evaluating:
+    """Forwards without gradients. They may use the units in any order; what comes between is passed
+    over, and a unit that was passed is reached through a new program."""
+
+    def __init__(self, turns: Turns, root: Optional[Holder]) -> None:
+        self._turns = turns
+        self._root = root
+        self._next: Optional[int] = None  # the stage whose turn comes; None: no program
+        self._is_root_there = False
+
+    def make_root_current(self) -> None:
+        if self._root is not None and not self._is_root_there:
+            self._begin()
+
+    def enter(self, holder: Holder) -> None:
+        stage = self._turns.number(holder)
+        if self._next is None or stage < self._next:
+            self.end()
+            self._begin()
+        while self._next is not None and self._next < stage:
+            self._turns.take(self._next, FORWARD)
+            self._next += 1
+        self._turns.place(holder, self._turns.take(stage, FORWARD))
+        self._next = stage + 1
+
+    def leave(self, holder: Holder) -> None:
+        self._turns.take_away(holder)
+
+    def _begin(self) -> None:
+        self._turns.core.module_begin(False)
+        self._next = 0
+        if self._root is not None:
+            use = self._turns.take(0, FORWARD)
+            if not self._is_root_there:
+                self._turns.copy_root(self._root, use)
+            self._is_root_there = True
+            self._next = 1
+
+    def end(self) -> None:
+        """Ends the program, if there is one."""
+        if self._next is None:
+            return
+        for stage in range(self._next, len(self._turns.stages) + 1):
+            self._turns.take(stage, FORWARD)
+        self._turns.finish_turn(None)
+        self._next = None
+        self._turns.core.module_end()
+
+    def each(self, visit: Callable[[Holder, Use], None]) -> None:
+        """Calls visit for each stage while its params are there."""
+        self.end()
+        self._turns.core.module_begin(False)
+        for stage, holder in enumerate(self._turns.stages):
+            visit(holder, self._turns.take(stage, FORWARD))
+        self._next = len(self._turns.stages)
+        self.end()
+
+
+__all__ = ["BACKWARD", "FORWARD", "Error", "Evaluating", "Gradients", "Training", "Turns", "Use"]

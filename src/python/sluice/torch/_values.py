@@ -1,0 +1,51 @@
+"""The values with which parameters begin, until a run has taken them over."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, Optional, Union
+
+import torch
+
+from ._units import Holder, Slot, Unit
+
+#: A tensor with the values, or a function that makes it.
+Value = Union[torch.Tensor, Callable[[], torch.Tensor]]
+
+
+class Values:
+    """First values of all parameters, by parameter."""
+
+    def __init__(self, holders: List[Holder], lazy: Dict[int, Value]) -> None:
+        """`lazy`: values of parameters that are not in memory, by id(parameter)."""
+        self._values: Dict[int, Value] = {}
+        for holder in holders:
+            for slot in holder.slots:
+                key = id(slot.parameter)
+                self._values[key] = lazy.get(key, slot.parameter.data)
+        self._kept: Optional[tuple] = None  # (unit's index, its flat fp32 vector)
+
+    def of(self, slot: Slot) -> torch.Tensor:
+        value = self._values[id(slot.parameter)]
+        return value if isinstance(value, torch.Tensor) else value()
+
+    def flat(self, unit: Unit, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A new flat vector of the unit [unit.elems]."""
+        base = torch.zeros(unit.elems, dtype=dtype, device=device)
+        for slot in unit.slots:
+            part = base[slot.offset : slot.offset + slot.elems]
+            part.copy_(self.of(slot).detach().reshape(-1))
+        return base
+
+    def fill(self, unit: Unit, begin: int, target: torch.Tensor) -> None:
+        """Writes elements from `begin` on of the padded flat vector into target, fp32."""
+        if self._kept is None or self._kept[0] != unit.index:
+            self._kept = (unit.index, self.flat(unit, torch.float32, torch.device("cpu")))
+        flat = self._kept[1]
+        count = max(min(target.numel(), flat.numel() - begin), 0)
+        target[:count] = flat[begin : begin + count]
+        target[count:] = 0
+
+    def forget(self) -> None:
+        """The run has the values."""
+        self._values.clear()
+        self._kept = None

@@ -1,0 +1,384 @@
+"""sluice.torch.Engine beside plain PyTorch: losses, placements, resuming, and what it refuses."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import torch
+except ImportError:
+    raise unittest.SkipTest("this Python has no torch") from None
+
+import sluice
+import sluice.torch
+import torch_models as models
+from simulated_core import open_simulated
+from torch_models import Images, Language, Translation
+
+PLACEMENTS = [
+    {},
+    {"tiers": {"place": {"params": "device", "grads": "device", "optimizer": "device"}}},
+    {"tiers": {"place": {"params": "host", "grads": "host", "optimizer": "host"}}},
+    {"tiers": {"place": {"params": "nvme", "grads": "nvme", "optimizer": "nvme"}}},
+    {"tiers": {"place": {"params": "host", "grads": "nvme", "optimizer": "nvme"}}},
+    {"tiers": {"place": {"params": "nvme", "grads": "host", "optimizer": "host"}}},
+    {"tiers": {"place": {"params": "device", "grads": "host", "optimizer": "nvme"}}},
+    {"tiers": {"place": {"optimizer": "nvme"}}, "schedule": {"update": "after_backward"}},
+    {"tiers": {"place": {"optimizer": "nvme"}}, "schedule": {"update": "in_next_forward"}},
+    {"tiers": {"place": {"optimizer": "host"}}, "schedule": {"tile_elems": 16384}},
+]
+
+
+class Engines(unittest.TestCase):
+    def setUp(self):
+        torch.set_num_threads(2)
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.directory = scratch.name
+        self.count = 0
+
+    def engine(self, module, **options):
+        self.count += 1
+        name = options.pop("name", f"run{self.count}")
+        options.setdefault("optimizer", sluice.AdamW(lr=1e-3))
+        engine = sluice.torch.Engine(
+            module, device=options.pop("device", "32MiB"), host="32MiB",
+            nvme=[os.path.join(self.directory, "drive")],
+            run_dir=os.path.join(self.directory, name), **options,
+        )
+        self.addCleanup(engine.close)
+        return engine
+
+    def assert_near(self, found, expected):
+        """Within some units in the last place: Adam is written with other operations here."""
+        self.assertEqual(len(found), len(expected))
+        for one, other in zip(found, expected):
+            self.assertLessEqual(abs(one - other), 1e-6 * max(1.0, abs(other)))
+
+    def assert_refused(self, text, function, *arguments, **options):
+        with self.assertRaises(sluice.Error) as caught:
+            function(*arguments, **options)
+        self.assertIn(text, str(caught.exception))
+        self.assertEqual(caught.exception.status, 2)
+
+
+class Losses(Engines):
+    def check(self, kind, accumulation=1, clip=0.0, **options):
+        module = models.make(kind, **options)
+        data = models.batches(kind)
+        expected, trained = models.plain_losses(module, data, accumulation, clip)
+        config = {"gradient_accumulation_steps": accumulation, "gradient_clipping": clip}
+        engine = self.engine(module, config=config)
+        self.assert_near(models.engine_losses(engine, data), expected)
+        found, wanted = engine.state_dict(), trained.state_dict()
+        self.assertEqual(set(found), set(wanted))
+        for name, value in wanted.items():
+            self.assertEqual(found[name].shape, value.shape)
+            if value.dim() > 1:  # gradients of some biases are zero but for rounding
+                self.assertLessEqual(float((found[name] - value).abs().max()), 1e-4, name)
+        engine.close()
+
+    def test_language(self):
+        self.check(Language)
+
+    def test_images(self):
+        self.check(Images)
+
+    def test_translation(self):
+        self.check(Translation)
+
+    def test_checkpoints(self):
+        self.check(Language, checkpoints=True)
+
+    def test_accumulation_and_clipping(self):
+        self.check(Language, accumulation=2, clip=0.5)
+
+    def test_frozen_parameters(self):
+        module = models.make(Language)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad = "up" in name or name.startswith("norm")
+        data = models.batches(Language)
+        expected, _ = models.plain_losses(module, data)
+        engine = self.engine(module)
+        self.assert_near(models.engine_losses(engine, data), expected)
+        engine.close()
+
+    def test_bf16_learns(self):
+        module = models.make(Language).bfloat16()
+        losses = models.engine_losses(self.engine(module), models.batches(Language) * 3)
+        self.assertLess(sum(losses[-5:]), sum(losses[:5]))
+
+    def test_groups_and_schedulers(self):
+        module = models.make(Language, dropout=0.0)
+        data = models.batches(Language)
+        plain = models.make(Language, dropout=0.0)
+        matrices = [p for p in plain.parameters() if p.dim() > 1]
+        vectors = [p for p in plain.parameters() if p.dim() <= 1]
+        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=1e-3)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+        expected = []
+        for batch in data:
+            optimizer.zero_grad()
+            loss = plain(batch)
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            expected.append(loss.item())
+        engine = self.engine(
+            module, groups=lambda name, p: {"weight_decay": 0.0} if p.dim() <= 1 else {}
+        )
+        scheduler = torch.optim.lr_scheduler.StepLR(engine.optimizer, 3, 0.5)
+        found = []
+        for batch in data:
+            loss = engine(batch)
+            engine.backward(loss)
+            engine.step()
+            scheduler.step()
+            found.append(loss.item())
+        self.assert_near(found, expected)
+
+    def test_evaluation_between_steps(self):
+        data = models.batches(Language)
+        engine = self.engine(models.make(Language, dropout=0.0))
+        plain, _ = models.plain_losses(models.make(Language, dropout=0.0), data[:3])
+        found = []
+        for batch in data[:3]:
+            found += models.engine_losses(engine, [batch], None)
+            with torch.no_grad():
+                whole = engine(batch).item()
+                engine.module.blocks[1](torch.zeros(1, 4, 32))  # a part alone, out of order
+                self.assertEqual(engine(batch).item(), whole)
+        self.assert_near(found, plain)
+        self.assertLess(whole, found[-1])
+
+    def test_init_fills_units_one_by_one(self):
+        module = sluice.torch.init(lambda: Language(dropout=0.0), seed=4)
+        held = sum(p.untyped_storage().nbytes() for p in module.parameters())
+        self.assertLess(held, 1024)
+        engine = self.engine(module)
+        losses = models.engine_losses(engine, models.batches(Language) * 3)
+        engine.close()
+        again = sluice.torch.init(lambda: Language(dropout=0.0), seed=4)
+        same = models.engine_losses(self.engine(again), models.batches(Language) * 3)
+        self.assertEqual(losses, same)
+        self.assertLess(sum(losses[-5:]), sum(losses[:5]))
+
+
+class Placements(Engines):
+    def test_ten_placements_give_equal_bits(self):
+        data = models.batches(Language, 6)
+        results = []
+        for config in PLACEMENTS:
+            engine = self.engine(models.make(Language), config={**config, "gradient_clipping": 0.5})
+            losses = models.engine_losses(engine, data)
+            results.append((losses, engine.state_dict()))
+            engine.close()
+        for losses, state in results[1:]:
+            self.assertEqual(losses, results[0][0])
+            for name, value in state.items():
+                self.assertTrue(torch.equal(value, results[0][1][name]), name)
+
+    def test_plan_and_profile(self):
+        engine = self.engine(models.make(Language), device="16MiB")
+        engine.prepare(models.batches(Language)[0])
+        self.assertLessEqual(engine.info().device_bytes, 16 << 20)
+        self.assertLessEqual(engine.info().host_bytes, 32 << 20)
+        self.assertEqual(engine.plan().budget_bytes.device, 16 << 20)
+        self.assertGreater(engine.plan().step_seconds, 0)
+        self.assert_refused("5 steps or more", engine.profile)
+        models.engine_losses(engine, models.batches(Language, 6))
+        profile = engine.profile()
+        self.assertEqual(profile.steps, 4)
+        self.assertGreater(profile.measured_seconds, 0)
+        self.assertGreater(profile.lanes["compute"].measured_busy_seconds, 0)
+
+    def test_too_small_is_refused(self):
+        engine = self.engine(models.make(Language, width=256), device="1MiB")
+        with self.assertRaises(sluice.NoFit):
+            engine(models.batches(Language)[0])
+        self.assertFalse(os.path.exists(os.path.join(self.directory, "run1", "state", "manifest-0")))
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import torch, sluice, sluice.torch, torch_models as models
+torch.set_num_threads(2)
+data = models.batches(models.Language, 8)
+engine = sluice.torch.Engine(models.make(models.Language, dropout=0.0), device="32MiB", host="32MiB",
+                             nvme=[{drive!r}], run_dir={run!r}, commit_every=2,
+                             optimizer=sluice.AdamW(lr=1e-3))
+engine.prepare(data[0])
+print("begins at", engine.info().step, flush=True)
+for step in range(engine.info().step, len(data)):
+    loss = engine(data[step])
+    engine.backward(loss)
+    made = engine.step()
+    print("loss", made.step, loss.item().hex(), flush=True)
+    if made.step == {kill}:
+        os.kill(os.getpid(), signal.SIGKILL)
+engine.close()
+"""
+
+
+class Resuming(Engines):
+    def run_process(self, run, kill):
+        code = KILLED.format(
+            tests=os.path.dirname(os.path.abspath(__file__)), kill=kill,
+            drive=os.path.join(self.directory, "drive"), run=os.path.join(self.directory, run),
+        )
+        made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        lines = [line.split() for line in made.stdout.splitlines() if line.startswith("loss")]
+        return made, {int(step): bits for _, step, bits in lines}
+
+    def test_a_killed_run_goes_on_to_the_same_bits(self):
+        whole, expected = self.run_process("whole", 0)
+        self.assertEqual(whole.returncode, 0, whole.stderr)
+        self.assertEqual(len(expected), 8)
+        killed, first = self.run_process("killed", 5)
+        self.assertEqual(killed.returncode, -signal.SIGKILL)
+        again, rest = self.run_process("killed", 0)
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertIn("begins at 4", again.stdout)
+        self.assertEqual({**first, **rest}, expected)
+        command = os.environ.get("SLUICE_COMMAND")
+        if command:
+            verified = subprocess.run([command, "verify", os.path.join(self.directory, "killed")],
+                                      capture_output=True, text=True)
+            self.assertEqual(verified.returncode, 0, verified.stderr)
+
+
+class OverTheStandIn(Engines):
+    """The module's side alone. The stand-in puts NaN into what a turn leaves behind."""
+
+    def engine(self, module, **options):
+        engine = super().engine(module, **options)
+        engine._open_core = open_simulated
+        return engine
+
+
+class Simulated(OverTheStandIn):
+
+    def test_equal_to_torch_to_the_bit(self):
+        for kind in (Language, Images, Translation):
+            module, data = models.make(kind), models.batches(kind)
+            expected, trained = models.plain_losses(module, data)
+            engine = self.engine(module)
+            self.assertEqual(models.engine_losses(engine, data), expected)
+            wanted = trained.state_dict()
+            for name, value in engine.state_dict().items():
+                self.assertTrue(torch.equal(value, wanted[name]), name)
+
+    def test_recording_leaves_no_trace(self):
+        module, data = models.make(Images), models.batches(Images)
+        before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        engine = self.engine(module)
+        torch.manual_seed(11)
+        state = torch.get_rng_state()
+        engine._record((data[0],), {})
+        self.assertTrue(torch.equal(torch.get_rng_state(), state))
+        for name, buffer in module.named_buffers():
+            self.assertTrue(torch.equal(buffer, before[name]), name)
+        self.assertTrue(all(p.grad is None for p in module.parameters()))
+
+    def test_units(self):
+        names = [h.name for h in self.engine(models.make(Language))._holders]
+        self.assertEqual(names, ["", "blocks.0", "blocks.1", "blocks.2"])
+        names = [h.name for h in self.engine(models.make(Language), units=["blocks"])._holders]
+        self.assertEqual(names, ["", "blocks"])
+        some = self.engine(models.make(Language), units=lambda name, m: name.endswith("mix"))
+        self.assertEqual(len(some._holders), 4)
+
+
+class Refusals(OverTheStandIn):
+    def test_before_the_first_step(self):
+        language = models.make(Language)
+        data = models.batches(Language)
+        self.assert_refused("must be a torch module", self.engine, "x")
+        self.assert_refused("no parameters to train", self.engine, torch.nn.ReLU())
+        self.assert_refused("must be float32", self.engine, torch.nn.Linear(2, 2).double())
+        mixed = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).bfloat16())
+        self.assert_refused("a module has one dtype", self.engine, mixed)
+        frozen = models.make(Language).requires_grad_(False)
+        self.assert_refused("no parameter of the module learns", self.engine, frozen)
+        self.assert_refused("has no part", self.engine, language, units=["nothing"])
+        self.assert_refused("is a part of", self.engine, language, units=["blocks.0", "blocks.0.up"])
+        self.assert_refused("must be a list of names", self.engine, language, units="blocks.0")
+        self.assert_refused("cannot be read", self.engine, language, config="/nowhere.json")
+        self.assert_refused("give it once", self.engine, language,
+                            config={"run": {"dir": "elsewhere"}})
+        self.assert_refused("is unknown", self.engine, language, groups=lambda n, p: {"speed": 1})
+        engine = self.engine(language)
+        self.assert_refused("after the first call", engine.plan)
+        self.assert_refused("after engine.backward", engine.step)
+        self.assert_refused("call engine(...)", engine.backward, torch.zeros(1))
+        with torch.no_grad():
+            self.assert_refused("records a step", engine, data[0])
+
+    def test_in_a_step(self):
+        data = models.batches(Language)
+        engine = self.engine(models.make(Language))
+        loss = engine(data[0])
+        self.assert_refused("loss of one element", engine.backward, torch.zeros(3))
+        self.assert_refused("has had no backward", engine, data[1])
+        self.assert_refused("call engine.backward(loss), not loss.backward()", loss.backward)
+        engine = self.engine(models.make(Language))
+        models.engine_losses(engine, data[:1])
+        self.assert_refused("outside of a step", engine.module.blocks[0], torch.zeros(1, 4, 32))
+        self.assert_refused("takes no closure", engine.optimizer.step, lambda: 1.0)
+        self.assert_refused("the run has begun", engine.load_state_dict, {})
+
+    def test_other_orders(self):
+        class Turned(Language):
+            is_turned = False
+
+            def forward(self, tokens):
+                if self.is_turned:
+                    self.blocks = torch.nn.ModuleList(list(self.blocks)[::-1])
+                return super().forward(tokens)
+
+        data = models.batches(Language)
+        module = models.make(Turned)
+        engine = self.engine(module)
+        models.engine_losses(engine, data[:1])
+        module.is_turned = True
+        self.assert_refused('"blocks.2", and in the step that was recorded "blocks.0"', engine, data[1])
+        self.assert_refused("the same order", engine, data[1])  # it takes no more steps
+
+    def test_twice(self):
+        class Twice(Language):
+            def forward(self, tokens):
+                x = self.blocks[0](self.embed(tokens))
+                for block in self.blocks:
+                    x = block(x)
+                return self.head(x).sum()
+
+        data = models.batches(Language)
+        self.assert_refused("used twice", self.engine(models.make(Twice), units=["blocks.0"]), data[0])
+        engine = self.engine(models.make(Twice))  # chosen units may become part of the root
+        models.engine_losses(engine, data[:2])
+        self.assertNotIn("blocks.0", [h.name for h in engine._holders])
+
+    def test_elsewhere(self):
+        class Peeks(Language):
+            def forward(self, tokens):
+                return super().forward(tokens) + self.blocks[1].up.weight.square().mean()
+
+        engine = self.engine(models.make(Peeks))
+        self.assert_refused('"blocks.1.up.weight" is used', engine, models.batches(Language)[0])
+
+    def test_unused(self):
+        class Skips(Language):
+            def forward(self, tokens):
+                return self.head(self.blocks[0](self.embed(tokens))).sum()
+
+        engine = self.engine(models.make(Skips))
+        self.assert_refused('does not use the unit "blocks.1"', engine, models.batches(Language)[0])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,170 @@
+"""sluice.torch.AdamW and its kin beside torch's own."""
+
+import copy
+import os
+import tempfile
+import unittest
+
+try:
+    import torch
+except ImportError:
+    raise unittest.SkipTest("this Python has no torch") from None
+
+import sluice
+import sluice.torch
+
+
+def make():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(
+        torch.nn.Linear(16, 48), torch.nn.GELU(), torch.nn.Linear(48, 16), torch.nn.LayerNorm(16),
+        torch.nn.Linear(16, 4),
+    )
+
+
+def groups(module):
+    return [
+        {"params": [p for p in module.parameters() if p.dim() > 1]},
+        {"params": [p for p in module.parameters() if p.dim() <= 1], "weight_decay": 0.0, "lr": 3e-3},
+    ]
+
+
+def train(module, optimizer, scheduler=None, clip=None, steps=10, first=0):
+    losses = []
+    for step in range(first, first + steps):
+        generator = torch.Generator().manual_seed(step)
+        inputs = torch.randn(8, 16, generator=generator)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(module(inputs), torch.arange(8) % 4)
+        loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), clip)
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+        losses.append(loss.item())
+    return losses
+
+
+class Optimizers(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.directory = scratch.name
+
+    def optimizer(self, params, kind="AdamW", **options):
+        made = getattr(sluice.torch, kind)(params, host="64MiB", **options)
+        self.addCleanup(made.close)
+        return made
+
+    def assert_near(self, found, expected):
+        for one, other in zip(found, expected):
+            self.assertLessEqual(abs(one - other), 1e-6 * max(1.0, abs(other)))
+
+    def test_groups_schedulers_and_clipping(self):
+        plain = make()
+        adam = torch.optim.AdamW(groups(plain), lr=1e-3)
+        expected = train(plain, adam, torch.optim.lr_scheduler.StepLR(adam, 3, 0.5), 0.7)
+        results = []
+        for nvme in (None, os.path.join(self.directory, "drive")):
+            module = make()
+            own = self.optimizer(groups(module), lr=1e-3, nvme=nvme)
+            losses = train(module, own, torch.optim.lr_scheduler.StepLR(own, 3, 0.5), 0.7)
+            self.assert_near(losses, expected)
+            results.append(losses)
+            own.close()
+            train(module, torch.optim.SGD(module.parameters(), 0.1), steps=1)  # its own memory
+        self.assertEqual(results[0], results[1])
+
+    def test_overlap_gives_the_same_bits(self):
+        results = []
+        for overlap in (False, True):
+            module = make()
+            own = self.optimizer(module.parameters(), lr=1e-3, overlap=overlap)
+            results.append(train(module, own))
+            own.close()
+        self.assertEqual(results[0], results[1])
+
+    def test_others_learn(self):
+        for kind in ("Lion", "Adagrad", "Muon"):
+            module = make()
+            own = self.optimizer(module.parameters(), kind)
+            losses = [train(module, own, steps=1)[0] for _ in range(30)]  # one batch
+            self.assertLess(losses[-1], losses[0] - 0.1, kind)
+            own.close()
+
+    def test_small_state(self):
+        module = make().bfloat16()
+        own = self.optimizer(module.parameters(), lr=3e-3, state="split+8bit")
+        before = [p.detach().clone() for p in module.parameters()]
+        for _ in range(3):
+            loss = module(torch.ones(2, 16, dtype=torch.bfloat16)).float().square().mean()
+            own.zero_grad()
+            loss.backward()
+            own.step()
+        self.assertTrue(all((p != b).any() for p, b in zip(module.parameters(), before)))
+
+    def test_grad_scaler(self):
+        module, plain = make(), make()
+        adam = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+        own = self.optimizer(module.parameters(), lr=1e-3)
+        found = []
+        for one, optimizer in ((plain, adam), (module, own)):
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+            loss = one(torch.ones(2, 16)).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            found.append([p.detach().clone() for p in one.parameters()])
+        for a, b in zip(*found):
+            self.assertLessEqual(float((a - b).abs().max()), 1e-6)
+
+    def test_resumes(self):
+        run = os.path.join(self.directory, "run")
+        module = make()
+        own = self.optimizer(module.parameters(), lr=1e-3)
+        expected = train(module, own, steps=8)
+        own.close()
+        module = make()
+        own = self.optimizer(module.parameters(), lr=1e-3, run_dir=run)
+        first = train(module, own, steps=5)
+        state = own.state_dict()
+        self.assertEqual(state["sluice"], {"run_dir": run, "step": 5})
+        own.close()
+        module = copy.deepcopy(make())
+        own = self.optimizer(module.parameters(), lr=1e-3, run_dir=run)
+        own.load_state_dict(state)
+        self.assertEqual(first + train(module, own, steps=3, first=5), expected)
+        own.close()
+
+    def test_refusals(self):
+        def refused(text, function, *arguments, **options):
+            with self.assertRaises(sluice.WrongJob) as caught:
+                function(*arguments, **options)
+            self.assertIn(text, str(caught.exception))
+
+        module = make()
+        refused("state is", self.optimizer, module.parameters(), state="4bit")
+        mixed = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2).bfloat16())]
+        refused("must be of one type", self.optimizer, mixed)
+        frozen = [torch.nn.Parameter(torch.zeros(2), False)]
+        refused("no parameter learns", self.optimizer, frozen)
+        own = self.optimizer(module.parameters())
+        refused("has no gradient", own.step)
+        refused("takes no closure", own.step, lambda: 1.0)
+        refused("give all groups", own.add_param_group, {"params": mixed[:1]})
+        refused("of another optimizer", own.load_state_dict, {"state": {}, "param_groups": []})
+        refused("is of step 9", own.load_state_dict,
+                {"param_groups": [{}], "sluice": {"run_dir": "x", "step": 9}})
+        own.close()
+        refused("is closed", own.step)
+        over = self.optimizer(make().parameters(), overlap=True)
+        refused("there is no gradient", over.step)
+        with self.assertRaises(sluice.NoFit):
+            big = [torch.nn.Parameter(torch.zeros(64 << 20))]
+            over.close()
+            self.optimizer(big)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,130 @@
+"""Small modules of several kinds, and plain PyTorch's loop over them."""
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+
+class Block(nn.Module):
+    def __init__(self, width, dropout=0.0):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.mix = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        q, k, v = self.mix(self.norm(x)).chunk(3, -1)
+        x = x + self.proj(functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+        return x + self.dropout(self.down(functional.gelu(self.up(x))))
+
+
+class Language(nn.Module):
+    """A language model with a tied head."""
+
+    def __init__(self, layers=3, width=32, vocabulary=64, dropout=0.1, checkpoints=False):
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList([Block(width, dropout) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embed.weight
+        self.checkpoints = checkpoints
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpoints else block(x)
+        logits = self.head(self.norm(x))
+        return functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+class Images(nn.Module):
+    """Convolutions with batch norms and residuals, a parameter of the module itself, and a head."""
+
+    def __init__(self):
+        super().__init__()
+
+        def layer(wide, out):
+            return nn.Sequential(nn.Conv2d(wide, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU(True))
+
+        self.stem = layer(3, 8)
+        self.blocks = nn.ModuleList([layer(8, 8) for _ in range(3)])
+        self.shift = nn.Parameter(torch.zeros(8))
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, images):
+        x = self.stem(images)
+        for block in self.blocks:
+            x = x + block(x)
+        logits = self.head(x.mean((2, 3)) + self.shift)
+        return functional.cross_entropy(logits, torch.arange(len(images)) % 10)
+
+
+class Translation(nn.Module):
+    """An encoder and a decoder with one embedding, whose first block's bias all others take over."""
+
+    def __init__(self, width=32, vocabulary=64):
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.bias = nn.Embedding(16, width)
+        self.encoder = nn.ModuleList([nn.TransformerEncoderLayer(width, 2, 48, 0.0, batch_first=True) for _ in range(2)])
+        self.middle = nn.LayerNorm(width)
+        self.decoder = nn.ModuleList([nn.TransformerDecoderLayer(width, 2, 48, 0.0, batch_first=True) for _ in range(2)])
+
+    def forward(self, tokens):
+        memory = self.embed(tokens) + self.bias(torch.arange(tokens.shape[1]))
+        for block in self.encoder:
+            memory = block(memory)
+        memory = self.middle(memory)
+        x = self.embed(tokens.flip(1))
+        for block in self.decoder:
+            x = block(x, memory)
+        return functional.cross_entropy((x @ self.embed.weight.t()).flatten(0, 1), tokens.flatten())
+
+
+def batches(kind, count=10):
+    generator = torch.Generator().manual_seed(7)
+    if kind is Images:
+        return [torch.randn(4, 3, 8, 8, generator=generator) for _ in range(count)]
+    return [torch.randint(0, 64, (2, 16), generator=generator) for _ in range(count)]
+
+
+def make(kind, **options):
+    torch.manual_seed(3)
+    return kind(**options)
+
+
+def plain_losses(module, data, accumulation=1, clip=0.0, lr=1e-3):
+    """Trains a copy with torch alone. Returns losses and the trained copy."""
+    module = copy.deepcopy(module)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=lr)
+    torch.manual_seed(5)
+    losses = []
+    for begin in range(0, len(data), accumulation):
+        optimizer.zero_grad()
+        for batch in data[begin : begin + accumulation]:
+            loss = module(batch)
+            (loss / accumulation).backward()
+            losses.append(loss.item())
+        if clip:
+            nn.utils.clip_grad_norm_(module.parameters(), clip)
+        optimizer.step()
+    return losses, module
+
+
+def engine_losses(engine, data, seed=5):
+    if seed is not None:
+        torch.manual_seed(seed)
+    losses = []
+    for batch in data:
+        loss = engine(batch)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
