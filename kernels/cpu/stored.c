@@ -15,7 +15,7 @@ int cpui_stored_expand(kernel_context *context, void *stream, const stored_expan
 int cpui_stored_quantize(kernel_context *context, void *stream, const stored_quantize_args *args)
 {
     (void)stream;
-    assert(args->format != STORED_NF4_DOUBLE && args->format != STORED_FP4_DOUBLE);
+    assert(!stored_is_double(args->format));
     if (context->rows->stored_quantize(context->thread_count, args))
         return 0;
     return err_set(ERR_INPUT, "a value to quantize as %s is NaN or infinite",

@@ -52,9 +52,7 @@ static double seconds_of_copy(void *user)
 
 static void bench_format(struct bench *b, enum stored_format format, float *values, uint16_t *half)
 {
-    enum stored_format single = format == STORED_NF4_DOUBLE   ? STORED_NF4
-                                : format == STORED_FP4_DOUBLE ? STORED_FP4
-                                                              : format;
+    enum stored_format single = stored_single(format);
     uint64_t rows = b->args.rows, columns = b->args.columns;
     stored_layout layout = stored_layout_of(format, rows, columns);
     void *codes = mem_alloc(layout.code_bytes, 1, "codes");

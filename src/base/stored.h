@@ -80,6 +80,20 @@ bool stored_fits(enum stored_format format, uint64_t columns);
 /* rows and columns are above 0, and stored_fits. Not for STORED_WORKING. */
 stored_layout stored_layout_of(enum stored_format format, uint64_t rows, uint64_t columns);
 
+/* True if the format's scales are quantized too. */
+static inline bool stored_is_double(enum stored_format format)
+{
+    return format == STORED_NF4_DOUBLE || format == STORED_FP4_DOUBLE;
+}
+
+/* The format without double quantization of its scales. */
+static inline enum stored_format stored_single(enum stored_format format)
+{
+    return format == STORED_NF4_DOUBLE   ? STORED_NF4
+           : format == STORED_FP4_DOUBLE ? STORED_FP4
+                                         : format;
+}
+
 static inline bool stored_code_is_half_byte(enum stored_code code)
 {
     return code >= STORED_CODE_NF4;

@@ -23,11 +23,6 @@ static bool is_4bit(enum stored_format format)
     return format >= STORED_NF4 && format <= STORED_FP4_DOUBLE;
 }
 
-static bool is_double(enum stored_format format)
-{
-    return format == STORED_NF4_DOUBLE || format == STORED_FP4_DOUBLE;
-}
-
 static bool is_nf4(enum stored_format format)
 {
     return format == STORED_NF4 || format == STORED_NF4_DOUBLE;
@@ -121,14 +116,14 @@ void hfi_packed_rows(const export_tensor *from, struct export_rows *out)
     out->bytes = 0;
     if (is_4bit(format)) {
         add_row(out, from->name, "", "U8", 2, layout.code_bytes, 1);
-        add_row(out, from->name, ".absmax", is_double(format) ? "U8" : NULL, 1, layout.scale_count,
+        add_row(out, from->name, ".absmax", stored_is_double(format) ? "U8" : NULL, 1, layout.scale_count,
                 0);
         add_row(out, from->name, ".quant_map", NULL, 1, HFI_CODES_4BIT, 0);
         add_row(out, from->name,
                 is_nf4(format) ? ".quant_state.bitsandbytes__nf4"
                                : ".quant_state.bitsandbytes__fp4",
                 "U8", 1, STATE_BYTES, 0);
-        if (!is_double(format))
+        if (!stored_is_double(format))
             return;
         add_row(out, from->name, ".nested_absmax", NULL, 1,
                 size_div_up(layout.scale_count, STORED_DOUBLE_GROUP), 0);
@@ -162,7 +157,7 @@ static int write_4bit(const export_tensor *to, enum dtype type, kernel_context *
     const float *floats = scales;
     char state[STATE_BYTES + 1], nested[128] = "";
     enum stored_format single = is_nf4(to->format) ? STORED_NF4 : STORED_FP4;
-    if (is_double(to->format))
+    if (stored_is_double(to->format))
         snprintf(nested, sizeof nested,
                  ", \"nested_blocksize\": %d, \"nested_dtype\": \"float32\", \"nested_offset\": "
                  "%.17g",
@@ -174,10 +169,10 @@ static int write_4bit(const export_tensor *to, enum dtype type, kernel_context *
                           to->layout.shape[1], nested);
     memset(state + length, ' ', STATE_BYTES - (size_t)length);
     TRY(safetensors_write(writer, row + 1, 0, layout->scale_count,
-                          is_double(to->format) ? (const void *)(floats + groups + 1) : scales));
+                          stored_is_double(to->format) ? (const void *)(floats + groups + 1) : scales));
     TRY(write_table(context, writer, row + 2, single, HFI_CODES_4BIT));
     TRY(safetensors_write(writer, row + 3, 0, STATE_BYTES, state));
-    if (!is_double(to->format))
+    if (!stored_is_double(to->format))
         return 0;
     TRY(safetensors_write(writer, row + 4, 0, groups, floats));
     return write_table(context, writer, row + 5, STORED_INT8, HFI_CODES_8BIT);
@@ -212,11 +207,11 @@ static int quantize(const model_tensor *tensor, kernel_context *context, const f
                                        .type = DTYPE_FP32,
                                        .source = values,
                                        .codes = codes,
-                                       .scales = is_double(format) ? room : scales};
+                                       .scales = stored_is_double(format) ? room : scales};
     int rc = kernels_cpu.stored_quantize(context, NULL, &args);
     if (rc < 0)
         return err_prefix(rc, "%s", tensor->name);
-    if (!is_double(format))
+    if (!stored_is_double(format))
         return 0;
     stored_layout layout = stored_layout_of(format, tensor->stored_rows, tensor->columns);
     return kernels_cpu.stored_double(context, NULL, room, layout.scale_count, scales);
@@ -320,7 +315,7 @@ json_t *hfi_packed_config(const model *net, const export_list *list)
     return json_pack("{s:s, s:b, s:b, s:s, s:b, s:s, s:s, s:f, s:o}", "quant_method",
                      "bitsandbytes", "load_in_4bit", is_4bit(format), "load_in_8bit",
                      !is_4bit(format), "bnb_4bit_quant_type", is_nf4(format) ? "nf4" : "fp4",
-                     "bnb_4bit_use_double_quant", is_double(format), "bnb_4bit_compute_dtype",
+                     "bnb_4bit_use_double_quant", stored_is_double(format), "bnb_4bit_compute_dtype",
                      torch_names[list->type], "bnb_4bit_quant_storage", "uint8",
                      "llm_int8_threshold", 6.0, "llm_int8_skip_modules", list_plain(net, list));
 }

@@ -293,11 +293,6 @@ struct model_packer {
     float *scales; /* of a matrix, before double quantization */
 };
 
-static bool is_double(enum stored_format format)
-{
-    return format == STORED_NF4_DOUBLE || format == STORED_FP4_DOUBLE;
-}
-
 int model_packer_create(const model *net, model_packer **out)
 {
     uint64_t piece_elems = 0, scale_count = 0;
@@ -316,7 +311,7 @@ int model_packer_create(const model *net, model_packer **out)
             const model_tensor *tensor = &unit->tensors[i];
             piece_elems =
                 size_max(piece_elems, size_min(tensor->rows, PIECE_ROWS) * tensor->columns);
-            if (is_double(tensor->stored))
+            if (stored_is_double(tensor->stored))
                 scale_count =
                     size_max(scale_count,
                              stored_layout_of(tensor->stored, tensor->stored_rows, tensor->columns)
@@ -357,10 +352,8 @@ static int quantize_matrix(model_packer *self, const struct packing *from,
 {
     uint64_t columns = tensor->columns, all = tensor->stored_rows;
     stored_layout whole = stored_layout_of(tensor->stored, all, columns);
-    enum stored_format single = tensor->stored == STORED_NF4_DOUBLE   ? STORED_NF4
-                                : tensor->stored == STORED_FP4_DOUBLE ? STORED_FP4
-                                                                      : tensor->stored;
-    char *scales = is_double(tensor->stored) ? (char *)self->scales : target;
+    enum stored_format single = stored_single(tensor->stored);
+    char *scales = stored_is_double(tensor->stored) ? (char *)self->scales : target;
     for (uint64_t row = 0; row < all; row += PIECE_ROWS) {
         uint64_t rows = size_min(all - row, PIECE_ROWS);
         stored_layout layout = stored_layout_of(single, rows, columns);

@@ -9,13 +9,15 @@ trains adapters of it in fp32, and
   - PEFT, with Sluice's initial adapters, gives the same losses step by step on windows of a text.
 
 The families named after a format (llama-nf4) have a base that is packed, by state.params here and by bitsandbytes there,
-which they need too. The merged model is Sluice's expanded base with the adapters added. With "-saved" the base is a
-checkpoint that bitsandbytes has packed, whose codes and scales both take. The merged model quantized again (export
---quantized) loads with transformers and bitsandbytes, which give the loss that Sluice gives for it.
+which they need too; smollm2-nf4_double has the shape of SmolLM2-135M. The merged model is Sluice's expanded base with the
+adapters added. With "-saved" the base is a checkpoint that bitsandbytes has packed, whose codes and scales both take. The
+merged model quantized again (export --quantized) loads with transformers and bitsandbytes, which give the loss that Sluice
+gives for it.
 
 Prints the differences; exit status 1 if one is above its bound."""
 
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -91,6 +93,14 @@ FAMILIES.update({family: (
         vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False, initializer_range=0.15),
     FAMILIES["llama"][1]) for family in PACKED})
+# The shape of SmolLM2-135M with random weights.
+PACKED["smollm2-nf4_double"] = PACKED["llama-nf4_double"]
+FAMILIES["smollm2-nf4_double"] = (
+    lambda: transformers.LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=8192, rope_theta=100000.0, tie_word_embeddings=True,
+        initializer_range=0.041666666666666664),
+    {"rank": 8, "alpha": 16, "targets": FAMILIES["llama"][1]["targets"]})
 
 
 def load(checkpoint, family):
@@ -180,6 +190,7 @@ def check_family(family, folder):
         found = json.loads(sluice("eval", folder / "back", text, "--json"))["loss"]
         check(family, "transformers' of that quantized again", loss_on(load(folder / "again", family), tokens), found,
               BOUND_LOSS)
+        print(f"{family:10} {'perplexity of that, to the run':34} {math.exp(found - ours) - 1:+.2%}")
     print(f"{family:10} {'loss before and after training':34} {before:.4f} {ours:.4f}")
 
     curve = train(folder, "curve", base, one, lora, STEPS, LR, family)
