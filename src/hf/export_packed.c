@@ -198,10 +198,7 @@ static int quantize(const model_tensor *tensor, kernel_context *context, const f
                     float *room, void *codes, void *scales)
 {
     enum stored_format format = tensor->stored;
-    enum stored_format single = !is_4bit(format) ? format
-                                : is_nf4(format) ? STORED_NF4
-                                                 : STORED_FP4;
-    const stored_quantize_args args = {.format = single,
+    const stored_quantize_args args = {.format = stored_single(format),
                                        .rows = tensor->stored_rows,
                                        .columns = tensor->columns,
                                        .type = DTYPE_FP32,
