@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 try:
     import torch
@@ -160,6 +161,9 @@ class Losses(Engines):
         held = sum(p.untyped_storage().nbytes() for p in module.parameters())
         self.assertLess(held, 1024)
         engine = self.engine(module)
+        engine._record((models.batches(Language)[0],), {})
+        held = sum(p.untyped_storage().nbytes() for p in module.parameters())
+        self.assertLess(held, 1024)
         losses = models.engine_losses(engine, models.batches(Language) * 3)
         engine.close()
         again = sluice.torch.init(lambda: Language(dropout=0.0), seed=4)
@@ -195,6 +199,11 @@ class Placements(Engines):
         self.assertEqual(profile.steps, 4)
         self.assertGreater(profile.measured_seconds, 0)
         self.assertGreater(profile.lanes["compute"].measured_busy_seconds, 0)
+
+    def test_torchrun_is_refused(self):
+        with unittest.mock.patch.dict(os.environ, TORCHELASTIC_RUN_ID="none", WORLD_SIZE="2"):
+            engine = self.engine(models.make(Language))
+            self.assert_refused("mpirun -np N", engine, models.batches(Language)[0])
 
     def test_too_small_is_refused(self):
         engine = self.engine(models.make(Language, width=256), device="1MiB")

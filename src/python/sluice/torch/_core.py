@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Callable, Dict, Mapping
 
+from .._errors import WrongJob
 from .._session import Session, Step
 from .._session import open as open_session
 from .._tasks import Plan
@@ -42,7 +44,16 @@ class Core:
         self._session.close()
 
 
+def _check_launcher() -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise WrongJob(
+            "torchrun started this process as one of several ranks, which only mpirun and srun can "
+            "do for Sluice: start it with mpirun -np N python ..."
+        )
+
+
 def open_core(job: Dict[str, Any], **options: Any) -> Core:
+    _check_launcher()
     return Core(open_session(job, **options), job, options.get("machine"))
 
 

@@ -399,15 +399,10 @@ class Engine:
             self._driver = None
             self._is_called = False
             state.restore()
-            self._give_back()
+            for holder in self._holders:
+                for slot in holder.slots:
+                    self._values.give_back(slot)
         return recorder
-
-    def _give_back(self) -> None:
-        """The parameters have their values again."""
-        for holder in self._holders:
-            for slot in holder.slots:
-                slot.parameter.data = self._values.of(slot)
-                slot.parameter.grad = None
 
     def _open(self) -> None:
         order = self._recorder.order

@@ -6,6 +6,7 @@ from typing import Callable, Dict, List, Optional, Union
 
 import torch
 
+from ._memory import placeholder_of
 from ._units import Holder, Slot, Unit
 
 #: A tensor with the values, or a function that makes it.
@@ -27,6 +28,13 @@ class Values:
     def of(self, slot: Slot) -> torch.Tensor:
         value = self._values[id(slot.parameter)]
         return value if isinstance(value, torch.Tensor) else value()
+
+    def give_back(self, slot: Slot) -> None:
+        """The parameter is as it was before the recording."""
+        value = self._values[id(slot.parameter)]
+        is_there = isinstance(value, torch.Tensor)
+        slot.parameter.data = value if is_there else placeholder_of(slot)
+        slot.parameter.grad = None
 
     def flat(self, unit: Unit, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A new flat vector of the unit [unit.elems]."""
