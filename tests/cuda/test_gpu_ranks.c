@@ -97,6 +97,47 @@ static void overflows_skip_on_all(void **state)
         assert_int_equal(first.skipped[i], alone.skipped[i]);
 }
 
+/* ---- experts ---- */
+
+/* 16 tokens of all ranks choose one of 24 experts each. What none of them chose stays, and the bits
+ * are those of the run that gathers all. */
+static void try_experts(const char *params, const char *order)
+{
+    static fixture_result results[2];
+    static const char *const sizes[] = {"num_experts=24", "num_experts_per_tok=1",
+                                        "expert_ffn_size=16", "experts_per_unit=1", "seq_length=4"};
+    const fixture_model before = gpu_ranks_shape;
+    gpu_ranks_shape = (fixture_model){.family = "mixtral", .bf16 = true, .layers = 2, .hidden = 64};
+    for (int i = 0; i < 2; i++) {
+        fixture_sets sets;
+        gpu_ranks_sets(&sets, "cuda", 3);
+        for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++)
+            fixture_set(&sets, "model.%s", sizes[k]);
+        fixture_set(&sets, "schedule.order=%s", order);
+        fixture_set(&sets, "schedule.experts=%s", i == 0 ? "all" : "hit");
+        fixture_set(&sets, "tiers.place.params=%s", params);
+        struct gpu_ranks_run run = {.name = "experts", .world = 2};
+        comm_fixture ranks = gpu_ranks_train(&run, &sets, &results[i]);
+        comm_fixture_expect_ok(&ranks);
+        assert_int_equal(gpu_ranks_shared->late_allocations, 0); /* offsets of experts are copied */
+        fixture_read_steps("experts", &results[i]);
+        fixture_remove("experts");
+    }
+    gpu_ranks_shape = before;
+    fixture_assert_same(&results[0], &results[1]);
+    const metrics_lane *lanes = results[1].summary.lanes;
+    assert_true(lanes[LANE_COMM].spared_bytes > 0);
+    assert_true((lanes[LANE_H2D].spared_bytes > 0) == (strcmp(params, "host") == 0));
+    printf("%s: %" PRIu64 " bytes not sent\n", params, lanes[LANE_COMM].spared_bytes);
+}
+
+static void experts_of_no_rank_stay(void **state)
+{
+    (void)state;
+    try_experts("host", "layer_major");
+    try_experts("device", "batch_major");
+}
+
 /* ---- placements ---- */
 
 /* params, grads, optimizer, activations. */
@@ -462,7 +503,11 @@ static const struct group {
     struct CMUnitTest tests[3];
     size_t count;
 } groups[] = {
-    {"stages", false, {cmocka_unit_test(stages_agree), cmocka_unit_test(overflows_skip_on_all)}, 2},
+    {"stages",
+     false,
+     {cmocka_unit_test(stages_agree), cmocka_unit_test(overflows_skip_on_all),
+      cmocka_unit_test(experts_of_no_rank_stay)},
+     3},
     {"placements", false, {cmocka_unit_test(placements_agree)}, 1},
     {"one-on-nccl", true, {cmocka_unit_test(one_rank_on_nccl_is_as_one_without)}, 1},
 #ifdef GPU_RANKS_FAKE_NCCL
