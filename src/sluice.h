@@ -303,9 +303,9 @@ int sluice_export_run(const char *run_dir, const char *directory,
  * count for no budget.
  *
  * Threads: calls may come from different threads, one at a time. They sleep while they wait. The
- * threads that compute are the caller's, and no core is taken from them but by the library's own
- * work (copies, drives, updates). With a GPU the caller has waited for its own streams before
- * sluice_module_done. */
+ * threads that compute are the caller's; the library takes cores only for copies, drives and
+ * updates. With a GPU the caller has waited for its own streams before sluice_module_done, and while
+ * it computes only those transfers go on that have begun. */
 
 enum sluice_pass { SLUICE_FORWARD, SLUICE_BACKWARD };
 

@@ -6,16 +6,30 @@
  *   sluice_module_done  ────────────────────► it goes on with the next op
  *   sluice_module_end   ◄── train_step is over
  *
- * Nobody polls: who waits sleeps on a condition of the run. */
+ * Threads that wait sleep on a condition of the run. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
+#include "base/progress.h"
 #include "engine/engine.h"
 #include "sluice_internal.h"
 
 /* ---- on threads of the library ---- */
+
+/* Waits for a second at most. A caller that computes makes progress, however long it takes: other
+ * ranks wait for it (comm/comm.h). */
+static void wait_for_caller(sluice_run *self)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec++;
+    pthread_cond_timedwait(&self->told, &self->lock, &until);
+    if (self->use_state == API_USE_HELD)
+        progress_note();
+}
 
 int api_run_pass(void *user, model_use *use)
 {
@@ -26,7 +40,7 @@ int api_run_pass(void *user, model_use *use)
         self->use_state = API_USE_POSTED;
         pthread_cond_broadcast(&self->told);
         while (self->use_state != API_USE_NOTHING)
-            pthread_cond_wait(&self->told, &self->lock);
+            wait_for_caller(self);
         self->use = NULL;
     }
     int rc = self->is_given_up;

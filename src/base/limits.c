@@ -14,6 +14,7 @@
 /* With 640 KiB of stack, sluice plan --max-model crashed. With 512 KiB, a job of 1900 nested lists
  * did. Usual jobs trained with 128 KiB. */
 #define STACK_BYTES_MIN ((rlim_t)1 << 20)
+#define STACK_GUARD_BYTES ((size_t)16 << 10) /* at most so much less than its limit a stack has */
 /* Training with 2 threads used some 30 MiB of address space after its threads and arenas were
  * made. */
 #define LIBRARY_BYTES ((size_t)64 << 20)
@@ -61,7 +62,7 @@ static int check_own_stack(void)
         return 0;
     int rc = pthread_attr_getstacksize(&attributes, &bytes);
     pthread_attr_destroy(&attributes);
-    if (rc != 0 || bytes >= STACK_BYTES_MIN)
+    if (rc != 0 || bytes + STACK_GUARD_BYTES >= STACK_BYTES_MIN)
         return 0;
     return err_set(ERR_CONFIG,
                    "the stack of this thread has %zu KiB and %llu are needed: start the thread "

@@ -313,7 +313,7 @@ static int refuse_other_arithmetic(const configi_reader *reader, const hfi_confi
         const json_t *own = configi_get(reader, path);
         const char *word = json_is_string(own) ? json_string_value(own) : "";
         bool is_default = json_is_false(own) || strcmp(word, "default") == 0 ||
-                          strcmp(word, "softmax") == 0; /* scores of experts */
+                          (strcmp(keys[i], "scoring_func") == 0 && strcmp(word, "softmax") == 0);
         if (own && !is_default && !json_object_get(self->block, keys[i]))
             return configi_error(reader, path, "%s is not what %s says: leave the key out",
                                  configi_show(own, given), self->file);

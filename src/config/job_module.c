@@ -73,6 +73,9 @@ static int read_name(const struct part *parent, char target[MODULE_NAME_BYTES])
     if (json_string_length(part.value) >= MODULE_NAME_BYTES)
         return configi_error(part.reader, part.path, "a name of %zu bytes; at most %d are possible",
                              json_string_length(part.value), MODULE_NAME_BYTES - 1);
+    for (const char *at = json_string_value(part.value); *at; at++)
+        if ((unsigned char)*at < ' ')
+            return refuse(&part, "a name without control characters");
     strcpy(target, json_string_value(part.value));
     return 0;
 }
@@ -249,6 +252,28 @@ static int read_stage(const struct part *part, const module_spec *spec, module_s
     return read_pass(part, "backward", spec, out, &out->backward);
 }
 
+/* A unit may be updated as soon as its gradients are complete: no backward may read it later. The
+ * backward goes from the last stage to the first. */
+static int check_late_reads(const struct part *part, const module_spec *spec, uint32_t unit)
+{
+    const module_stage *late = NULL;
+    for (uint32_t s = 0; s < spec->stage_count; s++)
+        for (uint32_t i = 0; i < spec->stages[s].unit_count; i++) {
+            const module_pass *pass = &spec->stages[s].backward;
+            if (spec->stages[s].units[i] != unit)
+                continue;
+            if (pass->adds[i] && late)
+                return configi_error(part->reader, part->path,
+                                     "the backward of %s reads %s after its last gradient, which "
+                                     "%s adds: its params may be new by then",
+                                     late->name, spec->units[unit].name, spec->stages[s].name);
+            if (pass->adds[i])
+                return 0;
+            late = pass->is_told && pass->uses[i] ? &spec->stages[s] : late;
+        }
+    return 0;
+}
+
 /* Each unit that learns needs a backward that adds to its gradients; each unit needs a stage. The
  * stages without a backward are the first ones. */
 static int check_stages(const struct part *part, const module_spec *spec)
@@ -277,6 +302,7 @@ static int check_stages(const struct part *part, const module_spec *spec)
                                  spec->units[u].name,
                                  is_used ? "learns, but no backward adds to its gradients"
                                          : "is in no stage");
+        TRY(check_late_reads(part, spec, u));
     }
     return 0;
 }

@@ -237,8 +237,11 @@ static int first_elems(struct engine *self, uint32_t unit, uint64_t begin, uint6
                        float *master)
 {
     const struct setup *setup = self->setup;
-    if (self->first_elems)
-        return self->first_elems(self->first_user, unit, begin, count, master);
+    if (self->first_elems) {
+        uint64_t real = shard_real_elems(setup->net->units[unit].elems, begin, count);
+        memset(master + real, 0, (count - real) * sizeof *master); /* padding of the last ranks */
+        return real ? self->first_elems(self->first_user, unit, begin, real, master) : 0;
+    }
     model_init_elems(setup->net, unit, setup->job->run.seed, begin, count, master);
     return 0;
 }

@@ -225,11 +225,13 @@ int tensorboard_file_open(tensorboard_file *self, const char *directory, int mod
         return err_prefix(rc, "run.tensorboard");
     TRY(choose_time(directory, &seconds));
     (void)gethostname(host, sizeof host - 1);
-    int length = snprintf(self->path, sizeof self->path, "%s/%s%010lld.%.200s.sluice", directory,
-                          name_begin, seconds, host);
-    if (length < 0 || (size_t)length >= sizeof self->path)
-        return err_errno(ENAMETOOLONG, "the event file %s", directory);
-    rc = file_create(self->path, O_WRONLY | O_EXCL, mode, &self->fd);
+    do { /* a run that starts in the same second takes the next one */
+        int length = snprintf(self->path, sizeof self->path, "%s/%s%010lld.%.200s.sluice",
+                              directory, name_begin, seconds++, host);
+        if (length < 0 || (size_t)length >= sizeof self->path)
+            return err_errno(ENAMETOOLONG, "the event file %s", directory);
+        rc = file_create(self->path, O_WRONLY | O_EXCL, mode, &self->fd);
+    } while (rc == -EEXIST);
     if (rc < 0)
         return err_prefix(rc, "the event file");
     rc = begin_file(self, first_step);

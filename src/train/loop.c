@@ -191,15 +191,21 @@ void loop_tell_lost_lines(struct loop *self)
     self->lost_line_count = 0;
 }
 
+void loop_give_up_board(struct loop *self)
+{
+    log_warn("%s: TensorBoard gets nothing more of this run, which goes on", err_text());
+    tensorboard_file_close(&self->board);
+}
+
 /* Only rank 0 has the file. A full disk loses lines for people, but no state: commits are written
  * in place. */
 int loop_write_metrics(struct loop *self, const metrics_line *line)
 {
     if (self->run.ranks.rank != 0)
         return 0;
+    if (self->board.fd >= 0 && tensorboard_file_write(&self->board, line) < 0)
+        loop_give_up_board(self);
     int rc = metrics_file_write(&self->metrics, line);
-    if (rc == 0 && self->board.fd >= 0)
-        rc = tensorboard_file_write(&self->board, line);
     if (rc == 0)
         loop_tell_lost_lines(self);
     if (!loop_is_disk_full(rc))

@@ -58,6 +58,8 @@ static inline bool loop_is_disk_full(int rc)
     return rc == -ENOSPC || rc == -EDQUOT;
 }
 
+/* loop.c: after a failure of the event file, warns with its text and goes on without it. */
+void loop_give_up_board(struct loop *self);
 /* loop.c: tells how many lines the metrics lack since the last call. */
 void loop_tell_lost_lines(struct loop *self);
 

@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -356,6 +357,17 @@ int train_set_group(train_session *self, uint32_t group, const engine_group *num
     if (group >= engine->group_count)
         return err_set(ERR_USAGE, "there is no group %" PRIu32 ": the module has groups 0 to %" PRIu32,
                        group, engine->group_count - 1);
+    const double betas[2] = {numbers->beta1, numbers->beta2};
+    bool is_wrong = numbers->learning_rate < 0 || isinf(numbers->learning_rate) ||
+                    numbers->epsilon < 0 || isinf(numbers->epsilon) || isinf(numbers->weight_decay);
+    for (int i = 0; i < 2; i++)
+        is_wrong = is_wrong || betas[i] < 0 || betas[i] >= 1;
+    if (is_wrong)
+        return err_set(ERR_USAGE,
+                       "group %" PRIu32 " has lr %g, weight_decay %g, betas %g and %g, eps %g: lr "
+                       "and eps must be finite and at least 0, betas at least 0 and below 1",
+                       group, numbers->learning_rate, numbers->weight_decay, betas[0], betas[1],
+                       numbers->epsilon);
     engine->groups[group] = *numbers;
     return 0;
 }

@@ -168,7 +168,7 @@ void loop_set_run_options(struct loop *self)
         .test = asked->test,
         .stop = asked->stop,
         .first_elems = asked->job->model.module ? asked->first_elems : hf_first_elems,
-        .first_codes = hf_first_codes,
+        .first_codes = asked->job->model.module ? NULL : hf_first_codes,
         .first_user = asked->job->model.module ? asked->module_user : &self->first,
         .on_setup = show_setup,
         .user = self,
@@ -339,7 +339,12 @@ static int open_metrics(struct loop *self)
     const char *board = self->run.job->run.tensorboard;
     if (board[0] == '\0' || self->options->is_trial)
         return 0;
-    return tensorboard_file_open(&self->board, board, self->run.job->run.mode, step + 1);
+    int rc = tensorboard_file_open(&self->board, board, self->run.job->run.mode, step + 1);
+    if (rc < 0 && self->resumed) { /* a new run can still be told to write elsewhere */
+        loop_give_up_board(self);
+        rc = 0;
+    }
+    return rc;
 }
 
 static int write_plan(struct loop *self)

@@ -433,6 +433,7 @@ static void wrong_jobs_are_refused(void **state)
         {"model.module.stages.1.backward=null", "no backward"},
         {"model.module.stages.1.backward.adds=[false]", "block.0, learns"},
         {"model.module.stages.1.backward.adds=[1]", "true or false"},
+        {"model.module.stages.0.backward={\"reads\":[true],\"adds\":[false]}", "after its last gradient"},
         {"model.module.units.1.name=root", "of unit 0 too"},
         {"model.module.units.1.frozen=3", "true or false"},
         {"model.module.units.1.tensors=[]", "tensors"},

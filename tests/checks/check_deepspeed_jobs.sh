@@ -22,6 +22,7 @@ model='{"family": "gpt2", "num_layers": 4, "hidden_size": 64, "num_heads": 4, "s
 # Keys of these files that have an effect on this job, alone or through the keys in them; blocks that are
 # switched off, with all their keys; and old spellings, which the log names by the present ones.
 effective='train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping
+tensorboard output_path job_name
 steps_per_print stage enabled zero_optimization sub_group_size gradient_allreduce_op
 offload_optimizer offload_param device nvme_path ratio cpu_offload cpu_offload_param cpu_checkpointing
 optimizer scheduler type params lr betas eps weight_decay adam_w_mode torch_adam
