@@ -355,8 +355,9 @@ int train_set_group(train_session *self, uint32_t group, const engine_group *num
 {
     struct engine *engine = self->loop->run.engine;
     if (group >= engine->group_count)
-        return err_set(ERR_USAGE, "there is no group %" PRIu32 ": the module has groups 0 to %" PRIu32,
-                       group, engine->group_count - 1);
+        return err_set(ERR_USAGE,
+                       "there is no group %" PRIu32 ": the module has groups 0 to %" PRIu32, group,
+                       engine->group_count - 1);
     const double betas[2] = {numbers->beta1, numbers->beta2};
     bool is_wrong = numbers->learning_rate < 0 || isinf(numbers->learning_rate) ||
                     numbers->epsilon < 0 || isinf(numbers->epsilon) || isinf(numbers->weight_decay);
@@ -379,8 +380,9 @@ int train_home(train_session *self, uint32_t unit, void **params, uint64_t *byte
     *bytes = 0;
     TRY(check_usable(self));
     if (unit >= setup->net->unit_count)
-        return err_set(ERR_USAGE, "there is no unit %" PRIu32 ": the module has units 0 to %" PRIu32,
-                       unit, setup->net->unit_count - 1);
+        return err_set(ERR_USAGE,
+                       "there is no unit %" PRIu32 ": the module has units 0 to %" PRIu32, unit,
+                       setup->net->unit_count - 1);
     enum tier home = (enum tier)setup->homes[STATE_PARAMS][unit];
     if (home == TIER_NVME || (home == TIER_DEVICE && setup->gpu) ||
         plan_is_sharded(&setup->plan, STATE_PARAMS, unit))

@@ -2,6 +2,7 @@
 AdamW written out. It refuses what the real one refuses, and counts how often each is asked."""
 
 import math
+import types
 
 import torch
 
@@ -25,7 +26,6 @@ class SimulatedCore:
         self.turns = []  # those of the program at hand that have not come yet
         self.use = None
         self.is_training = None
-        self.failure = None
         self.is_closed = False
         self.has_failed = False
         self.losses = []
@@ -46,7 +46,7 @@ class SimulatedCore:
     # ---- the session's functions ----
 
     def module_begin(self, is_training):
-        assert self.failure is None and not self.turns and self.use is None
+        assert not self.turns and self.use is None
         self.is_training = is_training
         last = len(self.stages) - 1
         forward = [(s, FORWARD) for s in range(last if is_training else last + 1)]
@@ -59,7 +59,7 @@ class SimulatedCore:
         self.sums = [None] * len(self.units)
 
     def module_wait(self):
-        assert self.failure is None and self.use is None and self.turns
+        assert self.use is None and self.turns
         stage, pass_, micro_batch = self.turns.pop(0)
         of = self.stages[stage]
         told = of["backward" if pass_ else "forward"]
@@ -116,11 +116,17 @@ class SimulatedCore:
         master.addcdiv_(m, denominator, value=-lr / (1 - beta1**self.step))
 
     def module_set_group(self, number, lr, weight_decay, beta1, beta2, eps):
-        self.groups[number] = (lr, weight_decay, beta1, beta2, eps)
+        params = self.job["optimizer"]["params"]  # NaN stands for the job's
+        own = (params["lr"], params["weight_decay"], *params["betas"], params["eps"])
+        given = (lr, weight_decay, beta1, beta2, eps)
+        self.groups[number] = [b if math.isnan(a) else a for a, b in zip(given, own)]
 
     def module_abort(self, text):
-        self.failure = text
         self.use, self.turns = None, []
+        return True  # the step may be begun again
+
+    def info(self):
+        return types.SimpleNamespace(step=self.step, world_size=1, tokens_per_step=self.accumulation)
 
     def commit(self):
         return self.step

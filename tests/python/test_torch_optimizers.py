@@ -1,6 +1,7 @@
 """sluice.torch.AdamW and its kin beside torch's own."""
 
 import copy
+import gc
 import os
 import tempfile
 import unittest
@@ -136,6 +137,15 @@ class Optimizers(unittest.TestCase):
         own.load_state_dict(state)
         self.assertEqual(first + train(module, own, steps=3, first=5), expected)
         own.close()
+
+    def test_an_optimizer_that_is_dropped_leaves_the_parameters(self):
+        def fit(module):
+            train(module, sluice.torch.AdamW(module.parameters(), host="64MiB"), steps=2)
+
+        module = make()
+        fit(module)
+        gc.collect()
+        self.assertTrue(torch.isfinite(module(torch.ones(1, 16))).all())
 
     def test_refusals(self):
         def refused(text, function, *arguments, **options):

@@ -1,7 +1,8 @@
 """GPT-2 of transformers, with random weights, in less memory than its states take.
 
     pip install torch transformers
-    python gpt2.py                # 124M parameters: 2 GB of states, here in 600 MiB and on a drive
+    python gpt2.py      # 124M parameters: 2 GB of states, here in 600 MiB and on a drive, beside torch's
+                        # own memory for activations and for the embedding, which is tied to the head
 """
 
 import torch

@@ -52,6 +52,7 @@ class Session:
 
     def __init__(self, native_session: _native.Session) -> None:
         self._native = native_session
+        self.is_open = True  #: close() was not called
 
     def __enter__(self) -> "Session":
         return self
@@ -96,6 +97,7 @@ class Session:
 
     def close(self) -> None:
         """Commits the steps that are not yet committed, and frees all. May be called again."""
+        self.is_open = False
         self._native.close()
 
 

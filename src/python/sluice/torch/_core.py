@@ -40,11 +40,16 @@ class Core:
     def info(self) -> Any:
         return self._session.info()
 
+    @property
+    def is_open(self) -> bool:
+        """False also if the end of the program has closed the run."""
+        return self._session.is_open
+
     def close(self) -> None:
         self._session.close()
 
 
-def _check_launcher() -> None:
+def check_launcher() -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise WrongJob(
             "torchrun started this process as one of several ranks, which only mpirun and srun can "
@@ -53,7 +58,6 @@ def _check_launcher() -> None:
 
 
 def open_core(job: Dict[str, Any], **options: Any) -> Core:
-    _check_launcher()
     return Core(open_session(job, **options), job, options.get("machine"))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
@@ -13,14 +12,14 @@ import torch
 
 from .._errors import Error, WrongJob
 from .._job import Path
-from .._optimizers import AdamW, optimizer_block
-from ._core import open_core
+from .._optimizers import Adagrad, AdamW, Lion, Muon, optimizer_block
+from ._core import check_launcher, open_core
 from ._groups import Groups, group_units
 from ._holding import Holding, view_of
 from ._init import values_of
 from ._memory import as_tensor
 from ._profile import Profile, profile_of
-from ._recording import Recorder, UsedTwice, differentiable, keep_state
+from ._recording import Recorder, UsedTwice, copy_inputs, differentiable, keep_state, tensors_in
 from ._turns import Evaluating, Training, Turns, Use
 from ._units import Holder, Policy, Slot, Unit, describe, list_stages, make_holders
 from ._values import Values
@@ -28,12 +27,6 @@ from ._values import Values
 Bytes = Union[None, int, str]
 
 _SECONDS_TO_REPEAT = 3.0  # a recorded step that took less is recorded once more, for its times
-
-_DTYPE_BLOCKS: Dict[torch.dtype, Dict[str, Any]] = {
-    torch.float32: {},
-    torch.bfloat16: {"bf16": {"enabled": True}},
-    torch.float16: {"fp16": {"enabled": True}},
-}
 
 
 def _read_config(config: Union[None, Path, Mapping[str, Any]]) -> Dict[str, Any]:
@@ -116,6 +109,11 @@ class Engine:
     ) -> None:
         job = _read_config(config)
         if optimizer is not None:
+            if not isinstance(optimizer, (AdamW, Lion, Adagrad, Muon)):
+                raise WrongJob(
+                    f"optimizer is {type(optimizer).__name__}, and must be sluice.AdamW, Lion, "
+                    "Adagrad or Muon: numbers alone, since the engine has the state"
+                )
             job["optimizer"] = optimizer_block(optimizer)
         job.setdefault("optimizer", optimizer_block(AdamW()))
         job.setdefault("gradient_clipping", 0)  # as torch's own loop, which clips nothing
@@ -136,8 +134,12 @@ class Engine:
         self._failure: Optional[BaseException] = None
         self._driver: Any = None  # what the hooks call; None: nothing runs
         self._is_called = False
+        self._gives_state = False  # the module's own state_dict is asked for its names
+        self._inputs: Dict[int, Any] = {}  # of the unit that runs
         self._hooks: List[Any] = []
         self._excluded: set = set()
+        self._groups: Any = None
+        check_launcher()
         self._prepare()
 
     # ---- before the first step ----
@@ -154,9 +156,15 @@ class Engine:
         if self._device.type == "meta":
             self._device = torch.device("cpu")
         optimizer = self._job["optimizer"]
-        self._groups = group_units(self._holders, optimizer, self._choose_group, self)
+        groups = group_units(self._holders, optimizer, self._choose_group, self)
+        if self._groups is None:
+            self._groups = groups
+        else:  # schedulers have it
+            self._groups.take(groups)
         self._holding = Holding(self._holders)
         self._values = Values(self._holders, values_of(self.module))
+        if self.module in _guards:
+            _guards.pop(self.module).remove()
         for handle in self._hooks:
             handle.remove()
         self._hooks = []
@@ -169,36 +177,56 @@ class Engine:
                     self._hook_gradient(holder, unit, slot)
 
     def _hook_unit(self, holder: Holder) -> None:
-        def before(module: torch.nn.Module, args: Any) -> None:
-            self._enter(holder)
+        me = weakref.ref(self)  # the module does not keep its engine
+
+        def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+            engine = me()
+            if engine is not None:
+                engine._enter(holder, (args, kwargs))
 
         def after(module: torch.nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
-            self._leave(holder, (args, kwargs), outputs)
+            engine = me()
+            if engine is not None:
+                engine._leave(holder, outputs)
 
-        self._hooks.append(holder.module.register_forward_pre_hook(before))
-        self._hooks.append(holder.module.register_forward_hook(after, with_kwargs=True))
+        assert holder.module is not None  # only the root has none
+        install = holder.module.register_forward_pre_hook
+        self._hooks.append(install(before, prepend=True, with_kwargs=True))
+        # also after an exception, so that no unit stays held
+        install_after = holder.module.register_forward_hook
+        self._hooks.append(install_after(after, with_kwargs=True, always_call=True))
 
     def _hook_root(self) -> None:
         """Modules that own parameters of the root need them current also where only a part of the
         module is called, as in generation."""
         own = {id(slot.parameter) for slot in self._root.slots}
+        me = weakref.ref(self)
 
         def before(module: torch.nn.Module, args: Any) -> None:
-            if self._core is not None and not self._is_called:
-                self._evaluation().make_root_current()
+            engine = me()
+            if engine is None or engine._core is None or engine._is_called:
+                return
+            if not isinstance(engine._driver, Training):  # else the root is there
+                engine._evaluation().make_root_current()
 
         for item in self.module.modules():
-            if any(id(p) in own for p in item.parameters(recurse=False)):
-                self._hooks.append(item.register_forward_pre_hook(before))
+            owns = any(id(p) in own for p in item.parameters(recurse=False))
+            if owns or item is self.module:
+                self._hooks.append(item.register_forward_pre_hook(before, prepend=True))
+        self._hooks.append(self.module.register_state_dict_pre_hook(_refuse_state_dict(me)))
 
     def _hook_gradient(self, holder: Holder, unit: Unit, slot: Slot) -> None:
         is_root = holder is self._root
+        me, my_unit, my_slot = weakref.ref(self), weakref.ref(unit), weakref.ref(slot)
 
         def after(parameter: torch.Tensor) -> None:
-            if isinstance(self._driver, Recorder):
-                self._driver.gradient(unit, slot)
+            engine, unit, slot = me(), my_unit(), my_slot()
+            if engine is None or unit is None or slot is None or engine._core is None:
+                recorder = engine._driver if engine is not None else None
+                if isinstance(recorder, Recorder) and unit is not None and slot is not None:
+                    recorder.gradient(unit, slot)
             elif not is_root:
-                self._training("a gradient came").gradient(unit, slot)
+                engine._training("a gradient came").gradient(unit, slot)
 
         self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(after))
 
@@ -224,7 +252,9 @@ class Engine:
             self._driver = Evaluating(self._turns, self._root if self._root.units else None)
         return self._driver
 
-    def _enter(self, holder: Holder) -> None:
+    def _enter(self, holder: Holder, inputs: Any) -> None:
+        # outputs that are inputs belong to another unit, unless they were changed
+        self._inputs = {id(t): t.grad_fn for t in differentiable(inputs)}
         if self._driver is None or isinstance(self._driver, Evaluating):
             if self._core is None:
                 return  # the module is used as it is, before the first step
@@ -236,20 +266,33 @@ class Engine:
             self._evaluation()
         self._driver.enter(holder)
 
-    def _leave(self, holder: Holder, inputs: Any, outputs: Any) -> None:
+    def _leave(self, holder: Holder, outputs: Any) -> None:
         driver = self._driver
         if driver is None:
             return
+        for tensor in tensors_in(outputs):
+            if self._holding.owner(tensor) is not None:
+                raise WrongJob(
+                    f'the unit "{holder.name}" returns a view of its parameters, which are gone '
+                    "after its call: return a copy (.clone()), or leave it out of the units"
+                )
         driver.leave(holder)
         torch.clear_autocast_cache()  # it has copies of the unit's parameters
         if isinstance(driver, Evaluating):
             return
-        passed = {id(tensor) for tensor in differentiable(inputs)}
-        for tensor in differentiable(outputs):
-            if id(tensor) not in passed:  # else it is another unit's
-                tensor.register_hook(functools.partial(self._turn, holder))
+        inputs, self._inputs = self._inputs, {}
+        nothing, me = object(), weakref.ref(self)
 
-    def _turn(self, holder: Holder, gradient: torch.Tensor) -> None:
+        def turn(gradient: torch.Tensor) -> None:
+            engine = me()
+            if engine is not None:
+                engine._turn(holder)
+
+        for tensor in differentiable(outputs):
+            if inputs.get(id(tensor), nothing) is not tensor.grad_fn:
+                tensor.register_hook(turn)
+
+    def _turn(self, holder: Holder) -> None:
         if isinstance(self._driver, Recorder):
             self._driver.turn(holder)
         else:
@@ -275,6 +318,7 @@ class Engine:
         Afterwards plan() and info() work."""
         self._check_open()
         if self._core is None:
+            self._check_parameters()
             with torch.enable_grad():
                 self._record(args, kwargs)
             self._open()
@@ -285,9 +329,14 @@ class Engine:
             self._driver = None
         if self._driver is not None:
             raise WrongJob(
-                "the forward before this one has had no backward: call engine.backward(loss), or "
-                "use torch.no_grad() to evaluate"
+                "the forward before this one has had no backward: call engine.backward(loss) or "
+                "engine.skip(), or use torch.no_grad() to evaluate"
             )
+        if self._micro_batch >= self._accumulation:
+            raise WrongJob(
+                "engine.step() is missing: call it after engine.backward, once for each micro-batch"
+            )
+        self._check_parameters()
         training = Training(self._turns, self._goes_back)
         try:
             if self._micro_batch == 0:
@@ -344,6 +393,36 @@ class Engine:
         self._groups.note_step()
         return made
 
+    def skip(self) -> None:
+        """Gives up the step that was begun, whose loss is not wanted; the next call begins it
+        again. With several ranks, or schedule.update in_backward, the run then ends."""
+        self._check_open()
+        if self._driver is None and self._micro_batch == 0:
+            return
+        self._driver = None
+        self._micro_batch = 0
+        self._turns.forget_turn()
+        self._holding_is_over()
+        for slot in self._root.slots:
+            slot.parameter.grad = None
+        if not self._core.module_abort("the program skipped the step"):
+            self._failure = WrongJob(
+                "a step was skipped, and this run cannot go on after that: a new Engine with the "
+                "same run_dir goes on from the last commit"
+            )
+            raise self._failure
+
+    def _check_parameters(self) -> None:
+        for holder in self._holders:
+            for unit in holder.units:
+                for slot in unit.slots:
+                    parameter = slot.parameter
+                    if parameter.requires_grad == unit.frozen or parameter.dtype != self._dtype:
+                        raise WrongJob(
+                            f'the parameter "{slot.name}" has another dtype or requires_grad than '
+                            "when the engine was made: change the module before"
+                        )
+
     def _fail(self, error: BaseException) -> None:
         """A step that cannot go on ends the run; what is committed stays."""
         self._driver = None
@@ -356,7 +435,8 @@ class Engine:
             self._turns.forget_turn()
             self._core.has_failed = True
             try:
-                self._core.module_abort(f"{type(error).__name__}: {error}"[:400])
+                text = f"{type(error).__name__}: {error}"[:400]
+                self._core.module_abort(text.encode("utf-8", "replace").decode())
             except Error:
                 pass  # the first failure counts
 
@@ -392,6 +472,7 @@ class Engine:
         self._is_called = True
         try:
             with self._holding.hooks():
+                args, kwargs = copy_inputs((args, kwargs))
                 recorder.run(
                     lambda: self.module(*args, **kwargs), self._root, self._holders[1:], checks
                 )
@@ -407,7 +488,7 @@ class Engine:
     def _open(self) -> None:
         order = self._recorder.order
         name = type(self.module).__name__
-        job = {**self._job, **{k: v for k, v in _DTYPE_BLOCKS[self._dtype].items()}}
+        job = {**self._job, **self._dtype_blocks()}
         job["model"] = {"module": describe(self._holders, order, self._recorder.seconds, name)}
         stages = list_stages(self._holders, order)
         learns = [any(not unit.frozen for unit in holder.units) for holder in stages]
@@ -420,13 +501,34 @@ class Engine:
                 self._values.fill(units[unit], begin, target)
 
         self._core = self._open_core(job, first=first, **self._open_options)
-        self._accumulation = int(job.get("gradient_accumulation_steps", 1))
+        self._finalizer = weakref.finalize(self, _close, self._core)
+        info = self._core.info()  # a micro-batch counts as one token
+        self._accumulation = max(info.tokens_per_step // info.world_size, 1)
         self._turns = Turns(self._core, stages, self._holding, self._device)
         for slot in self._root.slots:  # their own memory; what they were built with may be shared
             slot.parameter.data = torch.empty(slot.shape, dtype=self._dtype, device=self._device)
         self._values.forget()
         self._holding_is_over()
-        self._finalizer = weakref.finalize(self, _close, self._core)
+
+    def _dtype_blocks(self) -> Dict[str, Any]:
+        """The blocks bf16, fp16 and device, which must agree with the module."""
+        blocks: Dict[str, Any] = {}
+        for key, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+            block = dict(self._job.get(key) or {})
+            if block.get("enabled") is True and self._dtype != dtype:
+                raise WrongJob(
+                    f"config has {key}.enabled, and the parameters of the module are "
+                    f"{self._dtype}: call module.to({dtype}) before the Engine, or leave {key} out"
+                )
+            if block or self._dtype == dtype:
+                blocks[key] = {**block, "enabled": self._dtype == dtype}
+        device = dict(self._job.get("device") or {})
+        if device.setdefault("backend", self._device.type) != self._device.type:
+            raise WrongJob(
+                f'device.backend is "{device["backend"]}", and the module is on {self._device}'
+            )
+        blocks["device"] = device
+        return blocks
 
     # ---- the rest ----
 
@@ -447,7 +549,7 @@ class Engine:
         return self._core.plan()
 
     def profile(self) -> Profile:
-        """Steps as measured, beside the plan: those of this run but for its first two."""
+        """Steps as measured, without the first two, beside the plan."""
         self._need_core("profile")
         return profile_of(self._job["run"]["dir"], self.plan())
 
@@ -478,9 +580,11 @@ class Engine:
 
         with torch.no_grad():
             self._evaluation().each(visit)
+        self._gives_state = True
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
             found[name] = values[id(parameter)]
         persistent = self.module.state_dict().keys()
+        self._gives_state = False
         for name, buffer in self.module.named_buffers(remove_duplicate=False):
             if name in persistent:
                 found[name] = buffer.detach().clone()
@@ -497,17 +601,22 @@ class Engine:
 
     def close(self) -> None:
         """Commits the steps that are not yet committed, and frees all. May be called again."""
-        if self._core is None:
-            return
-        try:
-            if self._failure is None:
-                self._end_evaluation()
-        finally:
-            core, self._core = self._core, None
+        core, self._core = self._core, None
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks = []
+        if core is None:
             self._failure = WrongJob("this engine is closed")
-            self._finalizer.detach()
-            for handle in self._hooks:
-                handle.remove()
+            return
+        self._finalizer.detach()
+        try:
+            if self._failure is None and isinstance(self._driver, Evaluating):
+                self._driver.end()
+        finally:
+            self._driver = None
+            self._failure = WrongJob("this engine is closed")
+            self._holding_is_over()
+            _guard(self.module, self._holders)
             core.close()
 
     def __enter__(self) -> "Engine":
@@ -529,6 +638,38 @@ class Engine:
         self._check_open()
         if self._core is None:
             raise WrongJob(f"engine.{what} comes after the first call of the engine, which plans")
+
+
+def _refuse_state_dict(me: Any) -> Callable[..., None]:
+    def before(module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
+        engine = me()
+        if engine is not None and engine._core is not None and not engine._gives_state:
+            raise WrongJob(
+                "the module's parameters are elsewhere while its engine is open: call "
+                "engine.state_dict()"
+            )
+
+    return before
+
+
+# Modules whose engine is closed: the hooks that refuse to compute with them.
+_guards: "weakref.WeakKeyDictionary[torch.nn.Module, Any]" = weakref.WeakKeyDictionary()
+
+
+def _guard(module: torch.nn.Module, holders: List[Holder]) -> None:
+    placeholders = [slot.placeholder for holder in holders for slot in holder.slots]
+    empty = {p.untyped_storage().data_ptr() for p in placeholders if p is not None}
+
+    def before(module: torch.nn.Module, args: Any) -> None:
+        for name, parameter in module.named_parameters():
+            if parameter.data.untyped_storage().data_ptr() in empty:
+                raise WrongJob(
+                    f'the parameter "{name}" has no values, since the engine of this module is '
+                    "closed: take engine.state_dict() before closing, and load it with "
+                    "module.load_state_dict(state, assign=True); or make a new Engine"
+                )
+
+    _guards[module] = module.register_forward_pre_hook(before)
 
 
 def _close(core: Any) -> None:

@@ -24,6 +24,15 @@ class Groups(torch.optim.Optimizer):
     def __init__(self, groups: List[Dict[str, Any]], engine: Any) -> None:
         super().__init__(groups, {})
         self._engine = weakref.ref(engine)
+        self._first = [dict(group) for group in self.param_groups]
+
+    def take(self, other: "Groups") -> None:
+        """Keeps its groups' numbers, with the parameters of other groups that were made alike."""
+        for own, group in zip(self.param_groups, other.param_groups):
+            own["params"] = group["params"]
+        for group in other.param_groups[len(self.param_groups) :]:
+            self.param_groups.append(group)
+            self._first.append(dict(group))
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         engine = self._engine()
@@ -38,8 +47,11 @@ class Groups(torch.optim.Optimizer):
 
     def send(self, core: Any) -> None:
         """Tells the run the numbers of the update that comes."""
-        for number, group in enumerate(self.param_groups):
-            send_group(core, number, group)
+        for number, (group, first) in enumerate(zip(self.param_groups, self._first)):
+            numbers = dict(group)
+            if number == 0 and group["lr"] == first["lr"]:
+                numbers["lr"] = math.nan  # the job's own schedule counts
+            send_group(core, number, numbers)
 
     def note_step(self) -> None:
         self._opt_called = True  # schedulers warn if they step before the optimizer
@@ -100,10 +112,9 @@ def _split(
         if not unit.frozen:
             found[number]["params"].append(slot.parameter)
         parts.setdefault(number, []).append(slot)
-    names = {number: unit.name if i == 0 else f"{unit.name}.group{number}" for i, number in enumerate(parts)}
     return [
-        Unit(unit.index, names[number], slots, unit.frozen, number)
-        for number, slots in parts.items()
+        Unit(unit.index, unit.name + (f".group{number}" if i else ""), slots, unit.frozen, number)
+        for i, (number, slots) in enumerate(parts.items())
     ]
 
 

@@ -45,34 +45,44 @@ class Holding:
     def take_away(self, unit: Unit) -> None:
         """The unit's parameters are elsewhere from now on."""
         base = self._bases.pop(unit.index, None)
-        if base is not None:
-            del self._units[base.untyped_storage().data_ptr()]
+        address = base.untyped_storage().data_ptr() if base is not None else 0
+        if self._units.get(address) is unit:
+            del self._units[address]
         for slot in unit.slots:
             slot.parameter.data = placeholder_of(slot)
 
-    def is_held(self, unit: Unit) -> bool:
-        return unit.index in self._bases
+    def owner(self, tensor: torch.Tensor) -> Optional[Unit]:
+        """The held unit whose memory the tensor lies in."""
+        return self._units.get(address_of(tensor))
 
     def hooks(self) -> Any:
         """The context in which a forward runs that a backward follows."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        unit = self._units.get(tensor.untyped_storage().data_ptr())
+        unit = self.owner(tensor)
         if unit is None:
-            return tensor.detach()  # the tensor itself would keep its own graph alive
+            # the tensor itself would keep its own graph alive; both count the same changes
+            kept = tensor.detach()
+            return kept, kept._version
         base = self._bases[unit.index]
         return Token(
             unit,
             tuple(tensor.shape),
             tensor.stride(),
-            tensor.storage_offset() - base.storage_offset(),
+            int(tensor.storage_offset()) - int(base.storage_offset()),
             tensor.dtype,
         )
 
     def _unpack(self, kept: Any) -> torch.Tensor:
         if not isinstance(kept, Token):
-            return kept
+            tensor, version = kept
+            if tensor._version != version:
+                raise WrongJob(
+                    f"a tensor {list(tensor.shape)} that the backward needs was changed in place "
+                    "after it was used: change a copy of it"
+                )
+            return tensor
         base: Optional[torch.Tensor] = self._bases.get(kept.unit.index)
         if base is None:
             raise WrongJob(
@@ -82,6 +92,14 @@ class Holding:
         if base.dtype != kept.dtype:
             base = base.view(kept.dtype)
         return base.as_strided(kept.size, kept.stride, base.storage_offset() + kept.offset)
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Where the tensor's memory begins; 0: it has no memory of the usual kind."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0
 
 
 def view_of(base: torch.Tensor, slot: Slot) -> torch.Tensor:

@@ -71,16 +71,15 @@ def _without_parameters() -> Iterator[None]:
     def register(self: torch.nn.Module, name: str, parameter: Any) -> None:
         original(self, name, parameter)
         if parameter is not None and parameter.device.type != "meta":
-            kept = self._parameters[name]
-            made = torch.nn.Parameter(kept.detach().to("meta"), kept.requires_grad)
-            made.__dict__.update(kept.__dict__)
+            made = torch.nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+            made.__dict__.update(parameter.__dict__)
             self._parameters[name] = made
 
-    torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+    torch.nn.Module.register_parameter = register  # type: ignore
     try:
         yield
     finally:
-        torch.nn.Module.register_parameter = original  # type: ignore[method-assign]
+        torch.nn.Module.register_parameter = original  # type: ignore
 
 
 def _settle(module: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -159,11 +158,11 @@ class _Initializer:
 
     @staticmethod
     def _reset(module: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
-        own = getattr(module, "_init_weights", None)
+        own: Any = getattr(module, "_init_weights", None)
 
         def reset(item: torch.nn.Module) -> None:
             if hasattr(item, "reset_parameters"):
-                item.reset_parameters()
+                item.reset_parameters()  # type: ignore[operator]
             if own is not None:
                 own(item)
 

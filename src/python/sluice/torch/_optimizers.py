@@ -18,8 +18,8 @@ import torch
 
 from .._errors import Error, WrongJob
 from .._job import Path
-from ._core import open_core
-from ._engine import Bytes, _close, _drives, _DTYPE_BLOCKS
+from ._core import check_launcher, open_core
+from ._engine import Bytes, _close, _drives
 from ._groups import send_group
 from ._holding import view_of
 from ._memory import as_tensor
@@ -46,21 +46,21 @@ class _Optimizer(torch.optim.Optimizer):
     def __init__(
         self,
         params: Any,
-        defaults: Dict[str, Any],
-        extra: Dict[str, Any],
+        numbers: Dict[str, Any],
         *,
-        nvme: Union[None, Path, Sequence[Any]],
-        host: Bytes,
-        state: str,
-        run_dir: Optional[Path],
-        overlap: bool,
-        commit_every: int,
-        machine: Optional[Path],
-        verbose: bool,
+        nvme: Union[None, Path, Sequence[Any]] = None,
+        host: Bytes = None,
+        state: str = "fp32",
+        run_dir: Optional[Path] = None,
+        overlap: bool = False,
+        commit_every: int = 0,
+        machine: Optional[Path] = None,
+        verbose: bool = False,
     ) -> None:
         if state not in _STATES:
             raise WrongJob(f'state is "{state}", and must be one of {", ".join(_STATES)}')
-        super().__init__(params, defaults)
+        check_launcher()
+        super().__init__(params, numbers)
         self._units = self._cut()
         self._overlap = overlap
         self._core: Any = None
@@ -69,7 +69,8 @@ class _Optimizer(torch.optim.Optimizer):
         self._run_dir = os.fspath(run_dir) if run_dir is not None else self._own_dir
         self._begun: Optional[int] = None  # units whose gradients are handed over; None: no step
         try:
-            self._open(extra, _drives(nvme), host, state, commit_every, machine, verbose)
+            job = self._job(numbers, _drives(nvme), host, state, commit_every)
+            self._open(job, machine, verbose)
         except BaseException:
             if self._own_dir is not None:
                 shutil.rmtree(self._own_dir, ignore_errors=True)
@@ -99,6 +100,8 @@ class _Optimizer(torch.optim.Optimizer):
                         f"{name} is on {parameter.device} and others are on {first.device}"
                     )
                 is_matrix = parameter.dim() == 2
+                if parameter.numel() == 0:
+                    raise WrongJob(f"{name} has no elements")
                 begins = elems + parameter.numel() > _UNIT_ELEMS or (
                     self._type == "Muon" and is_matrix != (units[-1].slots[0].parameter.dim() == 2)
                 )
@@ -107,7 +110,7 @@ class _Optimizer(torch.optim.Optimizer):
                     elems = 0
                 elems += parameter.numel()
                 units[-1].slots.append(Slot(name, parameter, parameter.shape))
-        if not units:
+        if not units or first is None:
             raise WrongJob("no parameter learns (requires_grad)")
         note_offsets([Holder("", None, units)])
         self._dtype, self._device = first.dtype, first.device
@@ -115,14 +118,19 @@ class _Optimizer(torch.optim.Optimizer):
 
     def _job(
         self,
-        extra: Dict[str, Any],
+        numbers: Dict[str, Any],
         drives: Optional[List[Dict[str, Any]]],
         host: Bytes,
         state: str,
         commit_every: int,
     ) -> Dict[str, Any]:
         stages = [
-            {"name": unit.name, "units": [unit.index], "forward": None, "backward": {}}
+            {
+                "name": unit.name,
+                "units": [unit.index],
+                "forward": None,
+                "backward": {"reads": [False]},
+            }
             for unit in self._units
         ]
         last = stages[-1]["units"]
@@ -134,8 +142,6 @@ class _Optimizer(torch.optim.Optimizer):
                 "backward": {"reads": [False], "adds": [False]},
             }
         )
-        for stage in stages[:-1]:
-            stage["backward"] = {"reads": [False]}
         units = [
             {
                 "name": unit.name,
@@ -154,8 +160,7 @@ class _Optimizer(torch.optim.Optimizer):
             tiers["host"] = {"budget": host}
         if drives:
             tiers["nvme"] = drives
-        group = self.param_groups[0]
-        params = {k: list(v) if isinstance(v, tuple) else v for k, v in group.items() if k in extra}
+        params = {k: list(v) if isinstance(v, tuple) else v for k, v in numbers.items()}
         job: Dict[str, Any] = {
             "model": {"module": {"name": "optimizer", "units": units, "stages": stages}},
             "run": {"dir": self._run_dir, "commit_every": commit_every},
@@ -166,22 +171,13 @@ class _Optimizer(torch.optim.Optimizer):
             "schedule": {"update": "in_backward"},
             "optimizer": {"type": self._type, "params": params},
         }
-        for key, block in _DTYPE_BLOCKS[self._dtype].items():
-            job[key] = {**block, "check_grad_overflow": False}
+        if self._dtype == torch.bfloat16:
+            job["bf16"] = {"enabled": True, "check_grad_overflow": False}
         if self._dtype == torch.float16:
             job["fp16"] = {"enabled": True, "loss_scale": 1}
         return job
 
-    def _open(
-        self,
-        extra: Dict[str, Any],
-        drives: Optional[List[Dict[str, Any]]],
-        host: Bytes,
-        state: str,
-        commit_every: int,
-        machine: Optional[Path],
-        verbose: bool,
-    ) -> None:
+    def _open(self, job: Dict[str, Any], machine: Optional[Path], verbose: bool) -> None:
         values = Values([Holder("", None, self._units)], {})
 
         def first(unit: int, begin: int, count: int, address: int) -> None:
@@ -189,9 +185,11 @@ class _Optimizer(torch.optim.Optimizer):
             with torch.no_grad():
                 values.fill(self._units[unit], begin, target)
 
-        job = self._job(extra, drives, host, state, commit_every)
         self._core = open_core(job, first=first, machine=machine, verbose=verbose)
-        self._finalizer = weakref.finalize(self, _end, self._core, self._own_dir)
+        places: Dict[int, int] = {}  # by id(slot): the address in the run's memory
+        self._places = places
+        slots = [slot for unit in self._units for slot in unit.slots]
+        self._finalizer = weakref.finalize(self, _end, self._core, self._own_dir, slots, places)
         self._take_params()
 
     def _homes(self) -> Iterable[Tuple[Unit, torch.Tensor]]:
@@ -209,6 +207,7 @@ class _Optimizer(torch.optim.Optimizer):
                 for slot in unit.slots:
                     if self._device.type == "cpu":
                         slot.parameter.data = view_of(base, slot)
+                        self._places[id(slot)] = slot.parameter.data_ptr()
                     else:
                         slot.parameter.data.copy_(view_of(base, slot))
 
@@ -218,6 +217,11 @@ class _Optimizer(torch.optim.Optimizer):
         def after(parameter: torch.Tensor) -> None:
             if self._begun is None:
                 self._begin()
+            if id(slot) not in self._waiting[unit.index]:
+                raise WrongJob(
+                    f"{slot.name} has a second gradient before step(): overlap=True takes one "
+                    "backward for each step"
+                )
             self._waiting[unit.index].discard(id(slot))
             while self._begun is not None and self._begun < len(self._units):
                 coming = self._units[len(self._units) - 1 - self._begun]
@@ -262,9 +266,19 @@ class _Optimizer(torch.optim.Optimizer):
         self._check_open()
         if closure is not None:
             raise WrongJob("step() takes no closure: compute loss and gradients before it")
+        for unit in self._units:
+            for slot in unit.slots:
+                is_own = self._device.type != "cpu"
+                if not is_own and slot.parameter.data_ptr() != self._places[id(slot)]:
+                    raise WrongJob(
+                        f"{slot.name} {list(slot.shape)} has other memory than when the optimizer "
+                        "was made: move or convert the module before"
+                    )
         if not self._overlap:
             for unit in self._units:
                 for slot in unit.slots:
+                    if slot.parameter.grad is not None and slot.parameter.grad.is_sparse:
+                        raise WrongJob(f"the gradient of {slot.name} is sparse: use sparse=False")
                     if slot.parameter.grad is None:
                         raise WrongJob(
                             f"{slot.name} {list(slot.shape)} has no gradient: all parameters of "
@@ -276,8 +290,8 @@ class _Optimizer(torch.optim.Optimizer):
         try:
             if self._begun is None:
                 self._begin()
-            while self._begun < len(self._units):
-                self._hand_over(self._units[len(self._units) - 1 - self._begun])
+            for number in range(self._begun or 0, len(self._units)):
+                self._hand_over(self._units[len(self._units) - 1 - number])
             self._begun = None
             self._core.module_end()
         except BaseException as error:
@@ -307,6 +321,11 @@ class _Optimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> Dict[str, Any]:
         """The groups' numbers, and where the state is: it stays on its drives, committed."""
+        self._check_open()
+        if self._own_dir is not None:
+            raise WrongJob(
+                "the state is in a folder that is removed at the end: give run_dir to keep it"
+            )
         step = self.commit()
         groups = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
         return {"param_groups": groups, "sluice": {"run_dir": self._run_dir, "step": step}}
@@ -314,6 +333,7 @@ class _Optimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over the groups' numbers. The state itself was taken over when the optimizer was
         made with the run_dir of that state_dict."""
+        self._check_open()
         place = state_dict.get("sluice")
         if place is None:
             raise WrongJob(
@@ -346,10 +366,7 @@ class _Optimizer(torch.optim.Optimizer):
             return
         for handle in self._hooks:
             handle.remove()
-        if self._device.type == "cpu":
-            for unit in self._units:
-                for slot in unit.slots:
-                    slot.parameter.data = slot.parameter.data.clone()
+        _give_memory([slot for unit in self._units for slot in unit.slots], self._places)
         core, self._core = self._core, None
         self._failure = WrongJob("this optimizer is closed")
         self._finalizer.detach()
@@ -364,14 +381,24 @@ class _Optimizer(torch.optim.Optimizer):
             raise self._failure
 
 
-def _end(core: Any, own_dir: Optional[str]) -> None:
+def _give_memory(slots: List[Slot], places: Dict[int, int]) -> None:
+    """Parameters that lie in the run's memory get memory of their own."""
+    for slot in slots:
+        if slot.elems and slot.parameter.data_ptr() == places.get(id(slot)):
+            slot.parameter.data = slot.parameter.data.clone()
+
+
+def _end(core: Any, own_dir: Optional[str], slots: List[Slot], places: Dict[int, int]) -> None:
+    """The optimizer is gone, or the program ends. Its run may be closed already."""
+    if core.is_open:
+        _give_memory(slots, places)
     _close(core)
     if own_dir is not None:
         shutil.rmtree(own_dir, ignore_errors=True)
 
 
 _ARGUMENTS = """
-    nvme: folders on drives, or dicts like the job's tiers.nvme: there rests the state. None: it
+    nvme: folders on drives, or dicts like the job's tiers.nvme: the state rests there. None: it
         rests in host memory.
     host: the budget of host memory for parameters and state, as bytes or "8GiB".
     state: "fp32"; "bf16" or "8bit" moments; "split", with or without one of them: the 16 low bits
@@ -395,21 +422,10 @@ class AdamW(_Optimizer):
         betas: Tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
-        *,
-        nvme: Union[None, Path, Sequence[Any]] = None,
-        host: Bytes = None,
-        state: str = "fp32",
-        run_dir: Optional[Path] = None,
-        overlap: bool = False,
-        commit_every: int = 0,
-        machine: Optional[Path] = None,
-        verbose: bool = False,
+        **options: Any,
     ) -> None:
         numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(
-            params, numbers, numbers, nvme=nvme, host=host, state=state, run_dir=run_dir,
-            overlap=overlap, commit_every=commit_every, machine=machine, verbose=verbose,
-        )
+        super().__init__(params, numbers, **options)
 
 
 class Lion(_Optimizer):
@@ -422,21 +438,10 @@ class Lion(_Optimizer):
         lr: float = 1e-4,
         betas: Tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
-        *,
-        nvme: Union[None, Path, Sequence[Any]] = None,
-        host: Bytes = None,
-        state: str = "fp32",
-        run_dir: Optional[Path] = None,
-        overlap: bool = False,
-        commit_every: int = 0,
-        machine: Optional[Path] = None,
-        verbose: bool = False,
+        **options: Any,
     ) -> None:
         numbers = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
-        super().__init__(
-            params, numbers, numbers, nvme=nvme, host=host, state=state, run_dir=run_dir,
-            overlap=overlap, commit_every=commit_every, machine=machine, verbose=verbose,
-        )
+        super().__init__(params, numbers, **options)
 
 
 class Adagrad(_Optimizer):
@@ -449,21 +454,10 @@ class Adagrad(_Optimizer):
         lr: float = 1e-2,
         eps: float = 1e-10,
         weight_decay: float = 0.0,
-        *,
-        nvme: Union[None, Path, Sequence[Any]] = None,
-        host: Bytes = None,
-        state: str = "fp32",
-        run_dir: Optional[Path] = None,
-        overlap: bool = False,
-        commit_every: int = 0,
-        machine: Optional[Path] = None,
-        verbose: bool = False,
+        **options: Any,
     ) -> None:
         numbers = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(
-            params, numbers, numbers, nvme=nvme, host=host, state=state, run_dir=run_dir,
-            overlap=overlap, commit_every=commit_every, machine=machine, verbose=verbose,
-        )
+        super().__init__(params, numbers, **options)
 
 
 class Muon(_Optimizer):
@@ -479,18 +473,7 @@ class Muon(_Optimizer):
         lr: float = 2e-2,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
-        *,
-        nvme: Union[None, Path, Sequence[Any]] = None,
-        host: Bytes = None,
-        state: str = "fp32",
-        run_dir: Optional[Path] = None,
-        overlap: bool = False,
-        commit_every: int = 0,
-        machine: Optional[Path] = None,
-        verbose: bool = False,
+        **options: Any,
     ) -> None:
         numbers = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        super().__init__(
-            params, numbers, numbers, nvme=nvme, host=host, state=state, run_dir=run_dir,
-            overlap=overlap, commit_every=commit_every, machine=machine, verbose=verbose,
-        )
+        super().__init__(params, numbers, **options)

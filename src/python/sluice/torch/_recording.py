@@ -8,15 +8,16 @@ before when it is over, so the real step that follows is the same as if it had b
 from __future__ import annotations
 
 import contextlib
+import random
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from .._errors import WrongJob
-from ._holding import Holding
+from ._holding import Holding, address_of
 from ._memory import placeholder_of
 from ._units import Holder, Seconds, Slot, Unit
 from ._values import Values
@@ -28,13 +29,18 @@ class UsedTwice(WrongJob):
     holder: Holder
 
 
-def differentiable(outputs: Any) -> List[torch.Tensor]:
-    """The tensors within outputs that have gradients."""
+def tensors_in(outputs: Any) -> List[torch.Tensor]:
+    """The tensors within outputs."""
     leaves, _ = tree_flatten(outputs)
     is_object = len(leaves) == 1 and leaves[0] is outputs and not isinstance(outputs, torch.Tensor)
     if is_object and hasattr(outputs, "__dict__"):
         leaves, _ = tree_flatten(list(vars(outputs).values()))  # of a class of the user's own
-    return [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
+    return [x for x in leaves if isinstance(x, torch.Tensor)]
+
+
+def differentiable(outputs: Any) -> List[torch.Tensor]:
+    """Those that have gradients."""
+    return [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
 
 
 def loss_of(outputs: Any) -> torch.Tensor:
@@ -65,7 +71,7 @@ class _Watch(TorchDispatchMode):
         for item in tree_flatten((args, kwargs))[0]:
             if not isinstance(item, torch.Tensor) or item.device.type == "meta":
                 continue
-            name = self._names.get(item.untyped_storage().data_ptr())
+            name = self._names.get(address_of(item))
             if name is not None and not str(func).startswith("aten.detach"):
                 raise WrongJob(
                     f'the parameter "{name}" is used ({func}) while its unit is not there: its '
@@ -88,7 +94,6 @@ class Recorder:
         self._held: Optional[Holder] = None
         self.order: List[Holder] = []
         self.backward: List[Holder] = []
-        self.with_gradient: set = set()
         self.seconds: Seconds = {}
 
     # ---- what the module's hooks call ----
@@ -118,8 +123,8 @@ class Recorder:
         if holder in self.backward:
             raise WrongJob(
                 f'the backward comes back to the unit "{holder.name}" after it had left it for '
-                f'"{self._held.name if self._held else "another"}": name a part of the module '
-                "around both as the unit (units=...)"
+                f'"{self._held.name if self._held else "another"}": give each unit a checkpoint of '
+                "its own, or name a part of the module around both as the unit (units=...)"
             )
         self._release()
         self._begin(holder, "backward")
@@ -127,7 +132,6 @@ class Recorder:
         self._take(holder)
 
     def gradient(self, unit: Optional[Unit], slot: Slot) -> None:
-        self.with_gradient.add(slot.name)
         slot.parameter.grad = None
 
     # ---- units ----
@@ -180,7 +184,7 @@ class Recorder:
         if missing:
             raise WrongJob(
                 f'the forward does not use the unit "{missing[0]}" ({len(missing)} of '
-                f"{len(others)} units): a step uses all of them; freeze or remove what is not used"
+                f"{len(others)} units): a step uses all of them; leave it out of the units (units=...)"
             )
         self._check_backward()
 
@@ -201,17 +205,36 @@ class _State:
 
     def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
         self._random = torch.get_rng_state()
+        self._python = random.getstate()
         self._device = device
         self._random_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        self._buffers = [(b, b.detach().clone()) for b in module.buffers()]
+        self._buffers = [
+            (item._buffers, name, buffer, buffer.detach().clone())
+            for item in module.modules()
+            for name, buffer in item._buffers.items()
+            if buffer is not None
+        ]
 
     def restore(self) -> None:
         torch.set_rng_state(self._random)
+        random.setstate(self._python)
         if self._random_device is not None:
             torch.cuda.set_rng_state(self._random_device, self._device)
         with torch.no_grad():
-            for buffer, value in self._buffers:
+            for owner, name, buffer, value in self._buffers:
                 buffer.copy_(value)
+                owner[name] = buffer
+
+
+def copy_inputs(inputs: Any) -> Any:
+    """Copies of all tensors, without the graphs that they come from: a forward may change them."""
+
+    def copy(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return item
+        return item.detach().clone().requires_grad_(item.requires_grad)
+
+    return tree_map(copy, inputs)
 
 
 def keep_state(module: torch.nn.Module, device: torch.device) -> _State:

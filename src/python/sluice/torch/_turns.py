@@ -70,6 +70,8 @@ class Turns:
 
     def finish_turn(self, loss: Optional[float]) -> None:
         if self._use is not None:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # nothing reads or writes its memory any more
             self._use = None
             self.core.module_done(loss)
 
@@ -173,6 +175,11 @@ class Training:
         stages = self._turns.stages
         stage = self._turns.number(holder)
         if not self._is_forward or stage != self._next:
+            if not self._is_forward:
+                raise WrongJob(
+                    f'the unit "{holder.name}" is used between engine(...) and engine.backward: '
+                    "evaluate after engine.step()"
+                )
             wanted = stages[self._next].name if self._next < len(stages) else "the loss"
             raise WrongJob(
                 f'the forward uses the unit "{holder.name}", and in the step that was recorded '
@@ -215,9 +222,9 @@ class Training:
             )
         if stage > self._next or not self._goes_back[stage]:
             raise WrongJob(
-                f'the backward uses the unit "{holder.name}" after '
-                f'"{self._turns.stages[self._next + 1].name}", and in the step that was recorded '
-                "it came before: all steps must use the units in the same order"
+                f'the backward uses the unit "{holder.name}" where, in the step that was recorded, '
+                f'"{self._turns.stages[max(self._next, 0)].name}" came: all steps must use the '
+                "units in the same order"
             )
         while self._next > stage:  # no gradient came to these
             self._take_back(self._turns.stages[self._next], False)

@@ -131,7 +131,13 @@ def choose_modules(module: torch.nn.Module, policy: Policy) -> Dict[str, torch.n
     return _named(module, list(policy))
 
 
-def _check(name: str, parameter: torch.Tensor, dtype: torch.dtype) -> None:
+def _check(name: str, parameter: torch.Tensor, first: torch.Tensor) -> None:
+    dtype = first.dtype
+    if parameter.device != first.device:
+        raise WrongJob(
+            f'the parameter "{name}" is on {parameter.device} and others are on {first.device}: a '
+            "module has one device"
+        )
     if parameter.dtype != dtype:
         raise WrongJob(
             f'the parameter "{name}" is {parameter.dtype} and others are {dtype}: a module has one '
@@ -153,12 +159,17 @@ def make_holders(module: torch.nn.Module, policy: Policy) -> List[Holder]:
     first = next(module.parameters())
     if first.dtype not in _DTYPES:
         raise WrongJob(f"parameters are {first.dtype}, and must be float32, bfloat16 or float16")
+    if first.device.type not in ("cpu", "cuda"):
+        raise WrongJob(
+            f"the module is on {first.device}, and must be on the CPU or a CUDA device; "
+            "sluice.torch.init builds modules without values"
+        )
     chosen = choose_modules(module, policy)
     owners: Dict[int, Set[str]] = {}
     names: Dict[int, str] = {}
     items: Dict[int, torch.nn.Parameter] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        _check(name, parameter, first.dtype)
+        _check(name, parameter, first)
         owner = next((c for c in chosen if name.startswith(c + ".")), "")
         owners.setdefault(id(parameter), set()).add(owner)
         names.setdefault(id(parameter), name)
@@ -188,7 +199,9 @@ def make_holders(module: torch.nn.Module, policy: Policy) -> List[Holder]:
 Seconds = Dict[Tuple[str, str], float]
 
 
-def describe(holders: List[Holder], order: List[Holder], seconds: Seconds, name: str) -> Dict[str, Any]:
+def describe(
+    holders: List[Holder], order: List[Holder], seconds: Seconds, name: str
+) -> Dict[str, Any]:
     """The job's model.module. `order`: the holders but the root, as the forward calls them.
     `seconds`: of the calls, by the holder's name and "forward" or "backward".
 
@@ -206,7 +219,7 @@ def describe(holders: List[Holder], order: List[Holder], seconds: Seconds, name:
         for holder in holders
         for unit in holder.units
     ]
-    stages = []
+    stages: List[Dict[str, Any]] = []
     goes_back = False
     for holder in list_stages(holders, order):
         goes_back = goes_back or any(not unit.frozen for unit in holder.units)

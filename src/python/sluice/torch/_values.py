@@ -6,6 +6,7 @@ from typing import Callable, Dict, List, Optional, Union
 
 import torch
 
+from .._errors import WrongJob
 from ._memory import placeholder_of
 from ._units import Holder, Slot, Unit
 
@@ -32,16 +33,22 @@ class Values:
     def give_back(self, slot: Slot) -> None:
         """The parameter is as it was before the recording."""
         value = self._values[id(slot.parameter)]
-        is_there = isinstance(value, torch.Tensor)
-        slot.parameter.data = value if is_there else placeholder_of(slot)
+        there = value if isinstance(value, torch.Tensor) else placeholder_of(slot)
+        slot.parameter.data = there
         slot.parameter.grad = None
 
     def flat(self, unit: Unit, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A new flat vector of the unit [unit.elems]."""
         base = torch.zeros(unit.elems, dtype=dtype, device=device)
         for slot in unit.slots:
+            value = self.of(slot).detach()
+            if value.numel() > 1 and all(stride == 0 for stride in value.stride()):
+                raise WrongJob(
+                    f'the values of "{slot.name}" went to a run whose engine is closed: build the '
+                    "module again, or load engine.state_dict() with assign=True before"
+                )
             part = base[slot.offset : slot.offset + slot.elems]
-            part.copy_(self.of(slot).detach().reshape(-1))
+            part.copy_(value.reshape(-1))
         return base
 
     def fill(self, unit: Unit, begin: int, target: torch.Tensor) -> None:
