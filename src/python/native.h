@@ -40,9 +40,9 @@ PyObject *native_refuse(const char *text);
  * the memory of its parent's run and of OpenMP, but not their threads. So calls are refused there
  * once the parent has computed. */
 
-/* A function that calls the library brackets the call with these. native_enter returns 0, or -1
- * with an exception; then native_leave must not follow. `computes`: the call uses the run's threads;
- * refused while a run is open, unless it is a call of this run (is_of_run). */
+/* A function that calls the library calls native_enter before and native_leave after. native_enter
+ * returns 0, or -1 with an exception; then native_leave must not follow. `computes`: the call uses
+ * the run's threads. It is refused while a run is open, unless it is of this run (is_of_run). */
 int native_enter(bool computes, bool is_of_run);
 void native_leave(void);
 /* A session tells that it is open, or that it is not any more. */
@@ -57,7 +57,7 @@ struct native_call {
     PyObject *type, *value, *traceback; /* the first exception of a callback, or NULL */
     PyObject *on_step, *on_evaluation, *on_progress, *on_text, *on_token;
 };
-/* Releases the interpreter's lock. `watches`: a Ctrl-C sets `stop`, beside what Python does. */
+/* Releases the interpreter's lock. `watches`: a Ctrl-C sets `stop`, and Python handles it too. */
 void native_call_begin(struct native_call *self, bool watches);
 /* Takes the lock again. Returns 0, or -1 with the exception that a callback or a signal handler
  * raised. */
@@ -68,8 +68,6 @@ int native_call_end(struct native_call *self);
 int native_call_back(struct native_call *self, PyObject *callable, const char *format, ...);
 /* Asks the call that is at work, if there is one, to stop. */
 void native_call_stop(void);
-
-/* ---- the module ---- */
 
 /* ---- a run whose passes Python computes: native_module.c ---- */
 
@@ -83,8 +81,8 @@ void native_first_options(struct native_first *self, struct sluice_options *opti
 /* Sets the exception that the callable raised; false: it raised none. */
 bool native_first_raise(struct native_first *self);
 
-/* The run of a Session, for a call that may come from any thread of its process. Brackets it as
- * native_enter does. NULL with an exception. */
+/* Enters the library for a call of a Session that may come from any thread of its process. Returns
+ * the session's run, and native_leave must follow; or NULL with an exception. */
 sluice_run *native_session_enter(PyObject *session);
 
 /* Methods of Session. */
@@ -95,6 +93,8 @@ PyObject *native_module_end(PyObject *session, PyObject *unused);
 PyObject *native_module_abort(PyObject *session, PyObject *text);
 PyObject *native_module_set_group(PyObject *session, PyObject *args);
 PyObject *native_module_home(PyObject *session, PyObject *unit);
+
+/* ---- the module ---- */
 
 /* Adds the type Session, or the functions of the tasks, to the module. 0, or -1 with an
  * exception. */

@@ -80,8 +80,7 @@ static PyObject *session_open(PyObject *type, PyObject *args, PyObject *keywords
     session *self = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|zOzzppO", names, PyUnicode_FSConverter,
                                      &path, &options.job_text, &set, &options.from,
-                                     &options.machine, &options.fresh, &options.verbose,
-                                     &callable))
+                                     &options.machine, &options.fresh, &options.verbose, &callable))
         return NULL;
     if (native_texts_init(&texts, set, "set") == 0) {
         options.set = texts.items;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, TypeVar
 
 from ._errors import Error
 from ._job import Job, Overrides, Path, job_arguments, optional_path, overrides_list
@@ -43,7 +43,27 @@ class Step:
     model_flops: float  #: per second, counted by the model's formula
 
 
-class Session:
+_Self = TypeVar("_Self", bound="Closing")
+
+
+class Closing:
+    """A context manager that closes itself."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, kind: Any, *rest: object) -> None:
+        try:
+            self.close()
+        except Error:
+            if kind is None:  # else the first exception says more
+                raise
+
+
+class Session(Closing):
     """An open run, made by sluice.open(). Close it, or use it as a context manager.
 
     A process has one run open at a time, and one thread makes all its calls. The interpreter's lock
@@ -53,16 +73,6 @@ class Session:
     def __init__(self, native_session: _native.Session) -> None:
         self._native = native_session
         self.is_open = True  #: close() was not called
-
-    def __enter__(self) -> "Session":
-        return self
-
-    def __exit__(self, kind: Any, *rest: object) -> None:
-        try:
-            self.close()
-        except Error:
-            if kind is None:  # else the first exception says more
-                raise
 
     def info(self) -> Info:
         return Info(**self._native.info())

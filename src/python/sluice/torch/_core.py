@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, Mapping
+import sys
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
-from .._errors import WrongJob
+from .._errors import Error, WrongJob
+from .._job import Path
 from .._session import Session, Step
 from .._session import open as open_session
 from .._tasks import Plan
 from .._tasks import plan as make_plan
+
+
+#: A budget: bytes, "8GiB", or None for a part of what is free.
+Bytes = Union[None, int, str]
+
+
+def list_drives(nvme: Union[None, Path, Sequence[Any]]) -> Optional[List[Dict[str, Any]]]:
+    """The job's tiers.nvme, from folders or dicts like its own."""
+    if nvme is None:
+        return None
+    entries = [nvme] if isinstance(nvme, (str, os.PathLike)) else list(nvme)
+    return [dict(e) if isinstance(e, Mapping) else {"path": os.fspath(e)} for e in entries]
 
 
 class Core:
@@ -61,4 +75,26 @@ def open_core(job: Dict[str, Any], **options: Any) -> Core:
     return Core(open_session(job, **options), job, options.get("machine"))
 
 
-__all__ = ["Core", "open_core"]
+def give_up(core: Any, error: BaseException) -> Error:
+    """Ends a run whose step cannot go on. Returns what later calls raise."""
+    text = f"{type(error).__name__}: {error}"
+    core.has_failed = True
+    try:
+        core.module_abort(text[:400].encode("utf-8", "replace").decode())
+    except Error:
+        pass  # the first failure counts
+    if isinstance(error, Error):
+        return error
+    return WrongJob(
+        f"a step failed ({text}), so this run takes no more steps; a new one with the same run_dir "
+        "goes on from the last commit"
+    )
+
+
+def close_at_end(core: Any) -> None:
+    """Closes the run of a program that did not."""
+    try:
+        core.close()
+    except Error as error:
+        if not core.has_failed:  # else the program has seen the failure
+            print(f"sluice: error: {error}", file=sys.stderr)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import weakref
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
 
-from .._errors import Error, WrongJob
+from .._errors import WrongJob
 from .._job import Path
 from .._optimizers import Adagrad, AdamW, Lion, Muon, optimizer_block
-from ._core import check_launcher, open_core
+from .._session import Closing
+from ._core import Bytes, check_launcher, close_at_end, give_up, list_drives, open_core
 from ._groups import Groups, group_units
 from ._holding import Holding, view_of
 from ._init import values_of
@@ -21,10 +21,17 @@ from ._memory import as_tensor
 from ._profile import Profile, profile_of
 from ._recording import Recorder, UsedTwice, copy_inputs, differentiable, keep_state, tensors_in
 from ._turns import Evaluating, Training, Turns, Use
-from ._units import Holder, Policy, Slot, Unit, describe, list_stages, make_holders
+from ._units import (
+    Holder,
+    Policy,
+    Slot,
+    Unit,
+    describe,
+    find_learning,
+    list_stages,
+    make_holders,
+)
 from ._values import Values
-
-Bytes = Union[None, int, str]
 
 _SECONDS_TO_REPEAT = 3.0  # a recorded step that took less is recorded once more, for its times
 
@@ -54,14 +61,7 @@ def _put(job: Dict[str, Any], path: str, value: Any) -> None:
     block[last] = value
 
 
-def _drives(nvme: Union[None, Path, Sequence[Any]]) -> Optional[List[Dict[str, Any]]]:
-    if nvme is None:
-        return None
-    entries = [nvme] if isinstance(nvme, (str, os.PathLike)) else list(nvme)
-    return [dict(e) if isinstance(e, Mapping) else {"path": os.fspath(e)} for e in entries]
-
-
-class Engine:
+class Engine(Closing):
     """Trains a module with parameters, gradients and optimizer state on device, host and drives.
 
         engine = sluice.torch.Engine(module, optimizer=sluice.AdamW(lr=1e-4), device="2GiB",
@@ -119,7 +119,7 @@ class Engine:
         job.setdefault("gradient_clipping", 0)  # as torch's own loop, which clips nothing
         _put(job, "tiers.device.budget", device)
         _put(job, "tiers.host.budget", host)
-        _put(job, "tiers.nvme", _drives(nvme))
+        _put(job, "tiers.nvme", list_drives(nvme))
         _put(job, "run.dir", os.fspath(run_dir))
         _put(job, "run.commit_every", commit_every)
         self.module = module
@@ -134,7 +134,6 @@ class Engine:
         self._failure: Optional[BaseException] = None
         self._driver: Any = None  # what the hooks call; None: nothing runs
         self._is_called = False
-        self._gives_state = False  # the module's own state_dict is asked for its names
         self._inputs: Dict[int, Any] = {}  # of the unit that runs
         self._hooks: List[Any] = []
         self._excluded: set = set()
@@ -153,8 +152,6 @@ class Engine:
         self._root = self._holders[0]
         parameter = next(self.module.parameters())
         self._dtype, self._device = parameter.dtype, parameter.device
-        if self._device.type == "meta":
-            self._device = torch.device("cpu")
         optimizer = self._job["optimizer"]
         groups = group_units(self._holders, optimizer, self._choose_group, self)
         if self._groups is None:
@@ -249,7 +246,7 @@ class Engine:
                     "the module is called without gradients in the middle of a step: evaluate "
                     "after engine.step()"
                 )
-            self._driver = Evaluating(self._turns, self._root if self._root.units else None)
+            self._driver = Evaluating(self._turns)
         return self._driver
 
     def _enter(self, holder: Holder, inputs: Any) -> None:
@@ -344,7 +341,7 @@ class Engine:
                 self._core.module_begin(True)
             self._driver = training
             self._is_called = True
-            training.begin(self._root if self._root.units else None)
+            training.begin()
             with self._holding.hooks():
                 outputs = self.module(*args, **kwargs)
             training.end_forward()
@@ -369,7 +366,7 @@ class Engine:
         try:
             scale = training.begin_backward(loss)
             (loss * scale).backward()
-            training.end_backward(self._root if self._root.units else None)
+            training.end_backward()
         except BaseException as error:
             self._fail(error)
             raise
@@ -428,17 +425,8 @@ class Engine:
         self._driver = None
         self._holding_is_over()
         if self._failure is None and self._core is not None:
-            self._failure = error if isinstance(error, Error) else WrongJob(
-                f"a step failed ({type(error).__name__}: {error}), so the engine takes no more "
-                f"steps; a new Engine with the same run_dir goes on from the last commit"
-            )
             self._turns.forget_turn()
-            self._core.has_failed = True
-            try:
-                text = f"{type(error).__name__}: {error}"[:400]
-                self._core.module_abort(text.encode("utf-8", "replace").decode())
-            except Error:
-                pass  # the first failure counts
+            self._failure = give_up(self._core, error)
 
     def _holding_is_over(self) -> None:
         for holder in self._holders[1:]:
@@ -491,8 +479,6 @@ class Engine:
         job = {**self._job, **self._dtype_blocks()}
         job["model"] = {"module": describe(self._holders, order, self._recorder.seconds, name)}
         stages = list_stages(self._holders, order)
-        learns = [any(not unit.frozen for unit in holder.units) for holder in stages]
-        self._goes_back = [any(learns[: i + 1]) for i in range(len(stages))]
         units = {unit.index: unit for holder in self._holders for unit in holder.units}
 
         def first(unit: int, begin: int, count: int, address: int) -> None:
@@ -501,10 +487,12 @@ class Engine:
                 self._values.fill(units[unit], begin, target)
 
         self._core = self._open_core(job, first=first, **self._open_options)
-        self._finalizer = weakref.finalize(self, _close, self._core)
+        self._finalizer = weakref.finalize(self, close_at_end, self._core)
         info = self._core.info()  # a micro-batch counts as one token
         self._accumulation = max(info.tokens_per_step // info.world_size, 1)
-        self._turns = Turns(self._core, stages, self._holding, self._device)
+        root = self._root if self._root.units else None
+        self._turns = Turns(self._core, stages, root, self._holding, self._device)
+        self._goes_back = find_learning(stages)
         for slot in self._root.slots:  # their own memory; what they were built with may be shared
             slot.parameter.data = torch.empty(slot.shape, dtype=self._dtype, device=self._device)
         self._values.forget()
@@ -580,14 +568,14 @@ class Engine:
 
         with torch.no_grad():
             self._evaluation().each(visit)
-        self._gives_state = True
-        for name, parameter in self.module.named_parameters(remove_duplicate=False):
-            found[name] = values[id(parameter)]
-        persistent = self.module.state_dict().keys()
-        self._gives_state = False
-        for name, buffer in self.module.named_buffers(remove_duplicate=False):
-            if name in persistent:
-                found[name] = buffer.detach().clone()
+        for prefix, item in self.module.named_modules(remove_duplicate=False):
+            begin = f"{prefix}." if prefix else ""
+            for name, parameter in item._parameters.items():
+                if parameter is not None:
+                    found[begin + name] = values[id(parameter)]
+            for name, buffer in item._buffers.items():
+                if buffer is not None and name not in item._non_persistent_buffers_set:
+                    found[begin + name] = buffer.detach().clone()
         return found
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -619,16 +607,6 @@ class Engine:
             _guard(self.module, self._holders)
             core.close()
 
-    def __enter__(self) -> "Engine":
-        return self
-
-    def __exit__(self, kind: Any, *rest: object) -> None:
-        try:
-            self.close()
-        except Error:
-            if kind is None:  # else the first exception says more
-                raise
-
     def _end_evaluation(self) -> None:
         if isinstance(self._driver, Evaluating):
             self._driver.end()
@@ -643,7 +621,7 @@ class Engine:
 def _refuse_state_dict(me: Any) -> Callable[..., None]:
     def before(module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
         engine = me()
-        if engine is not None and engine._core is not None and not engine._gives_state:
+        if engine is not None and engine._core is not None:
             raise WrongJob(
                 "the module's parameters are elsewhere while its engine is open: call "
                 "engine.state_dict()"
@@ -670,15 +648,6 @@ def _guard(module: torch.nn.Module, holders: List[Holder]) -> None:
                 )
 
     _guards[module] = module.register_forward_pre_hook(before)
-
-
-def _close(core: Any) -> None:
-    """At the end of a program that did not close it."""
-    try:
-        core.close()
-    except Error as error:
-        if not core.has_failed:  # else the program has seen the failure
-            print(f"sluice: error: {error}", file=sys.stderr)
 
 
 __all__ = ["Engine"]

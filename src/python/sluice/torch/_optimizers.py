@@ -18,8 +18,7 @@ import torch
 
 from .._errors import Error, WrongJob
 from .._job import Path
-from ._core import check_launcher, open_core
-from ._engine import Bytes, _close, _drives
+from ._core import Bytes, check_launcher, close_at_end, give_up, list_drives, open_core
 from ._groups import send_group
 from ._holding import view_of
 from ._memory import as_tensor
@@ -69,7 +68,7 @@ class _Optimizer(torch.optim.Optimizer):
         self._run_dir = os.fspath(run_dir) if run_dir is not None else self._own_dir
         self._begun: Optional[int] = None  # units whose gradients are handed over; None: no step
         try:
-            job = self._job(numbers, _drives(nvme), host, state, commit_every)
+            job = self._job(numbers, list_drives(nvme), host, state, commit_every)
             self._open(job, machine, verbose)
         except BaseException:
             if self._own_dir is not None:
@@ -295,20 +294,10 @@ class _Optimizer(torch.optim.Optimizer):
             self._begun = None
             self._core.module_end()
         except BaseException as error:
-            self._fail(error)
+            self._failure = give_up(self._core, error)
             raise
         if self._device.type != "cpu":
             self._take_params()
-
-    def _fail(self, error: BaseException) -> None:
-        self._failure = error if isinstance(error, Error) else WrongJob(
-            f"a step failed ({type(error).__name__}: {error}), so the optimizer takes no more steps"
-        )
-        self._core.has_failed = True
-        try:
-            self._core.module_abort(f"{type(error).__name__}: {error}"[:400])
-        except Error:
-            pass  # the first failure counts
 
     # ---- the rest ----
 
@@ -392,7 +381,7 @@ def _end(core: Any, own_dir: Optional[str], slots: List[Slot], places: Dict[int,
     """The optimizer is gone, or the program ends. Its run may be closed already."""
     if core.is_open:
         _give_memory(slots, places)
-    _close(core)
+    close_at_end(core)
     if own_dir is not None:
         shutil.rmtree(own_dir, ignore_errors=True)
 

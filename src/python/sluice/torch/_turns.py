@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from .._errors import Error, WrongJob
+from .._errors import WrongJob
 from ._holding import Holding, gaps_of, view_of
 from ._memory import as_tensor
 from ._units import Holder, Slot, Unit
@@ -43,10 +43,16 @@ class Turns:
     """What all programs share: the turn at hand."""
 
     def __init__(
-        self, core: Any, stages: List[Holder], holding: Holding, device: torch.device
+        self,
+        core: Any,
+        stages: List[Holder],
+        root: Optional[Holder],
+        holding: Holding,
+        device: torch.device,
     ) -> None:
         self.core = core
         self.stages = stages  # the last stage, the loss, is not in the list
+        self.root = root  # the first stage's; None: the root has no parameters
         self.holding = holding
         self.device = device
         self._dtype = next(s.parameter.dtype for h in stages for s in h.slots)
@@ -97,10 +103,11 @@ class Turns:
         for unit in holder.units:
             self.holding.take_away(unit)
 
-    def copy_root(self, root: Holder, use: Use) -> None:
+    def copy_root(self, use: Use) -> None:
         """The root's parameters have memory of their own, in which they are all the step long."""
+        assert self.root is not None
         with torch.no_grad():
-            for unit, address, elems in zip(root.units, use.params, use.elems):
+            for unit, address, elems in zip(self.root.units, use.params, use.elems):
                 base = as_tensor(address, elems, self._dtype, self.device)
                 for slot in unit.slots:
                     slot.parameter.data.copy_(view_of(base, slot))
@@ -163,9 +170,9 @@ class Training:
     def is_in_backward(self) -> bool:
         return self._is_in_backward
 
-    def begin(self, root: Optional[Holder]) -> None:
-        if root is not None:
-            self._turns.copy_root(root, self._turns.take(0, FORWARD))
+    def begin(self) -> None:
+        if self._turns.root is not None:
+            self._turns.copy_root(self._turns.take(0, FORWARD))
             self._next = 1
 
     def enter(self, holder: Holder) -> None:
@@ -272,7 +279,8 @@ class Training:
         with torch.no_grad():
             gradients.add(slot)
 
-    def end_backward(self, root: Optional[Holder]) -> None:
+    def end_backward(self) -> None:
+        root = self._turns.root
         first = 0 if root is None else 1
         with torch.no_grad():
             while self._next >= first and self._goes_back[self._next]:
@@ -293,14 +301,13 @@ class Evaluating:
     """Forwards without gradients. They may use the units in any order; what comes between is passed
     over, and a unit that was passed is reached through a new program."""
 
-    def __init__(self, turns: Turns, root: Optional[Holder]) -> None:
+    def __init__(self, turns: Turns) -> None:
         self._turns = turns
-        self._root = root
         self._next: Optional[int] = None  # the stage whose turn comes; None: no program
         self._is_root_there = False
 
     def make_root_current(self) -> None:
-        if self._root is not None and not self._is_root_there:
+        if self._turns.root is not None and not self._is_root_there:
             self._begin()
 
     def enter(self, holder: Holder) -> None:
@@ -320,10 +327,10 @@ class Evaluating:
     def _begin(self) -> None:
         self._turns.core.module_begin(False)
         self._next = 0
-        if self._root is not None:
+        if self._turns.root is not None:
             use = self._turns.take(0, FORWARD)
             if not self._is_root_there:
-                self._turns.copy_root(self._root, use)
+                self._turns.copy_root(use)
             self._is_root_there = True
             self._next = 1
 
@@ -345,6 +352,3 @@ class Evaluating:
             visit(holder, self._turns.take(stage, FORWARD))
         self._next = len(self._turns.stages)
         self.end()
-
-
-__all__ = ["BACKWARD", "FORWARD", "Error", "Evaluating", "Gradients", "Training", "Turns", "Use"]

@@ -220,9 +220,8 @@ def describe(
         for unit in holder.units
     ]
     stages: List[Dict[str, Any]] = []
-    goes_back = False
-    for holder in list_stages(holders, order):
-        goes_back = goes_back or any(not unit.frozen for unit in holder.units)
+    holders_of = list_stages(holders, order)
+    for holder, goes_back in zip(holders_of, find_learning(holders_of)):
         stages.append(
             {
                 "name": holder.name or "root",
@@ -253,6 +252,12 @@ def describe(
 def list_stages(holders: List[Holder], order: List[Holder]) -> List[Holder]:
     """The holders of the stages but the last: the root, if it has parameters, and the others."""
     return [holder for holder in holders[:1] if holder.units] + order
+
+
+def find_learning(stages: List[Holder]) -> List[bool]:
+    """For each stage, True if it or one before it learns: such a stage has a backward."""
+    learns = [any(not unit.frozen for unit in holder.units) for holder in stages]
+    return [any(learns[: i + 1]) for i in range(len(stages))]
 
 
 def note_offsets(holders: List[Holder]) -> None:
