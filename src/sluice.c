@@ -239,7 +239,7 @@ static int close_session(sluice_run *self, void *argument)
     return api_inputs_fini(&self->inputs, train_close(session));
 }
 
-static int make_step(sluice_run *self, void *argument)
+int api_make_step(sluice_run *self, void *argument)
 {
     (void)argument;
     return train_step(self->session, &self->made);
@@ -313,7 +313,7 @@ int sluice_step(sluice_run *run, struct sluice_step_info *info)
 {
     int rc = api_check_closed(run, "sluice_step");
     if (rc == 0)
-        rc = api_call(run, make_step, NULL);
+        rc = api_call(run, api_make_step, NULL);
     if (rc < 0 || !info)
         return api_status_of(rc);
     *info = api_step_info(&run->made);

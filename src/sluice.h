@@ -206,8 +206,8 @@ struct sluice_probe_options {
     int quick;           /* not 0: under 30 s; otherwise under 3 minutes */
     int tiny; /* not 0: a few seconds, for tests: the figures are not good enough for plans */
     const volatile sig_atomic_t *stop;
-    /* What is measured, and the share that is done (0 to 1); may be NULL. Comes on another thread,
-     * while the caller waits. */
+    /* Told the name of what is measured, and the share that is done (0 to 1). May be NULL. It is
+     * called on another thread while the caller waits. */
     void (*on_progress)(void *user, const char *what, double done_share);
     void *user;
 };
@@ -304,8 +304,8 @@ int sluice_export_run(const char *run_dir, const char *directory,
  *
  * Threads: calls may come from different threads, one at a time. They sleep while they wait. The
  * threads that compute are the caller's; the library takes cores only for copies, drives and
- * updates. With a GPU the caller has waited for its own streams before sluice_module_done, and while
- * it computes only those transfers go on that have begun. */
+ * updates. With a GPU the caller waits for its own streams before sluice_module_done. While it
+ * computes, only those transfers go on that have begun. */
 
 enum sluice_pass { SLUICE_FORWARD, SLUICE_BACKWARD };
 

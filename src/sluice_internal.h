@@ -1,4 +1,4 @@
-/* What the files of the public interface share. See sluice.h. */
+/* Declarations that the files of the public interface share. See sluice.h. */
 #ifndef SLUICE_SLUICE_INTERNAL_H
 #define SLUICE_SLUICE_INTERNAL_H
 
@@ -11,7 +11,7 @@
 #include "sluice.h"
 #include "train/train.h"
 
-/* What training needs: the ranks, the job, the figures of the machine, and train's options with
+/* The inputs of training: the ranks, the job, the figures of the machine, and train's options with
  * all of these. */
 struct api_inputs {
     struct comm *ranks;
@@ -27,8 +27,8 @@ int api_inputs_init(struct api_inputs *self, const char *job_path,
 /* Leaves the ranks and frees everything. `rc` is the result so far; returns it. Its text stays. */
 int api_inputs_fini(struct api_inputs *self, int rc) MUST_CHECK;
 
-/* Begins a call: log lines come as asked, and the CPU and the limits of the process are good enough,
- * also for the threads of a call that computes. */
+/* Begins a call. Sets the log level. Checks that the CPU and the limits of the process are good
+ * enough, also for the threads of a call that computes. */
 int api_begin(int verbose, bool computes) MUST_CHECK;
 
 /* A pass of a module on its way from a worker of the library to the caller and back:
@@ -74,6 +74,9 @@ void api_begin_call(sluice_run *self, int (*call)(sluice_run *self, void *argume
 int api_end_call(sluice_run *self) MUST_CHECK;
 int api_call(sluice_run *self, int (*call)(sluice_run *self, void *argument),
              void *argument) MUST_CHECK;
+
+/* A call for these: makes one step. No argument. */
+int api_make_step(sluice_run *self, void *argument) MUST_CHECK;
 
 /* A model_runner; `user` is the run. */
 int api_run_pass(void *user, model_use *use);

@@ -58,12 +58,6 @@ int api_first_elems(void *user, uint32_t unit, uint64_t begin, uint64_t count, f
     return err_set(-ECANCELED, "the program has no first weights of unit %u", unit);
 }
 
-static int make_step(sluice_run *self, void *argument)
-{
-    (void)argument;
-    return train_step(self->session, &self->made);
-}
-
 static int evaluate(sluice_run *self, void *argument)
 {
     (void)argument;
@@ -127,7 +121,7 @@ int sluice_module_begin(sluice_run *run, int is_training)
     run->is_open = true;
     run->is_given_up = false;
     run->use_state = API_USE_NOTHING;
-    api_begin_call(run, is_training ? make_step : evaluate, NULL);
+    api_begin_call(run, is_training ? api_make_step : evaluate, NULL);
     return SLUICE_DONE;
 }
 

@@ -3,7 +3,6 @@
 #include <jansson.h>
 #include <math.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -167,17 +166,12 @@ static void show_probe(void *user, const char *what, double done_share, double s
     options->on_progress(options->user, what, done_share);
 }
 
-/* A directory that does not exist is a typing error, and a file of something else stays. */
 static int check_probe(const char *path, const struct sluice_probe_options *options)
 {
-    struct stat status;
     if (options->drive_count > DRIVES_MAX)
         return err_set(ERR_USAGE, "%zu drives are named, and at most %d can be measured",
                        options->drive_count, DRIVES_MAX);
-    for (size_t d = 0; d < options->drive_count; d++)
-        if (stat(options->drives[d], &status) != 0)
-            return err_set(ERR_INPUT, "drive %s: %s; name a directory on the drive",
-                           options->drives[d], strerror(errno));
+    TRY(probe_check_drives("drive", options->drives, options->drive_count));
     return probe_check_file(path);
 }
 

@@ -13,7 +13,7 @@
 
 /* With 640 KiB of stack, sluice plan --max-model crashed. With 512 KiB, a job of 1900 nested lists
  * did. Usual jobs trained with 128 KiB. */
-#define STACK_BYTES_MIN ((rlim_t)1 << 20)
+#define STACK_BYTES_MIN   ((rlim_t)1 << 20)
 #define STACK_GUARD_BYTES ((size_t)16 << 10) /* at most so much less than its limit a stack has */
 /* Training with 2 threads used some 30 MiB of address space after its threads and arenas were
  * made. */

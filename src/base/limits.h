@@ -14,8 +14,8 @@
 
 /* Call it when the process begins, or a call of the library. ERR_CONFIG if the stack (ulimit -s, or
  * that of the calling thread) is smaller than our deepest calls need, or the address space than
- * libraries need. If the address space has a limit, the
- * threads share one heap, because heaps of their own would take 64 MiB of it each. */
+ * libraries need. If the address space has a limit, the threads share one heap, because heaps of
+ * their own would take 64 MiB of it each. */
 int limits_begin(void) MUST_CHECK;
 
 /* Checks that there is address space for what a library maps at a time, such as the code that

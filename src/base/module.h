@@ -36,7 +36,7 @@ typedef struct module_unit module_unit;
 
 /* The forward or the backward of a stage. */
 struct module_pass {
-    bool is_told; /* the program computes it; false: there is nothing to do */
+    bool is_computed; /* the program computes it; false: there is nothing to do */
     double seconds;
     bool uses[2]; /* of the stage's units: the pass reads the params */
     bool adds[2]; /* backward: the pass makes gradients */

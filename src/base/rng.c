@@ -12,11 +12,14 @@ enum { PHILOX_ROUNDS = 10, NORMALS_BLOCK = 256 };
 
 static const double two_pi = 6.283185307179586476925;
 
-void rng_block(uint64_t seed, uint64_t stream, uint64_t block, uint32_t words[4])
+/* Philox4x32-10 of one counter. */
+static inline __attribute__((always_inline)) void draw(uint64_t seed, uint64_t stream,
+                                                       uint64_t block, uint32_t words[4])
 {
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
     uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32);
     uint32_t c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
+#pragma GCC unroll 10
     for (int round = 0; round < PHILOX_ROUNDS; round++) {
         uint64_t p0 = (uint64_t)0xD2511F53u * c0;
         uint64_t p1 = (uint64_t)0xCD9E8D57u * c2;
@@ -33,6 +36,11 @@ void rng_block(uint64_t seed, uint64_t stream, uint64_t block, uint32_t words[4]
     words[1] = c1;
     words[2] = c2;
     words[3] = c3;
+}
+
+void rng_block(uint64_t seed, uint64_t stream, uint64_t block, uint32_t words[4])
+{
+    draw(seed, stream, block, words);
 }
 
 uint64_t rng_u64(uint64_t seed, uint64_t stream, uint64_t idx)
@@ -145,37 +153,29 @@ static inline double cos_of(double angle, double turns)
     return quarters == 1.0 || quarters == 2.0 ? -size : size;
 }
 
-/* values[i] = rng_normal of begin + i, where is_sure[i]; count <= NORMALS_BLOCK. */
-static inline __attribute__((always_inline)) void
-normals_body(uint64_t seed, uint64_t stream, uint64_t begin, int count, float *values,
-             int32_t *is_sure)
+/* Returns rng_normal of idx, if *is_sure. */
+static inline __attribute__((always_inline)) float normal_of(uint64_t seed, uint64_t stream,
+                                                             uint64_t idx, int32_t *is_sure)
+{
+    uint32_t words[4];
+    draw(seed, stream, idx, words);
+    double turns = upper_53(words[2], words[3]) * 0x1p-53;
+    double radius = sqrt(-2.0 * log_of((upper_53(words[0], words[1]) + 1.0) * 0x1p-53));
+    double cosine = cos_of(two_pi * turns, turns), value = radius * cosine;
+    float low = (float)(value * (1.0 - 0x1p-44)), high = (float)(value * (1.0 + 0x1p-44));
+    *is_sure = low == high && fabs(cosine) > 0x1p-10 && radius > 0x1p-20;
+    return low;
+}
+
+/* values[i] = rng_normal of begin + i, where is_sure[i]; count <= NORMALS_BLOCK. The body of the
+ * loop is a function of its own: an array that is declared in the loop keeps GCC from vectors. */
+static inline __attribute__((always_inline)) void normals_body(uint64_t seed, uint64_t stream,
+                                                               uint64_t begin, int count,
+                                                               float *values, int32_t *is_sure)
 {
 #pragma omp simd
-    for (int i = 0; i < count; i++) {
-        uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
-        uint64_t idx = begin + (uint64_t)i;
-        uint32_t c0 = (uint32_t)idx, c1 = (uint32_t)(idx >> 32);
-        uint32_t c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
-#pragma GCC unroll 10
-        for (int round = 0; round < PHILOX_ROUNDS; round++) {
-            uint64_t p0 = (uint64_t)0xD2511F53u * c0;
-            uint64_t p1 = (uint64_t)0xCD9E8D57u * c2;
-            uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ key0;
-            uint32_t n2 = (uint32_t)(p0 >> 32) ^ c3 ^ key1;
-            c1 = (uint32_t)p1;
-            c3 = (uint32_t)p0;
-            c0 = n0;
-            c2 = n2;
-            key0 += 0x9E3779B9u;
-            key1 += 0xBB67AE85u;
-        }
-        double turns = upper_53(c2, c3) * 0x1p-53;
-        double radius = sqrt(-2.0 * log_of((upper_53(c0, c1) + 1.0) * 0x1p-53));
-        double cosine = cos_of(two_pi * turns, turns), value = radius * cosine;
-        float low = (float)(value * (1.0 - 0x1p-44)), high = (float)(value * (1.0 + 0x1p-44));
-        values[i] = low;
-        is_sure[i] = low == high && fabs(cosine) > 0x1p-10 && radius > 0x1p-20;
-    }
+    for (int i = 0; i < count; i++)
+        values[i] = normal_of(seed, stream, begin + (uint64_t)i, &is_sure[i]);
 }
 
 static void normals_plain(uint64_t seed, uint64_t stream, uint64_t begin, int count, float *values,

@@ -1,7 +1,6 @@
 /* sluice probe: what this machine can do, into machine.json. See cli.h. */
 #include <errno.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -47,18 +46,6 @@ static void probe_show_line(void *user, const char *text)
     cli_progress_clear(&screen->progress);
     fprintf(screen->stream, "%s\n", text);
     fflush(screen->stream);
-}
-
-/* A directory that does not exist is a typing error. Measuring the drive of its parent would answer
- * another question. */
-static int probe_check_drives(const cli_texts *drives)
-{
-    struct stat status;
-    for (uint32_t d = 0; d < drives->count; d++)
-        if (stat(drives->items[d], &status) != 0)
-            return err_set(ERR_INPUT, "probe: --drive %s: %s; name a directory on the drive",
-                           drives->items[d], strerror(errno));
-    return 0;
 }
 
 static int probe_print_file(const char *path)
@@ -117,7 +104,7 @@ static int probe_start(const cli_texts *operands)
     if (asked.path[0] == '\0')
         return err_set(ERR_USAGE, "probe: --out is empty, and must be the name of a file");
     TRY(probe_check_file(asked.path));
-    TRY(probe_check_drives(&asked.drives));
+    TRY(probe_check_drives("probe: --drive", asked.drives.items, asked.drives.count));
     struct probe_screen screen = {.stream = asked.shows_json ? stderr : stdout,
                                   .start_ns = clock_ns()};
     struct probe_options work = {.drives = {"."},

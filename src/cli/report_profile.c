@@ -350,9 +350,9 @@ int cli_profile_json(FILE *out, const struct profile_summary *summary)
     if (summary->expert_passes > 0)
         json_object_set_new(object, "experts",
                             json_pack("{s:f, s:f, s:f, s:f}", "passes", summary->expert_passes,
-                                      "passes_hit", summary->expert_passes_hit,
-                                      "predicted_passes", plan->expert_passes,
-                                      "predicted_passes_hit", plan->expert_passes_hit));
+                                      "passes_hit", summary->expert_passes_hit, "predicted_passes",
+                                      plan->expert_passes, "predicted_passes_hit",
+                                      plan->expert_passes_hit));
     if (summary->tried_count > 0) {
         json_object_set_new(object, "calibrated_step_seconds",
                             json_real(summary->calibrated_seconds));

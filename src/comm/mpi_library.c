@@ -28,7 +28,7 @@ static const struct entry entries[] = {
     {"MPI_Comm_size", offsetof(commi_mpi_library, get_size)},
     {"MPI_Comm_set_errhandler", offsetof(commi_mpi_library, set_error_handler)},
     {"MPI_Error_string", offsetof(commi_mpi_library, error_string)},
-    {"MPI_Get_library_version", offsetof(commi_mpi_library, library_version)},
+    {"MPI_Get_library_version", offsetof(commi_mpi_library, version_text)},
     {"MPI_Init_thread", offsetof(commi_mpi_library, init_thread)},
     {"MPI_Finalize", offsetof(commi_mpi_library, finalize)},
     {"ompi_mpi_comm_world", offsetof(commi_mpi_library, world)},

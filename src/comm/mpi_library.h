@@ -26,7 +26,7 @@ struct commi_mpi_library {
     int (*get_size)(MPI_Comm group, int *size);
     int (*set_error_handler)(MPI_Comm group, MPI_Errhandler handler);
     int (*error_string)(int code, char *text, int *length);
-    int (*library_version)(char *text, int *length);
+    int (*version_text)(char *text, int *length);
     int (*init_thread)(int *argc, char ***argv, int wanted, int *provided);
     int (*finalize)(void);
     void *world, *byte, *errors_return; /* MPI_COMM_WORLD, MPI_BYTE, MPI_ERRORS_RETURN */
@@ -52,7 +52,7 @@ int commi_mpi_load(void) MUST_CHECK;
 #define MPI_Comm_size           commi_mpi_api.get_size
 #define MPI_Comm_set_errhandler commi_mpi_api.set_error_handler
 #define MPI_Error_string        commi_mpi_api.error_string
-#define MPI_Get_library_version commi_mpi_api.library_version
+#define MPI_Get_library_version commi_mpi_api.version_text
 #define MPI_Init_thread         commi_mpi_api.init_thread
 #define MPI_Finalize            commi_mpi_api.finalize
 #undef MPI_COMM_WORLD

@@ -45,8 +45,8 @@ static int refuse(const struct part *part, const char *expected)
     char shown[CONFIGI_VALUE_BYTES];
     if (is_absent(part))
         return configi_error(part->reader, part->path, "missing; it must be %s", expected);
-    return configi_error(part->reader, part->path, "%s is not %s",
-                         configi_show(part->value, shown), expected);
+    return configi_error(part->reader, part->path, "%s is not %s", configi_show(part->value, shown),
+                         expected);
 }
 
 /* ERR_CONFIG for a key that is not in `known`, "a|b|c". */
@@ -210,7 +210,7 @@ static int read_pass(const struct part *stage, const char *key, const module_spe
     const struct part part = part_of(stage, key);
     if (is_absent(&part))
         return 0;
-    out->is_told = true;
+    out->is_computed = true;
     TRY(check_keys(&part, is_backward ? "seconds|reads|adds" : "seconds|reads"));
     const struct part seconds = part_of(&part, "seconds");
     if (!is_absent(&seconds) &&
@@ -269,7 +269,7 @@ static int check_late_reads(const struct part *part, const module_spec *spec, ui
                                      late->name, spec->units[unit].name, spec->stages[s].name);
             if (pass->adds[i])
                 return 0;
-            late = pass->is_told && pass->uses[i] ? &spec->stages[s] : late;
+            late = pass->is_computed && pass->uses[i] ? &spec->stages[s] : late;
         }
     return 0;
 }
@@ -281,11 +281,11 @@ static int check_stages(const struct part *part, const module_spec *spec)
     bool goes_back = false;
     for (uint32_t s = 0; s < spec->stage_count; s++) {
         const module_stage *stage = &spec->stages[s];
-        if (goes_back && !stage->backward.is_told)
+        if (goes_back && !stage->backward.is_computed)
             return configi_error(part->reader, part->path,
-                                 "stage %" PRIu32 ", %s, has no backward, but one before it has",
-                                 s, stage->name);
-        goes_back = goes_back || stage->backward.is_told;
+                                 "stage %" PRIu32 ", %s, has no backward, but one before it has", s,
+                                 stage->name);
+        goes_back = goes_back || stage->backward.is_computed;
     }
     if (!goes_back)
         return configi_error(part->reader, part->path, "no stage has a backward: nothing learns");
@@ -298,10 +298,9 @@ static int check_stages(const struct part *part, const module_spec *spec)
                 learns = learns || (is_own && spec->stages[s].backward.adds[i]);
             }
         if (!is_used || (!learns && !spec->units[u].is_frozen))
-            return configi_error(part->reader, part->path, "unit %" PRIu32 ", %s, %s", u,
-                                 spec->units[u].name,
-                                 is_used ? "learns, but no backward adds to its gradients"
-                                         : "is in no stage");
+            return configi_error(
+                part->reader, part->path, "unit %" PRIu32 ", %s, %s", u, spec->units[u].name,
+                is_used ? "learns, but no backward adds to its gradients" : "is in no stage");
         TRY(check_late_reads(part, spec, u));
     }
     return 0;
@@ -337,8 +336,8 @@ int configi_expand_module(const configi_reader *reader)
 /* Refuses keys that say what a module's program decides. */
 static int check_others(const configi_reader *reader)
 {
-    static const char *const none[] = {"data.train", "data.valid", "train.only", "train.lora",
-                                       "state.params", "state.rules"};
+    static const char *const none[] = {"data.train", "data.valid",   "train.only",
+                                       "train.lora", "state.params", "state.rules"};
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)configi_get(reader, "model"), key, value)

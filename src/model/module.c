@@ -78,7 +78,7 @@ static struct pass *describe_stage(model *self, uint32_t idx, struct pass *next)
     stage->pass_count[PHASE_FORWARD] = 1;
     stage->passes[PHASE_RECOMPUTE] = stage->passes[PHASE_BACKWARD] = next;
     describe_pass(from, &from->forward, stage->passes[PHASE_FORWARD]);
-    if (from->backward.is_told) {
+    if (from->backward.is_computed) {
         describe_pass(from, &from->backward, next++);
         stage->pass_count[PHASE_BACKWARD] = 1;
     } else if (idx == self->first_learning) {
@@ -149,7 +149,7 @@ int modeli_run_module(model *self, enum phase phase, uint32_t stage, void *strea
     const module_stage *of = &self->module->stages[stage];
     const struct pass *pass = &self->stages[stage].passes[phase][0];
     bool is_backward = phase == PHASE_BACKWARD;
-    if (!(is_backward ? &of->backward : &of->forward)->is_told)
+    if (!(is_backward ? &of->backward : &of->forward)->is_computed)
         return 0;
     model_use use = {.stage = stage,
                      .is_backward = is_backward,

@@ -1,4 +1,4 @@
-/* What can be said about the file before anything is measured. See probe.h. */
+/* Checks of the file and the drives before anything is measured. See probe.h. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -37,5 +37,15 @@ int probe_check_file(const char *path)
     snprintf(directory, sizeof directory, "%.*s", length, slash ? path : ".");
     if (access(directory, W_OK | X_OK) != 0)
         return err_set(ERR_INPUT, "%s cannot be written: %s: %s", path, directory, strerror(errno));
+    return 0;
+}
+
+int probe_check_drives(const char *option, const char *const *directories, size_t count)
+{
+    struct stat status;
+    for (size_t d = 0; d < count; d++)
+        if (stat(directories[d], &status) != 0)
+            return err_set(ERR_INPUT, "%s %s: %s; name a directory on the drive", option,
+                           directories[d], strerror(errno));
     return 0;
 }

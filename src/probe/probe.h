@@ -66,6 +66,10 @@ int probe_run(const struct probe_options *options, machine *out) MUST_CHECK;
 /* Checks, before anything is measured, that the file `path` can be written, and that an existing
  * file is one that a probe wrote, so that it may be replaced. ERR_USAGE, ERR_INPUT. */
 int probe_check_file(const char *path) MUST_CHECK;
+/* Checks that the directories whose drives are to be measured exist. One that does not is a typing
+ * error: measuring the drive of its parent would answer another question. ERR_INPUT, whose text
+ * begins with `option`. */
+int probe_check_drives(const char *option, const char *const *directories, size_t count) MUST_CHECK;
 
 /* Fills the fields of *target that machine_is_here compares, for the host of this process: the
  * name, host.cpu and host.core_count. Cores are counted as in probe_run: physical cores that this

@@ -179,10 +179,10 @@ static void places_change_no_bit(void **state)
 static void other_optimizers_too(void **state)
 {
     (void)state;
-    check_places(DTYPE_FP32, 1, false, false,
-                 "{\"type\": \"Muon\", \"params\": {\"lr\": 0.01}}", 3);
-    check_places(DTYPE_BF16, 1, false, false,
-                 "{\"type\": \"Lion\", \"params\": {\"lr\": 0.001}}", 4);
+    check_places(DTYPE_FP32, 1, false, false, "{\"type\": \"Muon\", \"params\": {\"lr\": 0.01}}",
+                 3);
+    check_places(DTYPE_BF16, 1, false, false, "{\"type\": \"Lion\", \"params\": {\"lr\": 0.001}}",
+                 4);
 }
 
 /* ---- an optimizer alone: no stage has a forward, and no pass reads params ---- */
@@ -433,7 +433,8 @@ static void wrong_jobs_are_refused(void **state)
         {"model.module.stages.1.backward=null", "no backward"},
         {"model.module.stages.1.backward.adds=[false]", "block.0, learns"},
         {"model.module.stages.1.backward.adds=[1]", "true or false"},
-        {"model.module.stages.0.backward={\"reads\":[true],\"adds\":[false]}", "after its last gradient"},
+        {"model.module.stages.0.backward={\"reads\":[true],\"adds\":[false]}",
+         "after its last gradient"},
         {"model.module.units.1.name=root", "of unit 0 too"},
         {"model.module.units.1.frozen=3", "true or false"},
         {"model.module.units.1.tensors=[]", "tensors"},

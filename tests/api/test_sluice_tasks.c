@@ -1,6 +1,6 @@
 /* The public interface: tasks without an open run. Training by one call has the losses of a whole
- * run, and a stop from a callback commits and resumes. A job can be a text. Plans, texts, losses and
- * checkpoints come from the calls that a program makes. Refusals are values. */
+ * run, and a stop from a callback commits and resumes. A job can be a text. Plans, texts, losses
+ * and checkpoints come from the calls that a program makes. Refusals are values. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -82,9 +82,10 @@ static void add(char *text, const char *format, ...)
 
 static void add_module(char *text, const toy_job *asked)
 {
-    add(text, "\"model\": {\"module\": {\"name\": \"toy\", \"units\": [{\"name\": \"root\", "
-              "\"tensors\": [{\"name\": \"embed\", \"shape\": [%d, %d]}, {\"name\": \"gain\", "
-              "\"shape\": [%d]}]}",
+    add(text,
+        "\"model\": {\"module\": {\"name\": \"toy\", \"units\": [{\"name\": \"root\", "
+        "\"tensors\": [{\"name\": \"embed\", \"shape\": [%d, %d]}, {\"name\": \"gain\", "
+        "\"shape\": [%d]}]}",
         TOY_VOCAB, TOY_WIDTH, TOY_WIDTH);
     for (int b = 0; b < TOY_BLOCKS; b++)
         add(text,
@@ -98,8 +99,7 @@ static void add_module(char *text, const toy_job *asked)
         add(text,
             "%s{\"name\": \"stage.%d\", \"units\": [%d%s], \"forward\": {\"seconds\": 1e-4}, "
             "\"backward\": {\"seconds\": 2e-4%s}}",
-            s ? ", " : "", s, s == HEAD ? 0 : s,
-            asked->shares && s > 0 && s < HEAD ? ", 0" : "",
+            s ? ", " : "", s, s == HEAD ? 0 : s, asked->shares && s > 0 && s < HEAD ? ", 0" : "",
             s == 0 ? ", \"reads\": [false]" : "");
     add(text, "]}}");
 }
@@ -112,8 +112,9 @@ const char *toy_text(const toy_job *asked)
     add(text, ", \"run\": {\"dir\": \"%s\", \"steps\": %d, \"commit_every\": 2}", asked->dir,
         TOY_STEPS_MAX);
     if (asked->drive)
-        add(text, ", \"tiers\": {\"device\": {\"budget\": \"16MiB\"}, \"host\": {\"budget\": "
-                  "\"16MiB\"}, \"nvme\": [{\"path\": \"%s\", \"budget\": \"64MiB\"}]}",
+        add(text,
+            ", \"tiers\": {\"device\": {\"budget\": \"16MiB\"}, \"host\": {\"budget\": "
+            "\"16MiB\"}, \"nvme\": [{\"path\": \"%s\", \"budget\": \"64MiB\"}]}",
             asked->drive);
     if (asked->type != DTYPE_FP32)
         add(text, ", \"%s\": {\"enabled\": true}", dtype_name(asked->type));
@@ -247,8 +248,8 @@ static double head(toy *self, const float *root, float *grad, double grad_scale,
             continue;
         memset(self->x_grad[r], 0, sizeof self->x_grad[r]);
         for (uint32_t v = 0; v < TOY_VOCAB; v++) {
-            float logit_grad = (float)((probabilities[v] / sum - (v == target ? 1 : 0)) *
-                                       grad_scale / TOY_ROWS);
+            float logit_grad =
+                (float)((probabilities[v] / sum - (v == target ? 1 : 0)) * grad_scale / TOY_ROWS);
             for (uint32_t c = 0; c < TOY_WIDTH; c++) {
                 grad[v * TOY_WIDTH + c] += logit_grad * (gain[c] * x[c]);
                 grad[toy_offset(0, 1) + c] += logit_grad * root[v * TOY_WIDTH + c] * x[c];

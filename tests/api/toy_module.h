@@ -46,9 +46,9 @@ struct toy {
     uint64_t steps_made; /* the number of the step that is computed, from 0 */
     float x[TOY_BLOCKS + 1][TOY_ROWS][TOY_WIDTH];
     float x_grad[TOY_ROWS][TOY_WIDTH];
-    float params[2][TOY_ELEMS_MAX]; /* of the pass, as fp32 */
+    float params[2][TOY_ELEMS_MAX];       /* of the pass, as fp32 */
     float seen[TOY_UNITS][TOY_ELEMS_MAX]; /* of the last forward passes */
-    uint32_t losses[TOY_STEPS_MAX]; /* bits of the fp32 losses of the steps */
+    uint32_t losses[TOY_STEPS_MAX];       /* bits of the fp32 losses of the steps */
     double norms[TOY_STEPS_MAX];
 };
 typedef struct toy toy;
