@@ -212,8 +212,7 @@ static int check_hits(const swapi_check *check)
             rc = err_set(ERR_INTERNAL,
                          "program: %s depends on a hit, but nothing before it finds that out",
                          swapi_op_text(prog, i, text));
-        else if (prog->ops[i].kind == OP_ALL_GATHER &&
-                 prog->ops[writers[i]].kind != OP_UNITE_HITS)
+        else if (prog->ops[i].kind == OP_ALL_GATHER && prog->ops[writers[i]].kind != OP_UNITE_HITS)
             rc = err_set(ERR_INTERNAL,
                          "program: %s depends on a hit that ranks have not united, so that some of "
                          "them may wait for others",

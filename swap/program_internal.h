@@ -46,8 +46,7 @@ char *swapi_op_text(const program *prog, uint32_t op_idx, char text[SWAPI_OP_TEX
 /* The byte by which the op is skipped if it is 0; NULL: none. */
 static inline const operand *swapi_condition(const op *item)
 {
-    bool is_fetch =
-        item->kind == OP_READ || item->kind == OP_H2D || item->kind == OP_ALL_GATHER;
+    bool is_fetch = item->kind == OP_READ || item->kind == OP_H2D || item->kind == OP_ALL_GATHER;
     return is_fetch ? op_operand(item, ROLE_HITS) : NULL;
 }
 

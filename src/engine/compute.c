@@ -73,8 +73,7 @@ static enum kept kept_by(const struct engine *self, const op *item)
 
 /* A pass whose unit is not hit has no params, since they were not fetched. A pass that finds out
  * hits gets their place; the first micro-batch of a round begins them. Counts what was hit. */
-static void fill_hits(struct engine *self, const program *prog, const op *item,
-                      model_call *call)
+static void fill_hits(struct engine *self, const program *prog, const op *item, model_call *call)
 {
     const operand *hits = op_operand(item, ROLE_HITS);
     uint8_t *at = address(self, prog, hits);
@@ -91,8 +90,7 @@ static void fill_hits(struct engine *self, const program *prog, const op *item,
     }
 }
 
-static void fill_call(struct engine *self, const program *prog, const op *item,
-                      model_call *call)
+static void fill_call(struct engine *self, const program *prog, const op *item, model_call *call)
 {
     const struct setup *setup = self->setup;
     uint64_t rows = setup->net->micro_batch * setup->net->tokens;

@@ -283,8 +283,8 @@ static int make_groups(struct engine *self)
     if (!self->groups || !self->step.group_scalars)
         return -ENOMEM;
     for (uint32_t g = 0; g < self->group_count; g++)
-        self->groups[g] = (engine_group){(double)NAN, (double)NAN, (double)NAN, (double)NAN,
-                                         (double)NAN};
+        self->groups[g] =
+            (engine_group){(double)NAN, (double)NAN, (double)NAN, (double)NAN, (double)NAN};
     return 0;
 }
 

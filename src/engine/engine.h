@@ -39,7 +39,9 @@ struct engine_step {
     /* for every optimizer: of the pending update, else of this step's update; group 0's */
     adam_scalars scalars;
     adam_scalars *group_scalars; /* [engine.group_count] the same for each group of units */
-    bool is_given_up; /* the program that computes a module has given up this step */
+    /* The program that computes a module has given up this step. The op that learns of it sets this,
+     * while a program runs; the ops of passes follow each other, and the norm comes after them. */
+    bool is_given_up;
     bool skip;         /* the gradients overflowed, so the update of these scalars is skipped */
     double loss_scale; /* the factor in this step's gradients; 1 except for fp16 */
     /* documents of a window are told apart: the buffer of tokens also has where they begin */

@@ -65,8 +65,7 @@ int enginei_unite_hits(struct engine *self, const program *prog, const op *item,
     char label[COMM_LABEL_BYTES];
     enginei_name_collective(self, item, label);
     comm_note(setup->ranks.comm, label);
-    comm_call call = {
-        .label = label, .source = at.own, .target = at.all, .count = at.part_bytes};
+    comm_call call = {.label = label, .source = at.own, .target = at.all, .count = at.part_bytes};
     bool waits = setup->gpu && !stream;
     if (waits)
         TRY(device_attach(setup->gpu));

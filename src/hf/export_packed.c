@@ -116,8 +116,8 @@ void hfi_packed_rows(const export_tensor *from, struct export_rows *out)
     out->bytes = 0;
     if (is_4bit(format)) {
         add_row(out, from->name, "", "U8", 2, layout.code_bytes, 1);
-        add_row(out, from->name, ".absmax", stored_is_double(format) ? "U8" : NULL, 1, layout.scale_count,
-                0);
+        add_row(out, from->name, ".absmax", stored_is_double(format) ? "U8" : NULL, 1,
+                layout.scale_count, 0);
         add_row(out, from->name, ".quant_map", NULL, 1, HFI_CODES_4BIT, 0);
         add_row(out, from->name,
                 is_nf4(format) ? ".quant_state.bitsandbytes__nf4"
@@ -169,7 +169,8 @@ static int write_4bit(const export_tensor *to, enum dtype type, kernel_context *
                           to->layout.shape[1], nested);
     memset(state + length, ' ', STATE_BYTES - (size_t)length);
     TRY(safetensors_write(writer, row + 1, 0, layout->scale_count,
-                          stored_is_double(to->format) ? (const void *)(floats + groups + 1) : scales));
+                          stored_is_double(to->format) ? (const void *)(floats + groups + 1)
+                                                       : scales));
     TRY(write_table(context, writer, row + 2, single, HFI_CODES_4BIT));
     TRY(safetensors_write(writer, row + 3, 0, STATE_BYTES, state));
     if (!stored_is_double(to->format))
@@ -309,10 +310,10 @@ json_t *hfi_packed_config(const model *net, const export_list *list)
         return json_pack("{s:s, s:s, s:s, s:[i, i], s:o}", "quant_method", "fp8", "fmt", "e4m3",
                          "activation_scheme", "dynamic", "weight_block_size", 128, 128,
                          "modules_to_not_convert", list_plain(net, list));
-    return json_pack("{s:s, s:b, s:b, s:s, s:b, s:s, s:s, s:f, s:o}", "quant_method",
-                     "bitsandbytes", "load_in_4bit", is_4bit(format), "load_in_8bit",
-                     !is_4bit(format), "bnb_4bit_quant_type", is_nf4(format) ? "nf4" : "fp4",
-                     "bnb_4bit_use_double_quant", stored_is_double(format), "bnb_4bit_compute_dtype",
-                     torch_names[list->type], "bnb_4bit_quant_storage", "uint8",
-                     "llm_int8_threshold", 6.0, "llm_int8_skip_modules", list_plain(net, list));
+    return json_pack(
+        "{s:s, s:b, s:b, s:s, s:b, s:s, s:s, s:f, s:o}", "quant_method", "bitsandbytes",
+        "load_in_4bit", is_4bit(format), "load_in_8bit", !is_4bit(format), "bnb_4bit_quant_type",
+        is_nf4(format) ? "nf4" : "fp4", "bnb_4bit_use_double_quant", stored_is_double(format),
+        "bnb_4bit_compute_dtype", torch_names[list->type], "bnb_4bit_quant_storage", "uint8",
+        "llm_int8_threshold", 6.0, "llm_int8_skip_modules", list_plain(net, list));
 }

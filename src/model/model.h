@@ -81,8 +81,8 @@
  * MODEL_REST_ALIGN_BYTES: values of the working dtype, or codes and then scales (base/stored.h),
  * which begin at such a multiple too. The first call of a pass expands its packed units, and the
  * calls for other micro-batches find them (model_call.expanded). model/pack.h packs. The parts of a
- * cut matrix are packed apart, and so are the matrices of each expert. A unit of constants (model_tensor.is_exact) is packed too; passes read its fp32
- * values as they are kept.
+ * cut matrix are packed apart, and so are the matrices of each expert. A unit of constants
+ * (model_tensor.is_exact) is packed too; passes read its fp32 values as they are kept.
  *
  * MODULES. A model can also be described by data (base/module.h). model_create_module makes its
  * units and stages, and model_run hands each pass to the program that computes it.
@@ -412,8 +412,8 @@ struct model_call {
      * not touch, and reads nothing: products write the matrices, the rest is filled with zeros. */
     bool fresh[2];
     /* Forward of a pass that tells hits: a byte per unit that it tells of (pass.told_begin,
-     * told_count). It becomes 1 where a token chose an expert of the unit. NULL:
-     * not wanted. In passes of units that are not hit, params may be NULL. */
+     * told_count). It becomes 1 where a token chose an expert of the unit. NULL: not wanted. In
+     * passes of units that are not hit, params may be NULL. */
     uint8_t *hits;
     const int32_t *tokens;  /* [B,T]: only embed and head use it (may always be set) */
     const int32_t *targets; /* [B,T]; -1 ignored: head */

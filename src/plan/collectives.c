@@ -70,8 +70,8 @@ void plani_unite_hits(plani_builder *b, plani_range hits, uint32_t stage)
 {
     uint64_t bytes = program_united_bytes(hits.size_bytes, plani_world(b->job));
     uint64_t own = program_united_bytes(hits.size_bytes, 0);
-    uint32_t workspace = plani_transient(b, TIER_DEVICE, bytes, PLANI_ANY, STATE_KIND_COUNT,
-                                         PROGRAM_NONE);
+    uint32_t workspace =
+        plani_transient(b, TIER_DEVICE, bytes, PLANI_ANY, STATE_KIND_COUNT, PROGRAM_NONE);
     uint32_t idx = collective(b, OP_UNITE_HITS, PROGRAM_NONE, PROGRAM_NONE);
     plani_use(b, idx, hits, ROLE_HITS, ACCESS_UPDATE);
     plani_use(b, idx, plani_whole(b, workspace), ROLE_WORKSPACE, ACCESS_WRITE);

@@ -483,8 +483,8 @@ int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
     memset(set->home_bytes, 0, sizeof set->home_bytes);
     set->second_bytes = 0;
     bool shares = plani_count_grad_uses(job, 1, 1, layout->grad_uses);
-    layout->defers_first = shares && !job->in_order && job->order == ORDER_BATCH_MAJOR &&
-                           job->micro_batch_count > 1;
+    layout->defers_first =
+        shares && !job->in_order && job->order == ORDER_BATCH_MAJOR && job->micro_batch_count > 1;
     layout->is_cut = plani_has_cut_stage(job);
 
     uint64_t blocks = 0;

@@ -35,9 +35,9 @@ struct profile {
     plan_machine machine; /* the figures that the plan used */
     bool is_cpu;          /* the CPU computes */
     uint64_t measured_count, capacity, seen_count, taken_count;
-    uint64_t wanted;             /* steps to measure; 0: not known yet */
+    uint64_t wanted;                       /* steps to measure; 0: not known yet */
     uint64_t passes_seen, passes_hit_seen; /* the engine's counts of experts before the step */
-    struct profilei_step *steps; /* [capacity] */
+    struct profilei_step *steps;           /* [capacity] */
     struct profilei_span *spans; /* [span_capacity] scratch: the ops of one resource in a step */
     uint64_t span_capacity;
     struct profilei_unit *units; /* [unit_count] */

@@ -100,7 +100,7 @@ static void begin_event(struct bytes *out, double wall_seconds, uint64_t step)
     put_varint(out, step);
 }
 
-/* What one line becomes. */
+/* The events that one line of the metrics becomes. */
 struct events {
     struct bytes records;
     double wall_seconds;

@@ -125,8 +125,8 @@ static int make_identity(struct setup *self)
     const module_spec *module = self->net->module;
     char *text = self->identity;
     const size_t room = sizeof self->identity;
-    int length = module ? setupi_module_identity(module, text, room)
-                        : family_identity(s, text, room);
+    int length =
+        module ? setupi_module_identity(module, text, room) : family_identity(s, text, room);
     /* Kernels and threads of a module are those of its program. */
     if (length >= 0 && (size_t)length < room)
         length += snprintf(

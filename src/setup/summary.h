@@ -153,8 +153,8 @@ struct setup_summary {
  * *fresh: run.fresh. The caller destroys *out. Collective. */
 int setup_read_job(struct comm *members, const char *path, const char *const *set,
                    uint32_t set_count, struct job **out, bool *fresh) MUST_CHECK;
-/* The same with the job's text, which rank 0 has; messages call it `name`. NULL: reads the file
- * `name`. */
+/* The same with the job's text, which only rank 0 must give, and `name` for messages. `text` NULL:
+ * reads the file `name`. */
 int setup_read_job_text(struct comm *members, const char *name, const char *text,
                         const char *const *set, uint32_t set_count, struct job **out,
                         bool *fresh) MUST_CHECK;

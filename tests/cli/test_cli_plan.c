@@ -272,9 +272,8 @@ static void packed_experts_are_no_slower(void **state)
     static const char *const formats[] = {"working", "nf4_double"};
     double seconds[COUNT(formats)];
     for (size_t i = 0; i < COUNT(formats); i++) {
-        json_t *plan = plan_json(0,
-                                 "--machine desktop-24g --set state.params=%s - <<'JOB'\n%s\nJOB",
-                                 formats[i], job);
+        json_t *plan = plan_json(
+            0, "--machine desktop-24g --set state.params=%s - <<'JOB'\n%s\nJOB", formats[i], job);
         seconds[i] = number(plan, "step_seconds");
         json_decref(plan);
     }
@@ -412,12 +411,9 @@ static void rows_of_ranks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cells_of_table_1),
-        cmocka_unit_test(cells_of_table_2),
-        cmocka_unit_test(figures_of_a_plan),
-        cmocka_unit_test(packed_experts_are_no_slower),
-        cmocka_unit_test(text_of_a_plan),
-        cmocka_unit_test(figures_of_a_machine),
+        cmocka_unit_test(cells_of_table_1),  cmocka_unit_test(cells_of_table_2),
+        cmocka_unit_test(figures_of_a_plan), cmocka_unit_test(packed_experts_are_no_slower),
+        cmocka_unit_test(text_of_a_plan),    cmocka_unit_test(figures_of_a_machine),
         cmocka_unit_test(rows_of_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

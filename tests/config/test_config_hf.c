@@ -508,11 +508,13 @@ static void jobs_may_repeat(void **state)
 {
     (void)state;
     static const char keys[] = LLAMA ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}";
-    static const char *const sets[] = {
-        "model.num_layers=3",       "model.family=llama",
-        "model.rope_theta=1e4",     "model.mlp_bias=false",
-        "model.activation=default", "model.scoring_func=softmax",
-        "model.rope_scaling={\"factor\": 2, \"type\": \"linear\"}"};
+    static const char *const sets[] = {"model.num_layers=3",
+                                       "model.family=llama",
+                                       "model.rope_theta=1e4",
+                                       "model.mlp_bias=false",
+                                       "model.activation=default",
+                                       "model.scoring_func=softmax",
+                                       "model.rope_scaling={\"factor\": 2, \"type\": \"linear\"}"};
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++)
         job_destroy(read_right(keys, sets[i]));
     job *self = read_right(keys, "model.seq_length=4096");

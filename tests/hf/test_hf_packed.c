@@ -72,16 +72,6 @@ static bool is_4bit(enum stored_format format)
     return format >= STORED_NF4 && format <= STORED_FP4_DOUBLE;
 }
 
-static bool is_double(enum stored_format format)
-{
-    return format == STORED_NF4_DOUBLE || format == STORED_FP4_DOUBLE;
-}
-
-static enum stored_format single_of(enum stored_format format)
-{
-    return is_double(format) ? format - 1 : format;
-}
-
 /* The values of all codes of a format, with a scale of 1. */
 static void table_of(enum stored_format format, uint64_t count, float *values)
 {
@@ -98,7 +88,7 @@ static stored_layout quantize(enum stored_format format, const char *name, uint6
                               uint64_t columns, unsigned char **codes, void **scales)
 {
     stored_layout layout = stored_layout_of(format, rows, columns);
-    stored_layout single = stored_layout_of(single_of(format), rows, columns);
+    stored_layout single = stored_layout_of(stored_single(format), rows, columns);
     float *values = malloc(rows * columns * sizeof *values);
     float *singles = malloc(single.scale_bytes);
     *codes = calloc(1, size_round_up(layout.code_bytes, 8) + layout.scale_bytes);
@@ -106,9 +96,9 @@ static stored_layout quantize(enum stored_format format, const char *name, uint6
     for (uint64_t i = 0; i < rows * columns; i++)
         values[i] = hf_fixture_value(name, i);
     const stored_quantize_args args = {
-        single_of(format), rows, columns, DTYPE_FP32, values, *codes, singles};
+        stored_single(format), rows, columns, DTYPE_FP32, values, *codes, singles};
     assert_int_equal(kernels_reference.stored_quantize(context, NULL, &args), 0);
-    if (is_double(format))
+    if (stored_is_double(format))
         assert_int_equal(
             kernels_reference.stored_double(context, NULL, singles, layout.scale_count, *scales),
             0);
@@ -126,14 +116,14 @@ static void add_4bit(struct written *self, enum stored_format format, const char
     void *scales;
     float table[256];
     char state[STATE_BYTES], nested[128] = "", end[64];
-    const char *kind = single_of(format) == STORED_NF4 ? "nf4" : "fp4";
+    const char *kind = stored_single(format) == STORED_NF4 ? "nf4" : "fp4";
     stored_layout layout = quantize(format, name, rows, columns, &codes, &scales);
     uint64_t groups = size_div_up(layout.scale_count, STORED_DOUBLE_GROUP);
     float *singles = scales;
     add(self, name, "", "U8", 2, layout.code_bytes, 1, codes);
     if (fault == NOT_FINITE)
         singles[0] = INFINITY;
-    if (is_double(format))
+    if (stored_is_double(format))
         snprintf(nested, sizeof nested,
                  ", \"nested_blocksize\": %d, \"nested_dtype\": \"float32\", \"nested_offset\": "
                  "%.17g",
@@ -145,17 +135,17 @@ static void add_4bit(struct written *self, enum stored_format format, const char
     snprintf(end, sizeof end, ".quant_state.bitsandbytes__%s", kind);
     if (fault != NO_STATE)
         add(self, name, end, "U8", 1, strlen(state), 0, state);
-    table_of(single_of(format), 16, table);
+    table_of(stored_single(format), 16, table);
     table[3] += fault == WRONG_TABLE;
     add(self, name, ".quant_map", NULL, 1, 16, 0, table);
     if (fault == NO_SCALES)
         ;
-    else if (is_double(format))
+    else if (stored_is_double(format))
         add(self, name, ".absmax", "U8", 1, layout.scale_count, 0, singles + groups + 1);
     else
         add(self, name, ".absmax", fault == WRONG_TYPE ? "U8" : NULL, 1, layout.scale_count, 0,
             scales);
-    if (is_double(format)) {
+    if (stored_is_double(format)) {
         table_of(STORED_INT8, 256, table);
         add(self, name, ".nested_quant_map", NULL, 1, 256, 0, table);
         add(self, name, ".nested_absmax", NULL, 1, groups, 0, scales);
@@ -389,7 +379,8 @@ static void as_they_are(void **state)
     (void)state;
     for (int f = 0; f < FORMATS; f++)
         for (int shape = 0; shape < SHAPE_COUNT; shape++)
-            if (shape != IN_PARTS || (!is_double(formats[f]) && formats[f] != STORED_FP8_BLOCKS))
+            if (shape != IN_PARTS ||
+                (!stored_is_double(formats[f]) && formats[f] != STORED_FP8_BLOCKS))
                 check((enum shape)shape, formats[f]);
 }
 

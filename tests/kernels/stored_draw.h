@@ -20,13 +20,6 @@ struct stored_matrix {
     void *values;         /* room for [rows, columns] of any dtype */
 };
 
-static inline enum stored_format single_format(enum stored_format format)
-{
-    return format == STORED_NF4_DOUBLE   ? STORED_NF4
-           : format == STORED_FP4_DOUBLE ? STORED_FP4
-                                         : format;
-}
-
 static inline enum stored_format format_named(const char *name)
 {
     int format = 0;
@@ -78,7 +71,7 @@ static inline void draw_matrix(struct stored_matrix *m, uint64_t seed, uint64_t 
 static inline void quantize_matrix(struct stored_matrix *m, const kernel_ops *ops,
                                    kernel_context *context, enum dtype type, const void *source)
 {
-    stored_quantize_args args = {.format = single_format(m->format),
+    stored_quantize_args args = {.format = stored_single(m->format),
                                  .rows = m->rows,
                                  .columns = m->columns,
                                  .type = type,

@@ -121,8 +121,9 @@ static void large_matrices(void **state)
         enum stored_format format;
         uint64_t rows, columns, offset;
     } large[] = {
-        {STORED_NF4, 1030, 2081, 0}, {STORED_NF4, 1030, 2081, 1}, {STORED_NF4_DOUBLE, 1024, 2080, 0},
-        {STORED_FP4, 1024, 2112, 3}, {STORED_MXFP4, 1024, 2080, 0},
+        {STORED_NF4, 1030, 2081, 0},        {STORED_NF4, 1030, 2081, 1},
+        {STORED_NF4_DOUBLE, 1024, 2080, 0}, {STORED_FP4, 1024, 2112, 3},
+        {STORED_MXFP4, 1024, 2080, 0},
     };
     for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
         struct stored_matrix m = {
@@ -168,7 +169,7 @@ static void not_finite_is_refused(void **state)
                     .format = (enum stored_format)format, .rows = 130, .columns = 160};
                 draw_matrix(&m, 1, 2, "plain");
                 m.source[i * 6000 + 100] = bad[i];
-                stored_quantize_args args = {.format = single_format(m.format),
+                stored_quantize_args args = {.format = stored_single(m.format),
                                              .rows = m.rows,
                                              .columns = m.columns,
                                              .type = DTYPE_FP32,
@@ -195,7 +196,7 @@ static void pieces(void **state)
                              cut = m;
         draw_matrix(&m, 1, 2, "plain");
         draw_matrix(&cut, 1, 2, "plain");
-        if (single_format(m.format) != m.format) {
+        if (stored_single(m.format) != m.format) {
             free_matrix(&m);
             free_matrix(&cut);
             continue;
@@ -304,9 +305,9 @@ int main(void)
         return 1;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes),     cmocka_unit_test(as_bitsandbytes),
-        cmocka_unit_test(all_codes), cmocka_unit_test(sources_of_16_bits),
-        cmocka_unit_test(pieces),    cmocka_unit_test(not_finite_is_refused),
+        cmocka_unit_test(sizes),          cmocka_unit_test(as_bitsandbytes),
+        cmocka_unit_test(all_codes),      cmocka_unit_test(sources_of_16_bits),
+        cmocka_unit_test(pieces),         cmocka_unit_test(not_finite_is_refused),
         cmocka_unit_test(large_matrices),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

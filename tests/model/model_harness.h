@@ -339,9 +339,9 @@ static inline void harness_destroy(harness *h)
     }
     for (uint32_t i = 0; i < h->self->stage_count; i++)
         mem_free(h->boundary[i]);
-    void *blocks[] = {h->masters, h->params, h->grads,     h->boundary,   h->grad[0],
-                      h->grad[1], h->begun,  h->tokens,    h->targets,    h->losses,
-                      h->saved,   h->temp,   h->constants, h->saved_rest, h->totals, h->expanded};
+    void *blocks[] = {h->masters,   h->params,     h->grads,   h->boundary, h->grad[0], h->grad[1],
+                      h->begun,     h->tokens,     h->targets, h->losses,   h->saved,   h->temp,
+                      h->constants, h->saved_rest, h->totals,  h->expanded};
     for (uint32_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         mem_free(blocks[i]);
     model_destroy(h->self);

@@ -161,8 +161,8 @@ static uint64_t memory_bytes(const op *item)
     return item->demand.dram_bytes + item->demand.device_bytes;
 }
 
-/* What one op expanded, all other micro-batches of the pass find: in layer-major a pass is expanded
- * once for all micro-batches, in batch-major by each. Returns the number of ops that expand. */
+/* In layer-major a pass is expanded once, and its other micro-batches read that; in batch-major each
+ * micro-batch expands. Returns the number of ops that expand. */
 static uint64_t check_expansions(const random_job *r, const program *prog)
 {
     const op *expanded_by = NULL;

@@ -13,8 +13,8 @@
 
 #include "profile/profile.h"
 #include "setup/summary.h"
-#include "train/train.h"
 #include "tests/train/train_fixture.h"
+#include "train/train.h"
 
 enum { STEPS = 4 };
 
@@ -326,10 +326,13 @@ static void ends_leave_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(steady_steps_are_measured),     cmocka_unit_test(blocks_are_the_machines),
-        cmocka_unit_test(fp16_without_data_is_measured), cmocka_unit_test(a_rank_is_measured_alone),
+        cmocka_unit_test(steady_steps_are_measured),
+        cmocka_unit_test(blocks_are_the_machines),
+        cmocka_unit_test(fp16_without_data_is_measured),
+        cmocka_unit_test(a_rank_is_measured_alone),
         cmocka_unit_test(experts_are_counted),
-        cmocka_unit_test(changes_are_simulated),         cmocka_unit_test(ends_leave_nothing),
+        cmocka_unit_test(changes_are_simulated),
+        cmocka_unit_test(ends_leave_nothing),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

@@ -207,9 +207,8 @@ static void other_settings_give_other_bits(void **state)
 static void set_experts(fixture_sets *sets, unsigned stage, const char *order, const char *fetch)
 {
     static const char *const plain[] = {
-        "run.steps=4",      "run.eval_every=2",      "model.seq_length=4",
-        "num_experts=24",   "num_experts_per_tok=1", "expert_ffn_size=16",
-        "experts_per_unit=1"};
+        "run.steps=4",           "run.eval_every=2",   "model.seq_length=4", "num_experts=24",
+        "num_experts_per_tok=1", "expert_ffn_size=16", "experts_per_unit=1"};
     memset(sets, 0, sizeof *sets);
     for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++)
         fixture_set(sets, "%s%s", i < 3 ? "" : "model.", plain[i]);
