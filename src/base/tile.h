@@ -1,7 +1,7 @@
 /* The layout of one tile of optimizer state, the same on disk and in memory.
  *
  *   stream  Adam              Lion              Adagrad            stored as
- *   0       master            master            master             fp32, or low 16 bits (split)
+ *   0       master            master            master             fp32; split: 2 or 0 bytes
  *   1       m, first moment   m, first moment   v, sum of squares  fp32; Adam's m also bf16, 8-bit
  *   2       v, second moment                                       fp32, bf16 or 8-bit
  *
@@ -51,13 +51,15 @@ enum tile_format {
      * master_join in base/dtype.h */
     TILE_LOW16 = 2,
     TILE_INT8 = 3, /* block-wise 8-bit codes with scales */
+    /* only for a master, which has no bytes here: it is the fp32 working copy */
+    TILE_PARAMS = 4,
     TILE_FORMAT_COUNT,
 };
 
-/* "fp32", "bf16", "low16", "int8". */
+/* "fp32", "bf16", "low16", "int8", "params". */
 static inline const char *tile_format_name(enum tile_format format)
 {
-    static const char *const names[] = {"fp32", "bf16", "low16", "int8"};
+    static const char *const names[] = {"fp32", "bf16", "low16", "int8", "params"};
     return (unsigned)format < TILE_FORMAT_COUNT ? names[format] : "unknown";
 }
 
@@ -93,15 +95,32 @@ static inline bool tile_streams_is_valid(uint32_t streams)
     if (count < 2 || count > TILE_STREAMS_MAX)
         return false;
     for (uint32_t i = 0; i < TILE_STREAMS_MAX; i++)
-        if (tile_stream_format(streams, i) >= (i < count ? TILE_FORMAT_COUNT : TILE_BF16))
+        if (tile_stream_format(streams, i) >= (i == 0      ? TILE_FORMAT_COUNT
+                                               : i < count ? TILE_PARAMS
+                                                           : TILE_BF16))
             return false;
     return true;
 }
 
-/* True if stream 0 holds only the low halves, so that the working copy is part of the state. */
+/* True if stream 0 holds only the low halves of masters, or nothing of them, so that the working
+ * copy is part of the state: it is the high halves, or all. */
 static inline bool tile_master_is_split(uint32_t streams)
 {
-    return tile_stream_format(streams, 0) == TILE_LOW16;
+    enum tile_format master = tile_stream_format(streams, 0);
+    return master == TILE_LOW16 || master == TILE_PARAMS;
+}
+
+/* Bytes of an element of the working copy beside a split master. */
+static inline uint32_t tile_high_bytes(uint32_t streams)
+{
+    return tile_stream_format(streams, 0) == TILE_PARAMS ? 4 : 2;
+}
+
+/* The streams code as kernels take it: a master that is the working copy is one of fp32. */
+static inline uint32_t tile_kernel_streams(uint32_t streams)
+{
+    return tile_stream_format(streams, 0) == TILE_PARAMS ? streams - ((uint32_t)TILE_PARAMS << 8)
+                                                         : streams;
 }
 
 /* Bytes of `elems` elements of a stream, without padding; for TILE_INT8 a whole number of code
@@ -112,6 +131,8 @@ static inline uint64_t tile_format_bytes(enum tile_format format, uint64_t elems
     case TILE_BF16:
     case TILE_LOW16:
         return 2 * elems;
+    case TILE_PARAMS:
+        return 0;
     case TILE_INT8:
         return size_div_up(elems, TILE_CODE_BLOCK_ELEMS) * TILE_CODE_BLOCK_BYTES;
     default:

@@ -247,11 +247,13 @@ int configi_fill_state(const configi_reader *reader, job *target)
 {
     TRY(take_deepspeed_keys(reader, target));
     if (target->state.master == TILE_LOW16) {
-        TRY(check_is_adam(reader, target, master_path, "\"split\""));
-        if (target->type != DTYPE_BF16)
+        bool is_fp32 = target->type == DTYPE_FP32;
+        if (!is_fp32 || target->optimizer.type == JOB_MUON)
+            TRY(check_is_adam(reader, target, master_path, "\"split\""));
+        if (!is_fp32 && target->type != DTYPE_BF16)
             return configi_error(reader, master_path,
-                                 "\"split\" needs bf16.enabled: the high half of a master weight "
-                                 "is the bf16 working copy, and this job's is %s",
+                                 "\"split\" needs parameters in bf16, the high half of a master "
+                                 "weight, or in fp32, all of it; this job's are %s",
                                  dtype_name(target->type));
     }
     if (target->state.moments == TILE_FP32)

@@ -244,7 +244,17 @@ static int first_elems(struct engine *self, uint32_t unit, uint64_t begin, uint6
     return 0;
 }
 
-/* Initializes a tile whose master is split. Its fp32 weights are made at the end of the tile, where
+/* Initializes a tile whose master is the working copy. */
+static int init_working(struct engine *self, const program *prog, const op *item)
+{
+    clear(enginei_role_address(self, prog, item, ROLE_STATE),
+          op_operand(item, ROLE_STATE)->size_bytes);
+    return first_elems(self, item->unit,
+                       setup_state_begin(self->setup, item->unit) + item->elem_begin,
+                       item->elem_count, enginei_role_address(self, prog, item, ROLE_TARGET));
+}
+
+/* Initializes a tile whose master is split in halves. Its fp32 weights are made at the end of the tile, where
  * there is room for them, and are then split. The low halves are written from the start of the
  * tile; each write lands before what is still to be read. */
 static int init_split(struct engine *self, const program *prog, const op *item)
@@ -312,7 +322,9 @@ static int run_init(struct engine *self, const program *prog, const op *item)
     const struct setup *setup = self->setup;
     unsigned char *state = enginei_role_address(self, prog, item, ROLE_STATE);
     if (tile_master_is_split(setup->plan.state_streams) && plan_learns(&setup->plan, item->unit))
-        return init_split(self, prog, item);
+        return tile_stream_format(setup->plan.state_streams, 0) == TILE_PARAMS
+                   ? init_working(self, prog, item)
+                   : init_split(self, prog, item);
     if (setup->net->units[item->unit].is_packed)
         return init_packed(self, prog, item);
     clear(state, op_operand(item, ROLE_STATE)->size_bytes); /* padding goes to disk too */

@@ -37,13 +37,19 @@ static void *tile_stream(const struct update_tile *tile, uint32_t idx)
            tile->skipped * sizeof(float);
 }
 
+static void *tile_master(const struct update_tile *tile)
+{
+    return tile_stream_format(tile->streams, 0) == TILE_PARAMS ? tile->params
+                                                               : tile_stream(tile, 0);
+}
+
 /* Adam if a stream is not fp32. setupi_check_state_kernels has checked that the backend has it. */
 static int run_adam_packed(const struct engine *self, const struct update_tile *tile)
 {
     adam_packed_args args = {
         .count = tile->count,
-        .streams = tile->streams,
-        .master = tile_stream(tile, 0),
+        .streams = tile_kernel_streams(tile->streams),
+        .master = tile_master(tile),
         .m = tile_stream(tile, 1),
         .v = tile_stream(tile, 2),
         .grads = tile->grads,
@@ -59,11 +65,11 @@ static int run_adam_packed(const struct engine *self, const struct update_tile *
 
 static int run_adam(const struct engine *self, const struct update_tile *tile)
 {
-    if (tile_has_formats(tile->streams))
+    if (tile_has_formats(tile_kernel_streams(tile->streams)))
         return run_adam_packed(self, tile);
     adam_args args = {
         .count = tile->count,
-        .master = tile_stream(tile, 0),
+        .master = tile_master(tile),
         .m = tile_stream(tile, 1),
         .v = tile_stream(tile, 2),
         .grads = tile->grads,
@@ -81,7 +87,7 @@ static int run_lion(const struct update_tile *tile)
     lion_scalars scalars = {s->learning_rate, s->beta1, s->beta2, s->weight_decay, s->grad_scale};
     lion_args args = {
         .count = tile->count,
-        .master = tile_stream(tile, 0),
+        .master = tile_master(tile),
         .m = tile_stream(tile, 1),
         .grads = tile->grads,
         .grad_type = tile->grad_type,
@@ -98,7 +104,7 @@ static int run_adagrad(const struct update_tile *tile)
     adagrad_scalars scalars = {s->learning_rate, s->epsilon, s->weight_decay, s->grad_scale};
     adagrad_args args = {
         .count = tile->count,
-        .master = tile_stream(tile, 0),
+        .master = tile_master(tile),
         .v = tile_stream(tile, 1),
         .grads = tile->grads,
         .grad_type = tile->grad_type,

@@ -42,7 +42,8 @@ enum manifest_state {
 
 /* Where one tile of a unit rests on the slab: its optimizer state, or its params if the unit does
  * not learn. If masters are split (base/tile.h), each tile has two extents, one after the other:
- * the params, which are the high halves of the masters, and the state with the low halves. */
+ * the params, which are the high halves of the masters, and the state with the low halves; or the
+ * params are the masters, and the state has no stream of them. */
 struct manifest_extent {
     uint32_t unit;
     uint32_t tile;         /* of the rank's shard of the unit, from 0 */

@@ -274,7 +274,8 @@ static bool is_half_of(const shard_walk *self, const manifest_extent *extent,
     const manifest_extent *high = self->before;
     if (high && high + 1 == extent && extent->unit == high->unit && extent->rank == high->rank &&
         extent->tile == high->tile && extent->elem_begin == high->elem_begin &&
-        extent->elem_count == high->elem_count && high->param_bytes == sizeof(uint16_t))
+        extent->elem_count == high->elem_count &&
+        high->param_bytes == tile_high_bytes(self->record->state_streams))
         return true;
     return manifesti_wrong(reason,
                            "unit %" PRIu32 " rank %" PRIu32 " tile %" PRIu32

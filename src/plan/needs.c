@@ -404,9 +404,11 @@ int plani_check_job(const plan_job *job)
     if (!learns)
         return err_set(ERR_CONFIG, "all %" PRIu32 " units are frozen: nothing of the model learns",
                        job->unit_count);
-    if (tile_master_is_split(job->state_streams) && job->param_bytes != 2)
+    if (tile_master_is_split(job->state_streams) &&
+        job->param_bytes != tile_high_bytes(job->state_streams))
         return err_set(ERR_CONFIG,
-                       "a split master needs params of 2 bytes, and these have %" PRIu32,
-                       job->param_bytes);
+                       "this split master needs params of %" PRIu32
+                       " bytes, and these have %" PRIu32,
+                       tile_high_bytes(job->state_streams), job->param_bytes);
     return 0;
 }

@@ -171,7 +171,8 @@ int setupi_check_state_kernels(const struct setup *self)
 {
     const kernel_ops *const updating[] = {self->ops, self->gpu ? &kernels_cpu : self->ops};
     for (int i = 0; i < 2; i++)
-        if (tile_has_formats(self->plan.state_streams) && !updating[i]->adam_packed)
+        if (tile_has_formats(tile_kernel_streams(self->plan.state_streams)) &&
+            !updating[i]->adam_packed)
             return err_set(
                 ERR_CONFIG,
                 "%s, but the %s backend has Adam for fp32 state alone: leave state.master "

@@ -358,12 +358,15 @@ enum { ROUNDING_STREAM = 0x526f756e };
 
 uint32_t setupi_state_streams(const struct job *asked, bool params_alone)
 {
+    enum tile_format master = asked->state.master, moments = asked->state.moments;
+    if (params_alone)
+        master = moments = TILE_FP32;
+    else if (master == TILE_LOW16 && asked->type == DTYPE_FP32)
+        master = TILE_PARAMS;
     if (asked->optimizer.type != JOB_ADAM && asked->optimizer.type != JOB_MUON)
-        return 2; /* two streams of fp32 */
-    if (params_alone || asked->optimizer.type == JOB_MUON)
-        return 3; /* Muon: of units with tensors that Adam updates */
-    enum tile_format moments = asked->state.moments;
-    return tile_streams_code(3, asked->state.master, moments, moments);
+        return tile_streams_code(2, master, TILE_FP32, TILE_FP32);
+    /* Muon: of units with tensors that Adam updates */
+    return tile_streams_code(3, master, moments, moments);
 }
 
 uint32_t setup_streams_of(const struct job *asked, const model *net, uint32_t unit)

@@ -367,7 +367,7 @@ static int copy_elems(recut *self, const recut_tile *tile, unsigned char *data,
         uint64_t size_bytes = tile_stream_bytes(streams, until - at, s);
         if (tile_stream_format(streams, s) == tile_stream_format(old, s))
             TRY(copy_bytes(self, data + target, slot->data + source, size_bytes));
-        else if (s == 0)
+        else if (tile_stream_format(streams, s) == TILE_LOW16)
             cut_low(data + target, slot->data + source, until - at);
         else /* an import's moments, which are zeros in every format */
             memset(data + target, 0, size_bytes);

@@ -186,7 +186,9 @@ static uint64_t weights_in(const sweep *self, const manifest_extent *extent)
 static uint64_t weight_bytes(const sweep *self, const manifest_extent *extent)
 {
     bool is_low = manifest_is_low(self->record, (uint64_t)(extent - self->record->extents));
-    return (is_low ? sizeof(uint16_t) : manifest_weight_bytes(extent)) * weights_in(self, extent);
+    uint64_t count = weights_in(self, extent);
+    return is_low ? tile_stream_bytes(self->record->state_streams, count, 0)
+                  : manifest_weight_bytes(extent) * count;
 }
 
 /* Pieces of the extent that hold some of these bytes. */
@@ -216,7 +218,7 @@ static void take_weights(reader *own, const manifest_extent *extent, const piece
     sweep *self = own->all;
     uint64_t end = size_min(item->begin + item->size_bytes, weight_bytes(self, extent));
     uint64_t size_bytes = end - item->begin, first = item->begin / sizeof(uint16_t);
-    if (manifest_is_high(self->record, item->extent_idx)) {
+    if (manifest_is_high(self->record, item->extent_idx) && manifest_weight_bytes(extent) == 2) {
         memcpy(self->high + first, item->data, size_bytes);
         return;
     }
@@ -404,7 +406,7 @@ static int reserve(sweep *self)
         self->piece_count += pieces_of(self, e);
     uint64_t high_elems = 0;
     for (uint64_t e = 0; e < self->record->extent_count; e++)
-        if (manifest_is_low(self->record, e))
+        if (manifest_is_low(self->record, e) && weight_bytes(self, &self->record->extents[e]) > 0)
             high_elems = size_max(high_elems, self->record->extents[e].elem_count);
     self->high = mem_alloc(high_elems, sizeof *self->high, "halves of weights");
     self->joined = mem_alloc(high_elems ? SWEEP_PIECE_BYTES / sizeof *self->high : 0,

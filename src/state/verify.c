@@ -232,9 +232,11 @@ static int look_at_slabs(verifier *self)
 static const char *part_of(const manifest *record, const manifest_extent *extent)
 {
     uint64_t idx = (uint64_t)(extent - record->extents);
+    bool are_whole = tile_stream_format(record->state_streams, 0) == TILE_PARAMS;
     if (manifest_is_high(record, idx))
-        return "params (bf16, the upper halves of a split master)";
-    if (manifest_is_low(record, idx))
+        return are_whole ? "params (fp32, which are the master weights)"
+                         : "params (bf16, the upper halves of a split master)";
+    if (manifest_is_low(record, idx) && !are_whole)
         return "optimizer state (the lower halves of a split master, and the moments)";
     return extent->param_bytes ? "params" : "optimizer state";
 }

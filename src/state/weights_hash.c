@@ -33,6 +33,20 @@ static const place_entry *high_of(const struct engine *self, uint64_t idx)
     return is_it ? high : NULL;
 }
 
+/* Hashes the first `left` bytes of the newest version of an entry. */
+static int hash_bytes(struct engine *self, XXH3_state_t *state, const place_entry *entry,
+                      uint64_t left, unsigned char *scratch, uint64_t scratch_bytes)
+{
+    for (uint64_t offset = entry->offset[entry->newest]; left > 0;) {
+        uint64_t part = size_min(left, scratch_bytes);
+        TRY(read_scratch(self, offset, scratch, part));
+        XXH3_64bits_update(state, scratch, part);
+        offset += part;
+        left -= part;
+    }
+    return 0;
+}
+
 /* Hashes the first `left` masters of tile `idx`, joined from their halves. */
 static int hash_split(struct engine *self, XXH3_state_t *state, uint64_t idx, uint64_t left,
                       unsigned char *scratch, uint64_t scratch_bytes)
@@ -44,6 +58,8 @@ static int hash_split(struct engine *self, XXH3_state_t *state, uint64_t idx, ui
     if (!high)
         return err_set(ERR_INTERNAL, "tile %u of unit %u has no params beside it", tile->tile,
                        tile->unit);
+    if (tile_stream_format(tile->streams, 0) == TILE_PARAMS)
+        return hash_bytes(self, state, high, left * sizeof(float), scratch, scratch_bytes);
     while (left > 0) {
         uint64_t part = size_min(left, most), bytes = part * sizeof *low_half;
         uint64_t at = done * sizeof *low_half;
@@ -75,14 +91,8 @@ static int hash_unit(struct engine *self, XXH3_state_t *state, uint32_t unit,
             TRY(hash_split(self, state, i, elems, scratch, scratch_bytes));
             continue;
         }
-        uint64_t width = learns ? sizeof(float) : setup->plan.param_bytes, left = width * elems;
-        for (uint64_t offset = tile->offset[tile->newest]; left > 0;) {
-            uint64_t part = size_min(left, scratch_bytes);
-            TRY(read_scratch(self, offset, scratch, part));
-            XXH3_64bits_update(state, scratch, part);
-            offset += part;
-            left -= part;
-        }
+        uint64_t width = learns ? sizeof(float) : setup->plan.param_bytes;
+        TRY(hash_bytes(self, state, tile, width * elems, scratch, scratch_bytes));
     }
     return 0;
 }

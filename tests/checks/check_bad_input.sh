@@ -103,7 +103,7 @@ with 2 "Master weights are fp32" fp16.enabled=true fp16.fp16_master_weights_and_
 with 2 "with bf16.enabled, bf16" bf16.bf16_optimizer_states=true
 with 2 "means state.moments bf16" bf16.enabled=true bf16.bf16_optimizer_states=true state.moments=8bit
 with 2 "all of them learn" state.params=nf4
-with 2 "needs bf16.enabled" state.master=split
+with 2 "needs parameters in bf16" fp16.enabled=true state.master=split
 with 2 "needs Adam or AdamW, and optimizer.type is Lion" state.moments=8bit optimizer.type=Lion
 with 2 'give "fp32" or "bf16"' bf16.enabled=true data_types.grad_accum_dtype=fp16
 with 2 "needs fp16.enabled" data_types.grad_accum_dtype=fp16

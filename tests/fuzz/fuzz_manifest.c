@@ -212,14 +212,14 @@ static void check_slabs(const manifest_slabs *self)
  * extent right before it. */
 static bool is_low(const manifest *self, uint64_t i)
 {
-    return tile_stream_format(self->state_streams, 0) == TILE_LOW16 &&
-           self->extents[i].param_bytes == 0;
+    return tile_master_is_split(self->state_streams) && self->extents[i].param_bytes == 0;
 }
 
 static void check_low(const manifest *self, uint64_t i)
 {
     const manifest_extent *low = &self->extents[i], *high = low - 1;
-    FUZZ_CHECK(i > 0 && high->param_bytes == 2, "low halves without high ones");
+    FUZZ_CHECK(i > 0 && high->param_bytes == tile_high_bytes(self->state_streams),
+               "low halves without high ones");
     FUZZ_CHECK(high->unit == low->unit && high->rank == low->rank && high->tile == low->tile &&
                    high->elem_begin == low->elem_begin && high->elem_count == low->elem_count,
                "halves of other elements");

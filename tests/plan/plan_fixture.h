@@ -241,8 +241,10 @@ static inline void fixture_split(random_job *r)
 {
     static const enum tile_format moments[] = {TILE_FP32, TILE_BF16, TILE_INT8};
     enum tile_format first = moments[draw(r, 3)], second = moments[draw(r, 3)];
-    r->job.state_streams = tile_streams_code(3, TILE_LOW16, first, second);
-    r->job.param_bytes = 2;
+    bool are_params = draw(r, 3) == 0;
+    r->job.state_streams =
+        tile_streams_code(3, are_params ? TILE_PARAMS : TILE_LOW16, first, second);
+    r->job.param_bytes = are_params ? 4 : 2;
 }
 
 /* The job of the seed on several ranks. Its budgets are larger than those of the job on one

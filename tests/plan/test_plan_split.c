@@ -86,8 +86,8 @@ static void assert_places(const random_job *r, const plan_set *set, uint32_t u, 
     const buffer *high = &prog->buffers[homes->highs[u]];
     assert_int_equal(place->arena, TIER_NVME);
     assert_int_equal(place->is_committed, 1);
-    assert_int_equal(place->size_bytes, 2 * elems);
-    assert_int_equal(high->size_bytes, 2 * elems);
+    assert_int_equal(place->size_bytes, r->job.param_bytes * elems);
+    assert_int_equal(high->size_bytes, r->job.param_bytes * elems);
     assert_int_equal(high->arena, r->homes[follows ? STATE_PARAMS : STATE_OPTIMIZER][u]);
     assert_int_equal(homes->highs[u] == homes->params[u], follows);
     assert_int_equal(is_home, high->arena == TIER_NVME);
@@ -152,11 +152,14 @@ static uint64_t drive_bytes(const program *prog, bool reads)
 }
 
 /* One rank, all on drives: an update reads as many bytes and writes 2 less per parameter; with the
- * params in memory it reads and writes 2 less, and a commit saves the params. */
+ * params in memory it reads and writes 2 less, and a commit saves the params. With fp32 params it
+ * is 4. */
 static void bytes_are_as_few_as_said(void **state)
 {
     (void)state;
-    for (int near = 0; near < 2; near++) {
+    for (int i = 0; i < 4; i++) {
+        bool near = i % 2, are_params = i / 2;
+        uint64_t less = are_params ? 4 : 2;
         random_job r;
         plan_set whole, split;
         fixture_ranks(&r, 7, 1, 0);
@@ -171,19 +174,20 @@ static void bytes_are_as_few_as_said(void **state)
         r.job.needs_save_places = r.job.commits = true;
         r.job.commit_every = 1;
         r.job.update = UPDATE_AFTER_BACKWARD;
-        r.job.param_bytes = 2;
+        r.job.param_bytes = are_params ? 4 : 2;
         r.job.state_streams = 3;
         for (int a = 0; a < TIER_COUNT; a++)
             r.job.budget_bytes[a] = 4096 * MIB;
         run_compile(&r, 7, &whole);
-        r.job.state_streams = tile_streams_code(3, TILE_LOW16, TILE_FP32, TILE_FP32);
+        r.job.state_streams =
+            tile_streams_code(3, are_params ? TILE_PARAMS : TILE_LOW16, TILE_FP32, TILE_FP32);
         run_compile(&r, 7, &split);
         const program *a = &whole.programs[PROGRAM_STEADY], *b = &split.programs[PROGRAM_STEADY];
-        assert_true(drive_bytes(a, true) - drive_bytes(b, true) == (near ? 2 * elems : 0));
-        assert_true(drive_bytes(a, false) - drive_bytes(b, false) == (near ? 0 : 2 * elems));
+        assert_true(drive_bytes(a, true) - drive_bytes(b, true) == (near ? less * elems : 0));
+        assert_true(drive_bytes(a, false) - drive_bytes(b, false) == (near ? 0 : less * elems));
         uint64_t a_states = whole.home_bytes[STATE_OPTIMIZER][TIER_NVME] + whole.second_bytes;
         uint64_t b_states = split.home_bytes[STATE_OPTIMIZER][TIER_NVME] + split.second_bytes;
-        assert_true(a_states - b_states == 2 * elems);
+        assert_true(a_states - b_states == less * elems);
         plan_set_fini(&whole);
         plan_set_fini(&split);
     }
@@ -195,9 +199,9 @@ static void params_of_other_widths_are_refused(void **state)
     random_job r;
     plan_set set;
     split_job(&r, 1);
-    r.job.param_bytes = 4;
+    r.job.param_bytes = 6 - r.job.param_bytes;
     assert_int_equal(plan_compile(&r.job, &set), ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "2 bytes"));
+    assert_non_null(strstr(err_text(), r.job.param_bytes == 4 ? "2 bytes" : "4 bytes"));
 }
 
 int main(void)

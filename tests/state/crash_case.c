@@ -59,17 +59,20 @@ static void draw_update(crash_draws *d, crash_case *out, bool is_fp16)
 }
 
 /* How Adam's state is stored; by the seed itself, so that few seeds in a row have all of it. */
-static void draw_state(crash_case *out, uint64_t optimizer)
+static void draw_state(crash_case *out, uint64_t optimizer, bool is_fp16)
 {
     static const char *const moments[] = {"fp32", "bf16", "8bit"};
     uint64_t which = out->seed / 2 % 3;
-    bool is_split = out->shape.bf16 && out->seed % 5 < 3;
-    if (optimizer == 1 || optimizer == 2) /* Lion, Adagrad */
-        return;
-    fixture_set(&out->sets, "state.moments=%s", moments[which]);
-    if (is_split)
+    bool has_moments = optimizer != 1 && optimizer != 2; /* not Lion, Adagrad */
+    bool may_split = out->shape.bf16 ? has_moments : !is_fp16;
+    if (has_moments) {
+        fixture_set(&out->sets, "state.moments=%s", moments[which]);
+        say(out, ", moments %s", moments[which]);
+    }
+    if (may_split && out->seed % 5 < 3) {
         fixture_set(&out->sets, "state.master=split");
-    say(out, ", moments %s%s", moments[which], is_split ? ", split" : "");
+        say(out, ", split");
+    }
 }
 
 /* Draws the settings that the bits depend on. */
@@ -117,7 +120,7 @@ static void draw_bits(crash_draws *d, enum crash_kind kind, crash_case *out)
                     "\"loss_scale_window\":3}",
                     19 + (unsigned)crash_draw_below(d, 3), 1 + (unsigned)crash_draw_below(d, 2));
     draw_update(d, out, dtype == 2);
-    draw_state(out, optimizer);
+    draw_state(out, optimizer, dtype == 2);
 }
 
 /* All on one tier, or each kind on its own with units apart. */

@@ -1,7 +1,7 @@
 /* Runs of which some units do not learn: where states rest changes no bit; frozen params never
  * change, and are committed once; a run that is stopped, killed, moved to other places, tiles or
  * ranks goes on to the same bits; rot of frozen params is found; a run may begin with the state of
- * one in which others learned. Arguments "victim DIR TIER": the run that kills itself. */
+ * one in which others learned. Arguments "victim DIR TIER 2": the run that kills itself. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -292,7 +292,7 @@ static void ranks_take_over(void **state)
 
 int main(int argc, char **argv)
 {
-    if (argc == 4 && strcmp(argv[1], "victim") == 0) {
+    if (argc == 5 && strcmp(argv[1], "victim") == 0) {
         fixture_sets sets = make_sets(middle, argv[3], "in_next_forward");
         return parts_be_victim(argv[2], &sets);
     }

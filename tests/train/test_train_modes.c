@@ -197,7 +197,7 @@ static void make_combination(struct combination *c, unsigned i, uint64_t unit_co
         fixture_set(&c->sets, "run.paranoid=true");
         say(c, "paranoid");
     }
-    if (is_group("bf16") && !is_group("lion") && !is_group("muon") &&
+    if (!is_group("fp16") && !is_group("muon") && !(is_group("bf16") && is_group("lion")) &&
         draw(c, 2)) { /* the plainest has whole masters */
         fixture_set(&c->sets, "state.master=split");
         say(c, "split masters");

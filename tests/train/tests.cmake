@@ -31,7 +31,8 @@ if(TARGET sluice_profile)
     sluice_test(test_train_experts LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_lora LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_frozen LIBS train_fixture comm_fixture LABELS cpu nvme debug TIMEOUT 120)
-    sluice_test(test_train_split LIBS train_fixture comm_fixture LABELS cpu nvme TIMEOUT 120)
+    sluice_test(test_train_split LIBS train_fixture comm_fixture LABELS cpu nvme TIMEOUT 120
+                INSTANCES bf16 fp32)
     sluice_test(test_train_carry LIBS train_fixture comm_fixture LABELS cpu nvme TIMEOUT 120)
     sluice_test(test_train_rescue LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_stops LIBS train_fixture LABELS cpu nvme TIMEOUT 120

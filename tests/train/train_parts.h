@@ -78,7 +78,7 @@ static inline int parts_be_victim(const char *dir, const fixture_sets *sets)
     return 1;
 }
 
-/* Has this program killed as "victim DIR TIER", lets "parts" go on, and holds it against
+/* Has this program killed as "victim DIR TIER WIDTH", with the bytes of one of the params, lets "parts" go on, and holds it against
  * `whole`. */
 static inline void parts_killed_go_on(const char *tier, const fixture_sets *sets,
                                       const fixture_result *whole)
@@ -88,7 +88,8 @@ static inline void parts_killed_go_on(const char *tier, const fixture_sets *sets
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        execl("/proc/self/exe", "test_train", "victim", fixture_dir, tier, (char *)NULL);
+        execl("/proc/self/exe", "test_train", "victim", fixture_dir, tier, shape.bf16 ? "2" : "4",
+              (char *)NULL);
         _exit(127);
     }
     int status;

@@ -499,7 +499,7 @@ class Engine(Closing):
         self._holding_is_over()
 
     def _dtype_blocks(self) -> Dict[str, Any]:
-        """The blocks bf16, fp16 and device, which must agree with the module."""
+        """The blocks that must agree with the module."""
         blocks: Dict[str, Any] = {}
         for key, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
             block = dict(self._job.get(key) or {})
@@ -516,6 +516,10 @@ class Engine(Closing):
                 f'device.backend is "{device["backend"]}", and the module is on {self._device}'
             )
         blocks["device"] = device
+        optimizer = str(self._job["optimizer"].get("type", "")).lower()
+        if self._dtype == torch.float32 and optimizer != "muon":
+            # the parameters are the master weights: there is no second copy
+            blocks["state"] = {"master": "split", **(self._job.get("state") or {})}
         return blocks
 
     # ---- the rest ----

@@ -165,7 +165,7 @@ class _Optimizer(torch.optim.Optimizer):
             "run": {"dir": self._run_dir, "commit_every": commit_every},
             "device": {"backend": "cpu"},
             "tiers": tiers,
-            "state": _STATES[state],
+            "state": self._state(state),
             "gradient_clipping": 0,
             "schedule": {"update": "in_backward"},
             "optimizer": {"type": self._type, "params": params},
@@ -175,6 +175,12 @@ class _Optimizer(torch.optim.Optimizer):
         if self._dtype == torch.float16:
             job["fp16"] = {"enabled": True, "loss_scale": 1}
         return job
+
+    def _state(self, name: str) -> Dict[str, str]:
+        state = dict(_STATES[name])
+        if self._dtype == torch.float32 and self._type != "Muon":
+            state["master"] = "split"  # the parameters are the masters: there is no second copy
+        return state
 
     def _open(self, job: Dict[str, Any], machine: Optional[Path], verbose: bool) -> None:
         values = Values([Holder("", None, self._units)], {})
@@ -391,7 +397,8 @@ _ARGUMENTS = """
         rests in host memory.
     host: the budget of host memory for parameters and state, as bytes or "8GiB".
     state: "fp32"; "bf16" or "8bit" moments; "split", with or without one of them: the 16 low bits
-        of the weights beside bf16 parameters, in place of a second copy.
+        of the weights beside bf16 parameters, in place of a second copy. fp32 parameters have no
+        second copy (with Muon they have).
     run_dir: where the state is committed. If it has a commit, the optimizer and its parameters
         begin with that. None: a folder that is removed at the end.
     overlap: updates while the backward runs, as gradients come, and drops them. It allows neither
