@@ -9,6 +9,11 @@ Peers:
                freed memory and asks for huge pages, which makes PyTorch much faster; compiled: torch.compile, and kept.
                --shapes, --dtypes and --modes select a part; everything takes an hour on 2 cores. --model mixture trains a
                mixture of experts of 280M parameters in place of GPT-2, PyTorch's side by transformers' loop over experts
+  module       one module of PyTorch (GPT-2 124M, fp32; --model hf: transformers'), trained by sluice.torch.Engine beside
+               PyTorch's own loop in memory, FSDP2 offloaded to the CPU, and DeepSpeed's ZeRO-3 on the CPU and on the drive;
+               --shapes, default 4x512 and 1x128. Each line has the peak resident memory of both. 20 minutes on 2 cores
+  optimizer    sluice.torch.AdamW with its state in host memory or on the drive, over 128 Mi fp32 parameters, beside
+               torch's fused AdamW, DeepSpeed's CPUAdam and torchao's CPUOffloadOptimizer; for the drive also GB/s
   adam         optimizer steps: perf/peers/compare_adam.py
   deepspeed    whole steps of GPT-2 124M in bf16 by DeepSpeed's ZeRO-3 with parameters and optimizer on the drive, against ours
                with all states on the drive: steps of 4x1024x2 tokens, where computing binds, and of 1x512, where the
@@ -112,7 +117,7 @@ def deepspeed(options, table, work):
         command = [options.python, "perf/peers/pytorch_train.py", "--tokens", os.path.join(work, "tokens"), "--length",
                    str(length), "--batch", str(batch), "--accumulation", str(accumulation), "--layers",
                    str(model["num_layers"]), "--width", str(model["hidden_size"]), "--vocab", str(model["vocab_size"]),
-                   "--zero3", folder]
+                   "--by", "zero3-nvme", "--folder", folder]
         sides = {}
         try:
             sides["peer"] = Side(command, os.path.join(options.out, "deepspeed.log"))
@@ -133,6 +138,86 @@ def deepspeed(options, table, work):
                seconds["ours"], seconds["peer"], batch * accumulation * length, "tokens/s",
                "peak memory %.2f and %.2f GiB; written a step %.2f and %.2f GB; losses at the end %.3f and %.3f" %
                (memory["ours"], memory["peer"], written["ours"], written["peer"], losses["ours"][-1], losses["peer"][-1]))
+
+
+def with_package(options, work):
+    """Environment in which the peers' Python finds the package of the build folder."""
+    site = os.path.join(os.path.abspath(work), "site")
+    extension = os.path.abspath(os.path.join(options.bin, "src/python/_native.abi3.so"))
+    needs(extension)
+    if not os.path.exists(site):
+        shutil.copytree("src/python/sluice", os.path.join(site, "sluice"), ignore=shutil.ignore_patterns("__pycache__"))
+        os.symlink(extension, os.path.join(site, "sluice", "_native.abi3.so"))
+    return {"PYTHONPATH": site, "SLUICE_COMMAND": os.path.abspath(options.sluice)}
+
+
+def pair(options, work, commands, env, rounds, warm):
+    """Runs two commands, "ours" and "peer", by turns; returns their seconds, values and peak resident GiB."""
+    sides = {}
+    try:
+        for name, command in commands.items():
+            sides[name] = Side(command, os.path.join(options.out, "%s.log" % name), env)
+        seconds, values = by_turns(sides, rounds, warm, swaps=True)
+        memory = {name: figure_of(side, "status", "VmHWM") / 2**20 for name, side in sides.items()}
+    finally:
+        for side in sides.values():
+            side.close()
+        for name in ("ours", "peer"):
+            shutil.rmtree(os.path.join(work, name), ignore_errors=True)
+    return seconds, values, memory
+
+
+MODULE_PAIRS = (("engine", "torch"), ("engine-nvme", "torch"), ("engine-host", "fsdp2"), ("engine-host", "zero3-cpu"),
+                ("engine-nvme", "zero3-nvme"))
+
+
+def module(options, table, work):
+    model, env = model_of(options, 0), with_package(options, work)
+    for batch, length in shapes_of(options.given_shapes or ("2x128" if options.quick else "4x512,1x128")):
+        for mine, other in MODULE_PAIRS:
+            commands = {}
+            for name, by in (("peer", other), ("ours", mine)):
+                folder = os.path.abspath(os.path.join(work, name))
+                os.makedirs(folder, exist_ok=True)
+                commands[name] = [
+                    options.python, "perf/peers/pytorch_train.py", "--tokens", os.path.join(work, "tokens"), "--dtype", "fp32",
+                    "--length", str(length), "--batch", str(batch), "--layers", str(model["num_layers"]), "--width",
+                    str(model["hidden_size"]), "--vocab", str(model["vocab_size"]), "--model", options.model, "--by", by,
+                    "--folder", folder]
+            line = "module: %s beside %s, %s fp32 B=%d T=%d" % (mine, other, options.name, batch, length)
+            try:
+                seconds, losses, memory = pair(options, work, commands, env, options.rounds, options.warm)
+            except Absent as why:
+                table.absent(line, str(why))
+                continue
+            beside(table, line, seconds["ours"], seconds["peer"], batch * length, "tokens/s",
+                   "peak memory %.2f and %.2f GiB; losses at the end %.5f and %.5f" %
+                   (memory["ours"], memory["peer"], losses["ours"][-1], losses["peer"][-1]))
+
+
+OPTIMIZER_PAIRS = (("sluice", "fused"), ("sluice", "deepspeed"), ("sluice", "torchao"), ("sluice-nvme", "fused"))
+
+
+def optimizer(options, table, work):
+    env = with_package(options, work)
+    count = (8 if options.quick else 128) << 20
+    for mine, other in OPTIMIZER_PAIRS:
+        commands = {}
+        for name, by in (("peer", other), ("ours", mine)):
+            commands[name] = [options.python, "perf/peers/torch_optimizer.py", by, str(count),
+                              os.path.abspath(os.path.join(work, name))]
+        line = "optimizer: %s beside %s, %d Mi fp32 parameters" % (mine, other, count >> 20)
+        try:
+            seconds, values, memory = pair(options, work, commands, env, options.rounds, options.warm)
+        except Absent as why:
+            table.absent(line, str(why))
+            continue
+        note = "%.3f and %.3f s a billion parameters; peak memory %.2f and %.2f GiB" % (
+            Summary(seconds["ours"]).median * 1e9 / count, Summary(seconds["peer"]).median * 1e9 / count, memory["ours"],
+            memory["peer"])
+        if mine == "sluice-nvme":
+            note += "; %.2f GB/s read and written" % (16e-9 * count / Summary(seconds["ours"]).median)
+        beside(table, line, seconds["ours"], seconds["peer"], count * 1e-6, "M parameters/s", note)
 
 
 def needs_torch(options):
@@ -304,7 +389,7 @@ def llmc(options, table, work):
                    batch * length, "tokens/s", "%d steps of llm.c" % len(theirs))
 
 
-PEERS = {"pytorch": pytorch, "deepspeed": deepspeed, "adam": adam, "aio": aio, "tokenizers": tokenizers, "llmc": llmc}
+PEERS = {"pytorch": pytorch, "deepspeed": deepspeed, "module": module, "optimizer": optimizer, "adam": adam, "aio": aio, "tokenizers": tokenizers, "llmc": llmc}
 
 
 def main():
@@ -334,6 +419,7 @@ def main():
             parser.error("%s is none of the peers %s" % (name, ", ".join(PEERS)))
     small, full = ("mixture 2x256", "mixture-280m") if options.model == "mixture" else ("gpt2 4x256", "gpt2-124m")
     options.name = small if options.quick else full
+    options.given_shapes = options.shapes
     options.shapes = shapes_of(options.shapes or ("4x128" if options.quick else SHAPES))
     options.dtypes, options.modes = dtypes_of(options.dtypes), options.modes.split(",")
     for mode in options.modes:
@@ -360,7 +446,7 @@ def main():
         write_tokens(os.path.join(work, "tokens"), vocab=8192 if options.quick else VOCAB)
         for name in options.peers or PEERS:
             try:
-                if name in ("pytorch", "deepspeed"):
+                if name in ("pytorch", "deepspeed", "module", "optimizer"):
                     needs_torch(options)
                 PEERS[name](options, table, work)
             except Absent as why:

@@ -8,8 +8,13 @@ Answers "ready", then "seconds loss" for each line; it ends at the end of its in
 clipping of the gradient's norm at 1.0, and bf16 (here by autocast) with fp32 weights. `plain` is a short model with torch's
 fused attention; `hf` is transformers' GPT2LMHeadModel; `mixture` its Qwen3MoeForCausalLM with experts in a loop (eager).
 
---zero3 DIR trains the same model by DeepSpeed: ZeRO-3 with parameters and optimizer in files in DIR (offload to "nvme"),
-weights in bf16 and the optimizer's state in fp32. The exit status is 3, with the reason, if DeepSpeed is not installed.
+--by names who trains that model; but for torch and fsdp2, files lie in the folder that --folder names:
+  torch        PyTorch's own loop, all in memory
+  zero3-nvme   DeepSpeed's ZeRO-3 with parameters and optimizer on the drive; in bf16 its weights are bf16
+  zero3-cpu    the same in host memory
+  fsdp2        torch's fully_shard of each block, offloaded to the CPU
+  engine, engine-host, engine-nvme   sluice.torch.Engine with all states in the device's budget, in host memory, on the drive
+The exit status is 3, with the reason, if a package is not installed.
 """
 
 import argparse
@@ -102,35 +107,79 @@ def plain_stepper(options, model):
     return step
 
 
+def alone():
+    """Sets what launchers set, for one rank."""
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+
+
 def zero3_stepper(options, model):
     """The same by DeepSpeed. Its buffers hold the largest parameter, the embedding; its other settings are those of its
     own examples for NVMe."""
-    os.environ.update(DS_ACCELERATOR="cpu", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1",
-                      MASTER_PORT="0")
+    alone()
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    on_drive = options.by == "zero3-nvme"
     try:
         import deepspeed
         from deepspeed.ops.op_builder import AsyncIOBuilder
-        if not AsyncIOBuilder().is_compatible():
+        if on_drive and not AsyncIOBuilder().is_compatible():
             raise ImportError("its asynchronous I/O does not build here (libaio-dev?)")
     except Exception as error:
         print("absent deepspeed: %s" % str(error).split("\n")[0], flush=True)
         sys.exit(3)
     largest = options.vocab * options.width
-    nvme = {"device": "nvme", "nvme_path": options.zero3, "pin_memory": False}
+    home = {"device": "nvme", "nvme_path": options.folder, "pin_memory": False} if on_drive else {"device": "cpu"}
     config = {
         "train_micro_batch_size_per_gpu": options.batch, "gradient_accumulation_steps": options.accumulation,
         "gradient_clipping": 1.0, "bf16": {"enabled": options.dtype == "bf16"},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0, "sub_group_size": largest,
-                              "offload_param": dict(nvme, buffer_count=5, buffer_size=largest + (1 << 20)),
-                              "offload_optimizer": dict(nvme, buffer_count=12, pipeline_read=True, pipeline_write=True)},
+                              "offload_param": dict(home, buffer_count=5, buffer_size=largest + (1 << 20)),
+                              "offload_optimizer": dict(home, buffer_count=12, pipeline_read=on_drive,
+                                                        pipeline_write=on_drive)},
         "aio": {"block_size": 1 << 20, "queue_depth": 16, "intra_op_parallelism": 2, "single_submit": False,
                 "overlap_events": True},
         "steps_per_print": 1 << 30,
     }
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    return engine_stepper(engine, options)
 
+
+def fsdp2_stepper(options, model):
+    """torch's own offload: each block, then the rest, is a group that is brought and taken away. AdamW runs on the CPU."""
+    import torch.distributed as distributed
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+    alone()
+    distributed.init_process_group("gloo")
+    offload = CPUOffloadPolicy(pin_memory=False)
+    for block in next(m for m in model.modules() if isinstance(m, nn.ModuleList)):
+        fully_shard(block, offload_policy=offload)
+    fully_shard(model, offload_policy=offload)
+    return plain_stepper(options, model)
+
+
+def sluice_stepper(options, model):
+    """The same by sluice.torch.Engine."""
+    try:
+        import sluice
+        import sluice.torch
+    except ImportError as error:
+        print("absent sluice: %s" % error, flush=True)
+        sys.exit(3)
+    home = {"engine": "device", "engine-host": "host", "engine-nvme": "nvme"}[options.by]
+    budgets = {"device": ("8GiB", "1GiB"), "host": ("1GiB", "8GiB"), "nvme": ("1GiB", "1GiB")}[home]
+    blocks = ["%s.%d" % (name, i) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)
+              for i in range(len(part))]
+    engine = sluice.torch.Engine(
+        model, units=blocks, optimizer=sluice.AdamW(lr=1e-4, weight_decay=0.01), device=budgets[0],
+        host=budgets[1], nvme=[os.path.join(options.folder, "drive")], run_dir=os.path.join(options.folder, "run"), fresh=True,
+        config={"gradient_clipping": 1.0, "gradient_accumulation_steps": options.accumulation,
+                "tiers": {"place": {"params": home, "grads": home, "optimizer": home}}})
+    return engine_stepper(engine, options)
+
+
+def engine_stepper(engine, options):
+    """A step of an engine, which counts micro-batches by itself; DeepSpeed's and ours have the same three calls."""
     def step(pieces):
         for source, target in pieces:
             logits = engine(source)
@@ -139,6 +188,10 @@ def zero3_stepper(options, model):
             engine.step()
         return loss.item()
     return step
+
+
+STEPPERS = {"torch": plain_stepper, "zero3-nvme": zero3_stepper, "zero3-cpu": zero3_stepper, "fsdp2": fsdp2_stepper,
+            "engine": sluice_stepper, "engine-host": sluice_stepper, "engine-nvme": sluice_stepper}
 
 
 def main():
@@ -153,7 +206,8 @@ def main():
     parser.add_argument("--threads", type=int, default=0, help="0: PyTorch chooses")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--accumulation", type=int, default=1, help="micro-batches of a step")
-    parser.add_argument("--zero3", metavar="DIR", help="by DeepSpeed, with parameters and optimizer in DIR")
+    parser.add_argument("--by", choices=STEPPERS, default="torch")
+    parser.add_argument("--folder", help="for files of DeepSpeed or Sluice")
     parser.add_argument("--model", choices=("plain", "hf", "mixture"), default="plain")
     options = parser.parse_args()
     torch.manual_seed(1)
@@ -162,7 +216,7 @@ def main():
     kind = {"plain": Plain, "hf": Published, "mixture": Mixture}[options.model]
     model = kind(options.layers, options.width, options.width // 64, options.vocab, options.length)
     model.train()
-    make_step = (zero3_stepper if options.zero3 else plain_stepper)(options, model)
+    make_step = STEPPERS[options.by](options, model)
     with open(options.tokens, "rb") as file:
         ids = torch.frombuffer(bytearray(file.read()), dtype=torch.uint16).to(torch.int64)
     print("ready", flush=True)
