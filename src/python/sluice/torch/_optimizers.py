@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from .._errors import Error, WrongJob
+from .._errors import Error, NoFit, WrongJob
 from .._job import Path
 from ._core import Bytes, check_launcher, close_at_end, give_up, list_drives, open_core
 from ._groups import send_group
@@ -151,14 +151,21 @@ class _Optimizer(torch.optim.Optimizer):
             for unit in self._units
         ]
         largest = max(unit.elems for unit in self._units)
+        passing = 6 * 4 * largest + (256 << 20)  # gradients and tiles on their way
         tiers: Dict[str, Any] = {
-            "device": {"budget": 6 * 4 * largest + (256 << 20)},
+            "device": {"budget": passing},
             "place": {"params": "host", "optimizer": "nvme" if drives else "host"},
         }
-        if host is not None:
-            tiers["host"] = {"budget": host}
         if drives:
             tiers["nvme"] = drives
+        elif self._device.type == "cpu":
+            # the device is host memory, too: what rests there is updated without a copy
+            total = sum(unit.elems for unit in self._units)
+            tiers["place"] = {kind: "device" for kind in ("params", "grads", "optimizer")}
+            tiers["device"]["budget"] = 20 * total + passing if host is None else host
+            tiers["host"] = {"budget": 4 * largest + (64 << 20)}
+        if host is not None and "host" not in tiers:
+            tiers["host"] = {"budget": host}
         params = {k: list(v) if isinstance(v, tuple) else v for k, v in numbers.items()}
         job: Dict[str, Any] = {
             "model": {"module": {"name": "optimizer", "units": units, "stages": stages}},
@@ -190,7 +197,11 @@ class _Optimizer(torch.optim.Optimizer):
             with torch.no_grad():
                 values.fill(self._units[unit], begin, target)
 
-        self._core = open_core(job, first=first, machine=machine, verbose=verbose)
+        try:
+            self._core = open_core(job, first=first, machine=machine, verbose=verbose)
+        except NoFit as error:
+            reason = str(error).split("; ")[0]
+            raise NoFit(f"{reason}: host= is the budget of an optimizer, so give it more") from None
         places: Dict[int, int] = {}  # by id(slot): the address in the run's memory
         self._places = places
         slots = [slot for unit in self._units for slot in unit.slots]
@@ -395,7 +406,8 @@ def _end(core: Any, own_dir: Optional[str], slots: List[Slot], places: Dict[int,
 _ARGUMENTS = """
     nvme: folders on drives, or dicts like the job's tiers.nvme: the state rests there. None: it
         rests in host memory.
-    host: the budget of host memory for parameters and state, as bytes or "8GiB".
+    host: the budget of host memory for parameters and state, and where no drive has the state for
+        gradients on their way, as bytes or "8GiB".
     state: "fp32"; "bf16" or "8bit" moments; "split", with or without one of them: the 16 low bits
         of the weights beside bf16 parameters, in place of a second copy. fp32 parameters have no
         second copy (with Muon they have).
