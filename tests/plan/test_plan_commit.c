@@ -15,7 +15,7 @@
 #include "plan/simulate_internal.h"
 #include "tests/plan/plan_fixture.h"
 
-enum { SEEDS = 400 };
+enum { SEEDS = 250 };
 
 /* A job of the seed that commits, with room for it. */
 static void committing_job(random_job *r, uint64_t seed)

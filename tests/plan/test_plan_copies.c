@@ -21,7 +21,7 @@
 #include "tests/plan/plan_large.h"
 #include "tests/plan/plan_ranks_run.h"
 
-enum { SEEDS = 120 };
+enum { SEEDS = 80 };
 
 /* Most optimizer state on a slow drive, so that a step's beginning shows. */
 static void copied_job(random_job *r, uint64_t seed)

@@ -18,7 +18,7 @@
 #include "tests/plan/plan_fixture.h"
 #include "tests/plan/plan_ranks_run.h"
 
-enum { SEEDS = 120 };
+enum { SEEDS = 80 };
 
 static void frozen_job(random_job *r, uint64_t seed)
 {

@@ -21,7 +21,7 @@
 #include "tests/plan/plan_fixture.h"
 #include "tests/plan/plan_ranks_run.h"
 
-enum { SEEDS = 240 };
+enum { SEEDS = 200 };
 
 /* The job of the seed with room for it; its world and stage go by the seed too. */
 static void roomy_job(random_job *r, uint64_t seed)

@@ -7,7 +7,7 @@ if(TARGET sluice_profile)
     set(train_shapes gpt2-bf16 gpt2-fp32 llama-bf16 llama-fp32)
     set(train_curves gpt2-tied gpt2-untied llama-tied llama-untied)
     sluice_test(test_train_invariance LIBS train_fixture LABELS cpu nvme TIMEOUT 120
-                INSTANCES ${train_shapes})
+                INSTANCES ${train_shapes} SLOW gpt2-bf16) # which runs simulated and paranoid, too
     set(train_modes gpt2-fp32 gpt2-fp16-untied llama-fp16 llama-bf16 gpt2-bf16-unclipped
         llama-fp32-untied-unclipped gpt2-fp16-cut
         gpt2-bf16-lion llama-fp32-adagrad-documents gpt2-bf16-m16 llama-fp32-unclipped-m8
@@ -21,7 +21,7 @@ if(TARGET sluice_profile)
                     INSTANCES gpt2-fp32 llama-bf16)
     # Each family at least once a line; 400 more jobs slowly.
     sluice_test(test_train_random LIBS train_fixture LABELS cpu nvme TIMEOUT 180
-                INSTANCES 1-20 21-40 41-60)
+                INSTANCES 1-14 15-28 29-42)
     add_test(NAME slow.test_train_random COMMAND test_train_random 1001-1400)
     set_tests_properties(slow.test_train_random PROPERTIES LABELS slow TIMEOUT 3600
                          ENVIRONMENT OMP_WAIT_POLICY=passive)
@@ -40,7 +40,8 @@ if(TARGET sluice_profile)
                 llama-bf16-unclipped-cut gpt2-fp32-cut-range
                 llama-fp32-unclipped-untied-adam-onecycle gpt2-fp16-tokens-adagrad-onecycle
                 llama-bf16-delayed llama-bf16-unclipped-split-m16 gpt2-fp16-untied-cut-m8
-                gpt2-bf16-dropout gpt2-bf16-muon)
+                gpt2-bf16-dropout gpt2-bf16-muon
+                SLOW gpt2-fp16-untied-cut-m8 llama-fp32-unclipped-untied-adam-onecycle)
     sluice_test(test_train_ranks LIBS train_fixture comm_fixture LABELS cpu nvme)
 
     if(TARGET sluice)
@@ -74,8 +75,7 @@ if(TARGET sluice_profile)
     # Paranoid mode looks at programs and memory, not at numbers: every kind of program is run, and a model
     # or dtype more of the same kind is slow. Some groups are run in this mode alone.
     set(paranoid_shapes gpt2-bf16)
-    set(paranoid_modes gpt2-fp16-untied gpt2-bf16-unclipped gpt2-fp32-cut-documents llama-bf16-untied-cut
-        llama-fp32-unclipped-m8)
+    set(paranoid_modes gpt2-fp16-untied gpt2-bf16-unclipped llama-bf16-untied-cut llama-fp32-unclipped-m8)
     again_test(paranoid SLUICE_TEST_PARANOID test_train_invariance ${paranoid_shapes})
     again_test(paranoid SLUICE_TEST_PARANOID test_train_modes ${paranoid_modes})
     again_test(slow.many SLUICE_TEST_MANY test_train_modes ${train_modes})
