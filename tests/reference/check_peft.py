@@ -30,6 +30,7 @@ from torch.nn import functional
 
 SEQ, STEPS, LR, CLIPPING = 32, 20, 0.02, 1.0
 BOUND_LOSS, BOUND_CURVE = 1e-5, 1e-4
+RATES = {"smollm2-nf4_double": 2e-4}  # the others have LR
 failed = False
 
 FAMILIES = {
@@ -93,7 +94,8 @@ FAMILIES.update({family: (
         vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False, initializer_range=0.15),
     FAMILIES["llama"][1]) for family in PACKED})
-# The shape of SmolLM2-135M with random weights.
+# The shape of SmolLM2-135M with random weights. At the rate of the others it learns the one line of the curve by heart
+# within a few steps, after which both curves are noise.
 PACKED["smollm2-nf4_double"] = PACKED["llama-nf4_double"]
 FAMILIES["smollm2-nf4_double"] = (
     lambda: transformers.LlamaConfig(
@@ -162,6 +164,7 @@ def check(family, what, found, expected, bound):
 
 def check_family(family, folder):
     make_config, lora = FAMILIES[family]
+    rate = RATES.get(family, LR)
     torch.manual_seed(1)
     base = folder / "base"
     transformers.AutoModelForCausalLM.from_config(make_config()).save_pretrained(base)
@@ -173,7 +176,7 @@ def check_family(family, folder):
     text.write_bytes(words[:2000])
     one.write_bytes(words[:SEQ + 2])
 
-    train(folder, "run", base, text, lora, STEPS, LR, family)
+    train(folder, "run", base, text, lora, STEPS, rate, family)
     sluice("export", folder / "run", folder / "adapters", "--adapters")
     sluice("export", folder / "run", folder / "merged")
     ours = json.loads(sluice("eval", folder / "run", text, "--json"))["loss"]
@@ -193,11 +196,11 @@ def check_family(family, folder):
         print(f"{family:10} {'perplexity of that, to the run':34} {math.exp(found - ours) - 1:+.2%}")
     print(f"{family:10} {'loss before and after training':34} {before:.4f} {ours:.4f}")
 
-    curve = train(folder, "curve", base, one, lora, STEPS, LR, family)
+    curve = train(folder, "curve", base, one, lora, STEPS, rate, family)
     train(folder, "begin", base, one, lora, 1, 0, family)
     sluice("export", folder / "begin", folder / "first", "--adapters")
     peft = PeftModel.from_pretrained(load(base, family), folder / "first", is_trainable=True)
-    optimizer = torch.optim.AdamW([p for p in peft.parameters() if p.requires_grad], lr=LR,
+    optimizer = torch.optim.AdamW([p for p in peft.parameters() if p.requires_grad], lr=rate,
                                   betas=(0.9, 0.99), eps=1e-8, weight_decay=0.01)
     words = torch.tensor(list(one.read_bytes()))
     windows = [words[:-1], words[1:]]  # the text has room for no others; which one is drawn, the loss says
