@@ -79,9 +79,9 @@ static const cli_option options[] = {
      "has them in memory (default: tensors for each expert, as they are published)",
      .target = &asked.fused_experts},
     {"quantized", CLI_FLAG, NULL,
-     "matrices that the run keeps packed (state.params) stay so, as bitsandbytes or fp8\n"
-     "checkpoints have them, and are quantized again where adapters are added (default:\n"
-     "expanded)",
+     "matrices that the run keeps packed (state.params) stay so, as checkpoints of\n"
+     "bitsandbytes, of fp8 in blocks or of gpt-oss (mxfp4) have them, and are quantized\n"
+     "again where adapters are added (default: expanded)",
      .target = &asked.quantized},
     {"force", CLI_FLAG, NULL,
      "writes into a directory that is not empty, replacing files of these names\n"

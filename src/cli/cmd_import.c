@@ -95,8 +95,8 @@ const cli_command cli_import_command = {
     .summary = "makes a run of a Hugging Face checkpoint",
     .details =
         "HF_DIR holds config.json and model.safetensors, or model.safetensors.index.json and\n"
-        "the files that it names, of GPT-2, Llama, Mistral, Qwen2, Qwen3 or SmolLM in fp32,\n"
-        "bf16 or fp16. Makes RUN, a run directory whose commit of step 0 holds the weights as\n"
+        "the files that it names, in fp32, bf16 or fp16. Matrices that come quantized are\n"
+        "expanded. Makes RUN, a run directory whose commit of step 0 holds the weights as\n"
         "fp32 masters and moments of zero. Any job of the same model can continue it, with\n"
         "run.dir RUN or with train --from RUN; generate, eval and export can read it directly.\n"
         "A job that names the checkpoint itself (model.hf) needs no import.\n"

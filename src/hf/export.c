@@ -340,7 +340,7 @@ static int put_packed(exporter *self, uint32_t unit_idx, uint64_t begin, const v
         const model_tensor *tensor = &unit->tensors[i];
         TRY(model_unpack(net, &kernels_cpu, self->context, unit_idx, i, self->room.packed,
                          self->room.unpacked));
-        if (self->asked->quantized && tensor->stored != STORED_WORKING) {
+        if (self->asked->quantized && hfi_stays_packed(net, tensor)) {
             TRY(hfi_put_matrices(net, &self->list, &self->room, &self->adapters, self->context,
                                  unit_idx, i));
             continue;

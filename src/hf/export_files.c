@@ -36,7 +36,10 @@ static void add_tensors(export_list *self, const model *net, const model_tensor 
     *idx = UINT32_MAX;
     if (from->is_adapter)
         return; /* export_peft.c writes it */
+    bool stays_packed = is_quantized && hfi_stays_packed(net, from);
     hf_layout layout = hf_layout_of(net, from, self->is_fused);
+    if (stays_packed && from->stored == STORED_MXFP4)
+        (void)hf_layout_of_blocks(net, from, &layout);
     struct hf_stored_range range = hf_layout_range(&layout, from);
     for (uint64_t i = 0; i < range.count; i++) {
         char name[HF_NAME_BYTES], stored[2 * HF_NAME_BYTES];
@@ -54,7 +57,7 @@ static void add_tensors(export_list *self, const model *net, const model_tensor 
         tensor->layout = layout;
         tensor->type = from->is_exact ? DTYPE_FP32 : self->type;
         tensor->size_bytes = layout.elems * dtype_bytes(tensor->type);
-        if (is_quantized && from->stored != STORED_WORKING) {
+        if (stays_packed) {
             tensor->format = from->stored;
             hfi_packed_rows(tensor, &packed);
             tensor->size_bytes = packed.bytes;

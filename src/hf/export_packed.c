@@ -1,6 +1,7 @@
 /* An export whose packed matrices stay packed: the tensors of such a matrix in files, and what
- * config.json says of them. The layouts are those of bitsandbytes, as transformers writes them, and
- * of fp8 in blocks; weights_packed.c reads them. See hf_internal.h. */
+ * config.json says of them. The layouts are those of bitsandbytes, as transformers writes them, of
+ * fp8 in blocks, and of gpt-oss's experts in mxfp4; weights_packed.c reads them. See
+ * hf_internal.h. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -43,6 +44,13 @@ static enum stored_format format_of(const model *net, const model_tensor **first
     return STORED_WORKING;
 }
 
+bool hfi_stays_packed(const model *net, const model_tensor *tensor)
+{
+    hf_layout layout;
+    return tensor->stored != STORED_WORKING &&
+           (tensor->stored != STORED_MXFP4 || hf_layout_of_blocks(net, tensor, &layout));
+}
+
 static int check_tensor(const model *net, uint32_t unit, const model_tensor *tensor,
                         const model_tensor *first)
 {
@@ -53,6 +61,8 @@ static int check_tensor(const model *net, uint32_t unit, const model_tensor *ten
                        "and %s as %s: export without --quantized",
                        first->name, stored_format_name(first->stored), tensor->name,
                        stored_format_name(tensor->stored));
+    if (tensor->stored == STORED_MXFP4)
+        return 0; /* its layout is known, or it is expanded */
     if (strncmp(net->units[unit].name, "embed", strlen("embed")) == 0)
         return err_set(ERR_CONFIG,
                        "a checkpoint has no packed embedding, and the run keeps %s as %s: export "
@@ -75,17 +85,29 @@ int hfi_check_packed(const model *net)
 {
     const model_tensor *first;
     enum stored_format format = format_of(net, &first);
+    uint32_t packed_count = 0;
     if (format == STORED_WORKING)
         return err_set(ERR_CONFIG, "the run keeps no matrix in a packed format (state.params): "
                                    "export without --quantized");
-    if (!is_4bit(format) && format != STORED_INT8_ROWS && format != STORED_FP8_BLOCKS)
+    if (format == STORED_INT8 || format == STORED_FP8_ROWS)
         return err_set(ERR_CONFIG,
-                       "matrices in the format %s are not written: export without --quantized",
-                       stored_format_name(format));
+                       "no checkpoint that transformers reads can hold matrices in the format %s: "
+                       "export without --quantized, or begin a run with state.params %s",
+                       stored_format_name(format),
+                       stored_format_name(format == STORED_INT8 ? STORED_INT8_ROWS
+                                                                : STORED_FP8_BLOCKS));
     for (uint32_t u = 0; u < net->unit_count; u++)
-        for (uint32_t i = 0; i < net->units[u].tensor_count; i++)
-            if (net->units[u].tensors[i].stored != STORED_WORKING)
-                TRY(check_tensor(net, u, &net->units[u].tensors[i], first));
+        for (uint32_t i = 0; i < net->units[u].tensor_count; i++) {
+            const model_tensor *tensor = &net->units[u].tensors[i];
+            packed_count += hfi_stays_packed(net, tensor);
+            if (tensor->stored != STORED_WORKING)
+                TRY(check_tensor(net, u, tensor, first));
+        }
+    if (packed_count == 0)
+        return err_set(ERR_CONFIG,
+                       "checkpoints hold mxfp4 for experts of gpt_oss alone, and the run keeps %s "
+                       "as mxfp4: export without --quantized",
+                       first->name);
     return 0;
 }
 
@@ -106,10 +128,36 @@ static void add_row(struct export_rows *self, const char *stem, const char *end,
     self->bytes += elems * (byte_type ? 1 : sizeof(float));
 }
 
+/* Of mxfp4: "NAME_blocks", [experts, rows, groups, bytes of a group], and "NAME_scales" without the
+ * last. */
+static void block_rows(const export_tensor *from, struct export_rows *out)
+{
+    uint64_t elems = 1;
+    int stem = (int)(strlen(from->name) - strlen("_blocks"));
+    for (out->count = 0; out->count < 2; out->count++) {
+        safetensors_row *row = &out->rows[out->count];
+        char *name = out->names[out->count];
+        snprintf(name, HF_STORED_NAME_BYTES, "%.*s%s", stem, from->name,
+                 out->count == 0 ? "_blocks" : "_scales");
+        *row = (safetensors_row){.name = name,
+                                 .type = DTYPE_FP32,
+                                 .byte_type = "U8",
+                                 .dim_count = from->layout.dim_count - out->count};
+        memcpy(row->shape, from->layout.shape, sizeof from->layout.shape);
+    }
+    for (uint32_t d = 0; d + 1 < from->layout.dim_count; d++)
+        elems *= from->layout.shape[d];
+    out->bytes = elems * (from->layout.shape[from->layout.dim_count - 1] + 1);
+}
+
 void hfi_packed_rows(const export_tensor *from, struct export_rows *out)
 {
-    uint64_t rows = from->layout.shape[0], columns = from->layout.shape[1];
     enum stored_format format = from->format;
+    if (format == STORED_MXFP4) {
+        block_rows(from, out);
+        return;
+    }
+    uint64_t rows = from->layout.shape[0], columns = from->layout.shape[1];
     stored_layout layout = stored_layout_of(format, rows, columns);
     char stem[sizeof from->name];
     out->count = 0;
@@ -194,6 +242,34 @@ static int write_matrix(const export_list *list, uint32_t idx, kernel_context *c
                                           : 0;
 }
 
+/* Takes matrix `idx` of the unit's part of a tensor in mxfp4. An expert in a file is one matrix,
+ * which may be two here, gate and up, with their rows by turns. Writes the expert with the last of
+ * them. */
+static int write_blocks(const export_list *list, uint32_t idx, struct export_room *room,
+                        const model_tensor *tensor, uint64_t matrix, const unsigned char *codes,
+                        const unsigned char *scales)
+{
+    const export_tensor *to = &list->tensors[idx];
+    const hf_layout *of = &to->layout;
+    safetensors_writer *writer = list->files[to->file_idx].writer;
+    uint64_t each = of->rows / tensor->stored_rows; /* matrices of an expert */
+    uint64_t groups = of->shape[2], row_bytes = of->columns / 2;
+    uint64_t first = tensor->row_begin / of->rows + matrix / each; /* the expert */
+    unsigned char *all_scales = room->blocks + of->rows * row_bytes;
+    for (uint64_t r = 0; r < tensor->stored_rows; r++) {
+        uint64_t row = matrix % each * tensor->stored_rows + r;
+        row = of->order == HF_ORDER_PAIRED ? hf_layout_turned(of, row) : row;
+        memcpy(room->blocks + row * row_bytes, codes + r * row_bytes, row_bytes);
+        memcpy(all_scales + row * groups, scales + r * groups, groups);
+    }
+    if (matrix % each + 1 < each)
+        return 0;
+    TRY(safetensors_write(writer, to->row_idx, first * of->rows * row_bytes, of->rows * row_bytes,
+                          room->blocks));
+    return safetensors_write(writer, to->row_idx + 1, first * of->rows * groups, of->rows * groups,
+                             all_scales);
+}
+
 /* room: [scales of the matrix]. */
 static int quantize(const model_tensor *tensor, kernel_context *context, const float *values,
                     float *room, void *codes, void *scales)
@@ -225,7 +301,7 @@ static uint64_t scales_at(const stored_layout *layout)
 
 int hfi_room_reserve(const model *net, struct export_room *self)
 {
-    uint64_t bytes = 0, elems = 0, codes = 0, scales = 0;
+    uint64_t bytes = 0, elems = 0, codes = 0, scales = 0, blocks = 0;
     for (uint32_t u = 0; u < net->unit_count; u++) {
         const model_unit *unit = &net->units[u];
         if (!unit->is_packed)
@@ -240,6 +316,8 @@ int hfi_room_reserve(const model *net, struct export_room *self)
                 stored_layout_of(tensor->stored, tensor->stored_rows, tensor->columns);
             codes = size_max(codes, scales_at(&layout) + layout.scale_bytes);
             scales = size_max(scales, layout.scale_count);
+            if (tensor->stored == STORED_MXFP4) /* gate and up */
+                blocks = size_max(blocks, 2 * (layout.code_bytes + layout.scale_bytes));
         }
     }
     if (bytes == 0)
@@ -248,7 +326,9 @@ int hfi_room_reserve(const model *net, struct export_room *self)
     self->unpacked = mem_alloc(elems, sizeof *self->unpacked, "a matrix of a packed unit");
     self->codes = mem_alloc(codes, 1, "codes of a matrix");
     self->scales = mem_alloc(scales, sizeof *self->scales, "scales of a matrix");
-    return self->packed && self->unpacked && self->codes && self->scales ? 0 : -ENOMEM;
+    self->blocks = mem_alloc(blocks, 1, "codes of an expert");
+    return self->packed && self->unpacked && self->codes && self->scales && self->blocks ? 0
+                                                                                         : -ENOMEM;
 }
 
 void hfi_room_free(struct export_room *self)
@@ -257,6 +337,7 @@ void hfi_room_free(struct export_room *self)
     mem_free(self->unpacked);
     mem_free(self->codes);
     mem_free(self->scales);
+    mem_free(self->blocks);
 }
 
 int hfi_put_matrices(const model *net, const export_list *list, struct export_room *room,
@@ -277,7 +358,10 @@ int hfi_put_matrices(const model *net, const export_list *list, struct export_ro
                          room->codes + scales_at(&layout)));
             codes = room->codes;
         }
-        TRY(write_matrix(list, idx + (uint32_t)i, context, codes, codes + scales_at(&layout)));
+        const unsigned char *scales = codes + scales_at(&layout);
+        TRY(tensor->stored == STORED_MXFP4
+                ? write_blocks(list, idx, room, tensor, i, codes, scales)
+                : write_matrix(list, idx + (uint32_t)i, context, codes, scales));
     }
     return 0;
 }
@@ -306,6 +390,10 @@ json_t *hfi_packed_config(const model *net, const export_list *list)
 {
     const model_tensor *first;
     enum stored_format format = format_of(net, &first);
+    if (format == STORED_MXFP4) /* all but the experts, as published */
+        return json_pack("{s:s, s:[s, s, s, s]}", "quant_method", "mxfp4",
+                         "modules_to_not_convert", "model.layers.*.self_attn",
+                         "model.layers.*.mlp.router", "model.embed_tokens", "lm_head");
     if (format == STORED_FP8_BLOCKS)
         return json_pack("{s:s, s:s, s:s, s:[i, i], s:o}", "quant_method", "fp8", "fmt", "e4m3",
                          "activation_scheme", "dynamic", "weight_block_size", 128, 128,

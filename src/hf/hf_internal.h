@@ -87,6 +87,9 @@ struct export_rows {
 };
 /* ERR_CONFIG unless the model has packed matrices, and a checkpoint can hold all of them. */
 int hfi_check_packed(const model *net) MUST_CHECK;
+/* True if an export with packed matrices has this one as codes. Others in mxfp4 than gpt-oss's
+ * experts are expanded, which is exact. */
+bool hfi_stays_packed(const model *net, const model_tensor *tensor);
 void hfi_packed_rows(const export_tensor *from, struct export_rows *out);
 /* The block quantization_config; the caller owns it. NULL: there is no memory. */
 json_t *hfi_packed_config(const model *net, const export_list *list);
@@ -115,6 +118,7 @@ struct export_room {
     float *unpacked;       /* one of its tensors */
     unsigned char *codes;  /* a matrix that is quantized again, with its scales */
     float *scales;         /* of such a matrix, before double quantization */
+    unsigned char *blocks; /* an expert in mxfp4, as files have it: codes, and then scales */
 };
 int hfi_room_reserve(const model *net, struct export_room *self) MUST_CHECK;
 void hfi_room_free(struct export_room *self);

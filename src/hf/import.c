@@ -54,8 +54,9 @@ static int find_type(const char *hf_dir, const char **type)
     uint64_t elems[DTYPE_COUNT] = {0};
     TRY(hf_open(hf_dir, &files));
     for (uint64_t i = 0; i < hf_count(files); i++) {
+        char codes[HF_STORED_NAME_BYTES]; /* that the tensor belongs to, if it does */
         hf_tensor at = hf_at(files, i);
-        if (at.tensor->type != SAFETENSORS_OTHER)
+        if (at.tensor->type != SAFETENSORS_OTHER && !hfi_is_beside(at.tensor->name, codes))
             elems[at.tensor->type] += at.tensor->elem_count;
     }
     hf_close(files);
@@ -84,13 +85,29 @@ static int set_path(const char *key, const char *path, char *out, size_t out_byt
     return 0;
 }
 
-/* Reads the job, with this checkpoint and this run directory in place of its own. */
-static int read_job(importer *self)
+/* Reads the job with these overrides; NULL in job_path: makes one for params of `type`. */
+static int read_with(importer *self, const char **set, uint32_t count, const char *type)
 {
     static const char made_name[] = "the job that sluice import makes";
+    const char *path = self->asked->job_path;
+    bool is_fp32 = strcmp(type, "fp32") == 0;
+    char text[128];
+    if (path)
+        return job_read(path, set, count, &self->job);
+    snprintf(text, sizeof text, "{\"train_micro_batch_size_per_gpu\": 1%s%s%s}",
+             is_fp32 ? "" : ", \"", is_fp32 ? "" : type, is_fp32 ? "" : "\": {\"enabled\": true}");
+    return job_read_text(made_name, text, strlen(text), set, count, &self->job);
+}
+
+/* Reads the job, with this checkpoint and this run directory in place of its own. Where the
+ * checkpoint comes quantized and the job says nothing of that, the run's job has the params in the
+ * working dtype. */
+static int read_job(importer *self)
+{
     const struct hf_import_options *asked = self->asked;
-    char hf[2 * FILE_PATH_BYTES], dir[2 * FILE_PATH_BYTES], text[128], hf_dir[FILE_PATH_BYTES];
+    char hf[2 * FILE_PATH_BYTES], dir[2 * FILE_PATH_BYTES], hf_dir[FILE_PATH_BYTES];
     const char *type = "";
+    uint32_t count = 0;
     int length = snprintf(hf_dir, sizeof hf_dir, "%s", asked->hf_dir);
     if (length < 0 || (size_t)length >= sizeof hf_dir)
         return err_set(ERR_INPUT, "the path of the checkpoint is longer than %d bytes",
@@ -98,21 +115,23 @@ static int read_job(importer *self)
     TRY(setup_make_absolute(hf_dir)); /* job.json lies elsewhere */
     TRY(set_path("model.hf", hf_dir, hf, sizeof hf));
     TRY(set_path("run.dir", asked->run_dir, dir, sizeof dir));
-    const char **set = mem_alloc(asked->set_count + 2, sizeof *set, "overrides");
+    const char **set = mem_alloc(asked->set_count + 3, sizeof *set, "overrides");
     if (!set)
         return -ENOMEM;
-    set[0] = hf;
-    set[1] = dir;
+    set[count++] = hf;
+    set[count++] = dir;
     for (uint32_t i = 0; i < asked->set_count; i++)
-        set[i + 2] = asked->set[i];
+        set[count++] = asked->set[i];
     int rc = find_type(hf_dir, &type);
-    snprintf(text, sizeof text, "{\"train_micro_batch_size_per_gpu\": 1%s%s%s}",
-             strcmp(type, "fp32") == 0 ? "" : ", \"", strcmp(type, "fp32") == 0 ? "" : type,
-             strcmp(type, "fp32") == 0 ? "" : "\": {\"enabled\": true}");
-    if (rc == 0 && asked->job_path)
-        rc = job_read(asked->job_path, set, asked->set_count + 2, &self->job);
-    else if (rc == 0)
-        rc = job_read_text(made_name, text, strlen(text), set, asked->set_count + 2, &self->job);
+    if (rc == 0)
+        rc = read_with(self, set, count, type);
+    if (rc == 0 && self->job->state.is_of_checkpoint) {
+        log_info("%s comes quantized; the run holds its values, expanded to fp32", hf_dir);
+        job_destroy(self->job);
+        self->job = NULL;
+        set[count++] = "state.params=working";
+        rc = read_with(self, set, count, type);
+    }
     mem_free(set);
     return rc;
 }
@@ -126,10 +145,9 @@ static int check_learning(const importer *self)
     TRY(setup_fill_learning(self->job, &spec));
     if (model_asks_packed(&spec))
         return err_set(ERR_CONFIG,
-                       "%s packed formats (%s), and an import holds fp32 weights alone: train "
-                       "without an import, with a job that names the checkpoint in model.hf, or "
-                       "set state.params to \"working\"",
-                       spec.is_stored_so ? "the checkpoint has" : "this job asks for",
+                       "this job asks for packed formats (%s), and an import holds fp32 weights "
+                       "alone: train without an import, with a job that names the checkpoint in "
+                       "model.hf, or set state.params to \"working\"",
                        spec.stored == STORED_WORKING ? "state.rules"
                                                      : stored_format_name(spec.stored));
     TRY(model_create(&spec, self->job->type, 1, &net));
