@@ -118,8 +118,9 @@ void model_pass_costs(const model *self, enum phase phase, uint32_t stage, uint3
         of.turn = MODELI_TURN_RECOMPUTE;
     for (uint32_t k = 0; k < range.end - range.begin; k++) {
         const modeli_layer *layer = &list->layers[backward ? range.end - 1 - k : range.begin + k];
+        bool is_again = layer->is_recomputed[KEPT_NONE] || layer->kind == &modeli_linear;
         bool is_needed = backward ? of.work.inner || layer >= modeli_first_owner(list)
-                                  : phase != PHASE_RECOMPUTE || layer->is_recomputed[KEPT_NONE];
+                                  : phase != PHASE_RECOMPUTE || is_again;
         if (is_needed)
             add_layer(layer, &of);
     }

@@ -176,7 +176,9 @@ struct experts_run {
     /* The expert's matrices, and its biases, which may be NULL. */
     const void *up, *down, *up_bias, *down_bias;
     float *up_grad, *down_grad, *up_bias_grad, *down_bias_grad;
-    modeli_expert_lora up_lora, down_lora;
+    /* of up_count matrices, which is 2 where gate and up are apart; and of the one after them */
+    modeli_expert_lora up_lora[2], down_lora;
+    uint32_t up_count;
     int32_t offsets[ROUTER_EXPERTS_MAX + 1];
 };
 
@@ -189,6 +191,7 @@ static int begin_run(struct experts_run *of, const modeli_run *run, const modeli
     of->run = run;
     of->layer = layer;
     of->by = modeli_mixture_of(layer);
+    of->up_count = modeli_expert_down(layer);
     of->at = room_of(layer, run->turn == MODELI_TURN_BACKWARD);
     of->rows = (experts_rows_args){
         .type = self->type,
@@ -230,8 +233,9 @@ static void take_expert(struct experts_run *of, uint64_t idx)
     of->down_grad = modeli_layer_grad(run, layer, down);
     of->up_bias_grad = modeli_layer_grad(run, layer, up_bias);
     of->down_bias_grad = modeli_layer_grad(run, layer, down_bias);
-    of->up_lora = modeli_expert_lora_of(run, layer, MODELI_UP, idx, &of->at.lora);
-    of->down_lora = modeli_expert_lora_of(run, layer, MODELI_DOWN, idx, &of->at.lora);
+    for (uint32_t i = 0; i < of->up_count; i++)
+        of->up_lora[i] = modeli_expert_lora_of(run, layer, i, idx, &of->at.lora);
+    of->down_lora = modeli_expert_lora_of(run, layer, of->up_count, idx, &of->at.lora);
 }
 
 static void *room_at(const struct experts_run *of, uint64_t offset)
@@ -288,8 +292,10 @@ static int run_up(const struct experts_run *of, const experts_rows_args *rows, u
     TRY(gather(of, rows, modeli_value_at(of->run, of->layer->reads[0]), of->at.inputs));
     TRY(multiply(of, &of->by->up[size], MODELI_FORWARD, room_at(of, of->at.inputs), of->up,
                  of->up_bias, room_at(of, of->at.up)));
-    TRY(modeli_expert_lora_inner(&of->up_lora, size, room_at(of, of->at.inputs)));
-    TRY(modeli_expert_lora_outer(&of->up_lora, size, room_at(of, of->at.up)));
+    for (uint32_t i = 0; i < of->up_count; i++) {
+        TRY(modeli_expert_lora_inner(&of->up_lora[i], size, room_at(of, of->at.inputs)));
+        TRY(modeli_expert_lora_outer(&of->up_lora[i], size, room_at(of, of->at.up)));
+    }
     return self->ops->activation_forward(self->context, of->run->stream, &gate);
 }
 
@@ -360,9 +366,11 @@ static int backward_block(const struct experts_run *of, const experts_rows_args 
     TRY(add_grads(of, up, product, up_grad, room_at(of, of->at.inputs), of->up_grad,
                   of->up_bias_grad));
     TRY(multiply(of, up, MODELI_INPUT_GRAD, up_grad, of->up, NULL, outputs));
-    TRY(modeli_expert_lora_input_grad(&of->up_lora, size, up_grad, outputs));
-    TRY(modeli_expert_lora_grads(&of->up_lora, size, lora_product, up_grad,
-                                 room_at(of, of->at.inputs)));
+    for (uint32_t i = 0; i < of->up_count; i++) {
+        TRY(modeli_expert_lora_input_grad(&of->up_lora[i], size, up_grad, outputs));
+        TRY(modeli_expert_lora_grads(&of->up_lora[i], size, lora_product, up_grad,
+                                     room_at(of, of->at.inputs)));
+    }
     args.weights = NULL;
     args.slot_rows = outputs;
     return self->ops->experts_combine(self->context, of->run->stream, &args);
@@ -375,7 +383,8 @@ static int clear_grads(const struct experts_run *of)
     const model *self = of->run->self;
     uint64_t matrix_bytes = modeli_expert_width(of->layer) * of->layer->in * sizeof(float);
     if (of->run->call->fresh[1]) {
-        TRY(modeli_expert_lora_clear(&of->up_lora));
+        for (uint32_t i = 0; i < of->up_count; i++)
+            TRY(modeli_expert_lora_clear(&of->up_lora[i]));
         TRY(modeli_expert_lora_clear(&of->down_lora));
     }
     if (of->up_grad == NULL || !of->run->call->fresh[of->layer->unit])

@@ -80,9 +80,10 @@ int modeli_round_input_grad(const modeli_run *run, const modeli_layer *layer)
 {
     const model *self = run->self;
     const float *sum = modeli_at(run->call->saved, run->list->input_sum);
-    TRY(self->ops->convert(self->context, run->stream, sum, DTYPE_FP32,
-                           modeli_at_spot(run, layer->own_grad), self->type,
+    void *target = modeli_at_spot(run, layer->own_grad);
+    TRY(self->ops->convert(self->context, run->stream, sum, DTYPE_FP32, target, self->type,
                            modeli_rows(self) * layer->in));
+    TRY(modeli_lora_input_grads(run, layer, target));
     return add_residual(run, layer);
 }
 

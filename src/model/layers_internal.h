@@ -73,6 +73,7 @@ enum {
     /* elements: rows of an adapter's inner activations begin on multiples of 16 bytes */
     MODELI_RANK_STEP = 8,
     MODELI_LAYER_ADAPTERS_MAX = 3, /* adapters of one product: q, k, v */
+    MODELI_LIST_ADAPTERS_MAX = 7,  /* of linear layers of one list: all of Llama's */
     /* Origins number the adapters' tensors from here on, for initial weights. */
     MODELI_ADAPTER_ORIGIN = 64,
 };
@@ -355,18 +356,30 @@ struct modeli_part {
     /* Offsets within the part's unit, of the layers from the owner's forward_begin on. The layers
      * before the owner have them only in the first part, those after it only in the last. */
     modeli_params at[MODELI_GROUP_MAX];
-    /* EXPERTS with adapters, by enum modeli_expert_matrix: offsets of A [experts,rank,in] and B
-     * [experts,out,rank] in the second unit, which has the next number. */
+    /* The part has a second unit of adapters, which has the next number. EXPERTS, by number of the
+     * matrix: offsets of A [experts,rank,in] and B [experts,out,rank] there. */
     bool has_adapters;
     struct {
         uint64_t a, b;
-    } adapters[2];
+    } adapters[MODELI_ROW_TENSORS_MAX];
     /* [0] over all rows. For the output matrix: [0] over a chunk of rows, [1] over the last,
      * shorter chunk. */
     modeli_matrix products[2];
     modeli_matrix row_logits;  /* output matrix: one row, for model_logits_pass */
     uint64_t scratch_bytes[2]; /* forward, backward */
 };
+
+/* An adapter of a linear layer, the same in every block. */
+struct modeli_adapter {
+    uint32_t layer; /* index in the list */
+    uint64_t in, out;
+    uint64_t column;            /* its first column of the layer's output; it has `out` columns */
+    uint32_t target;            /* model_lora_target */
+    uint64_t a, b;              /* offsets in the second unit: [rank,in], [out,rank] */
+    modeli_spot inner_at;       /* of its inner activations u [N,rank], in `saved` */
+    modeli_matrix inner, outer; /* u = x A^T, y = u B^T; after model_prepare */
+};
+typedef struct modeli_adapter modeli_adapter;
 
 /* The layers of the embedding, of a block or of the head, and the parts in the order of the
  * forward. part_count 0: the unit is whole. The output parts of a tied head are the embedding's
@@ -378,8 +391,10 @@ struct modeli_list {
     uint32_t value_count;
     modeli_part *parts;
     uint32_t part_count;
-    uint32_t unit_count;           /* experts: of all parts, their adapters' units included */
-    bool is_split;                 /* each of its stages has a second unit (learn.c) */
+    uint32_t unit_count; /* experts: of all parts, their adapters' units included */
+    bool is_split;       /* each of its stages has a second unit (learn.c) */
+    modeli_adapter adapters[MODELI_LIST_ADAPTERS_MAX];
+    uint32_t adapter_count;
     uint64_t saved_bytes;          /* of a block; places.c */
     uint64_t selective_bytes;      /* its first bytes, which KEPT_SELECTIVE keeps */
     uint64_t input_sum, bias_sums; /* offsets in `saved` of a block in parts */

@@ -42,65 +42,125 @@ static const char *target_of(const modeli_row *rows, const char *name)
     return end;
 }
 
-/* Targets are the weights of the linear layers of the first stage, and of the routed experts. */
-static uint32_t target_count(const modeli_row *row, bool is_experts)
+/* Targets are numbered group by group, in the order of the rows. */
+enum target_group {
+    TARGETS_BLOCK,  /* linear layers of the first stage */
+    TARGETS_ROUTED, /* matrices of all routed experts */
+    TARGETS_DENSE,  /* linear layers in place of experts, in the first blocks of a mixture */
+    TARGETS_SHARED, /* the layers of a shared expert */
+    TARGET_GROUPS
+};
+
+static const modeli_row *rows_of(const modeli_family *family, enum target_group group)
+{
+    return group == TARGETS_BLOCK   ? family->block
+           : group == TARGETS_DENSE ? family->dense
+                                    : family->experts;
+}
+
+/* Counts the targets of a group that a row has. */
+static uint32_t target_count(const modeli_row *row, enum target_group group)
 {
     uint32_t count = 0;
-    if (row->kind != (is_experts ? &modeli_experts : &modeli_linear) || row->is_shared)
-        return 0;
-    while (count < MODELI_ROW_TENSORS_MAX && row->weights[count].name != NULL)
+    bool is_of_group = group == TARGETS_ROUTED ? row->kind == &modeli_experts && !row->is_shared
+                                               : row->kind == &modeli_linear;
+    if (group == TARGETS_SHARED && row->kind == &modeli_experts)
+        is_of_group = row->is_shared;
+    while (is_of_group && count < MODELI_ROW_TENSORS_MAX && row->weights[count].name != NULL)
         count++;
     return count;
 }
 
-/* The number of a row's first target. It also counts the rows that this model lacks. `of` NULL: the
- * number of targets of the first stage. */
-static uint32_t first_target(const modeli_family *family, const modeli_row *of)
+/* A target of a family. */
+struct target {
+    enum target_group group;
+    const modeli_row *row; /* NULL: there is no such target */
+    uint32_t idx;          /* which of the row's matrices */
+};
+
+static struct target find_target(const modeli_family *family, uint32_t idx)
 {
-    uint32_t count = 0;
-    const modeli_row *row = family->block;
-    for (; row->kind != NULL && row != of; row++)
-        count += target_count(row, false);
-    if (row == of || of == NULL)
-        return count;
-    for (row = family->experts; row != of; row++)
-        count += target_count(row, true);
-    return count;
+    for (int g = 0; g < TARGET_GROUPS; g++) {
+        struct target of = {.group = (enum target_group)g};
+        of.row = rows_of(family, of.group);
+        for (; of.row != NULL && of.row->kind != NULL; of.row++) {
+            uint32_t count = target_count(of.row, of.group);
+            of.idx = idx;
+            if (idx < count)
+                return of;
+            idx -= count;
+        }
+    }
+    return (struct target){0};
+}
+
+/* The number of a row's first target; MODEL_LORA_TARGETS_MAX if it has none. It also counts the
+ * rows that this model lacks. */
+static uint32_t first_target(const modeli_family *family, const modeli_row *row)
+{
+    for (uint32_t i = 0; i < MODEL_LORA_TARGETS_MAX; i++)
+        if (find_target(family, i).row == row)
+            return i;
+    return MODEL_LORA_TARGETS_MAX;
 }
 
 const char *model_lora_target(enum model_family family, uint32_t idx)
 {
     const modeli_family *of = modeli_family_of(family);
-    for (const modeli_row *row = of->block; row->kind != NULL; row++) {
-        if (idx < target_count(row, false))
-            return target_of(of->block, row->weights[idx].name);
-        idx -= target_count(row, false);
-    }
-    for (const modeli_row *row = of->experts; row != NULL && row->kind != NULL; row++) {
-        if (idx < target_count(row, true)) /* "mlp.experts.down_proj" */
-            return strstr(row->weights[idx].name, "%llu.") + 5;
-        idx -= target_count(row, true);
-    }
-    return NULL;
+    struct target target = find_target(of, idx);
+    if (target.row == NULL)
+        return NULL;
+    if (target.group == TARGETS_BLOCK)
+        return target_of(of->block, target.row->weights[target.idx].name);
+    /* "mlp.experts.down_proj" */
+    return strstr(target.row->weights[target.idx].name, "%llu.") + 5;
 }
 
 bool model_lora_is_expert(enum model_family family, uint32_t idx)
 {
-    return idx >= first_target(modeli_family_of(family), NULL);
+    return find_target(modeli_family_of(family), idx).group == TARGETS_ROUTED;
 }
 
-bool modeli_has_expert_adapter(const modeli_layer *layer, enum modeli_expert_matrix which)
+bool model_lora_is_there(const model_spec *spec, uint32_t idx)
+{
+    struct target target = find_target(modeli_family_of(spec->family), idx);
+    bool has_experts = spec->expert_count > 0 && spec->dense_blocks < spec->num_layers;
+    if (target.row == NULL || (target.group == TARGETS_DENSE && spec->dense_blocks == 0) ||
+        ((target.group == TARGETS_ROUTED || target.group == TARGETS_SHARED) && !has_experts))
+        return false;
+    return target.row->is_there == MODELI_UNSET || modeli_is_there(spec, target.row->is_there);
+}
+
+/* The spec's targets that are of a group, as bits. */
+static uint32_t targets_of(const model_spec *spec, enum target_group group)
+{
+    uint32_t bits = 0;
+    for (uint32_t i = 0; i < MODEL_LORA_TARGETS_MAX && spec->lora.rank > 0; i++)
+        if (find_target(modeli_family_of(spec->family), i).group == group)
+            bits |= spec->lora.targets & 1u << i;
+    return bits;
+}
+
+/* True if matrix `idx` of the layer has an adapter. */
+static bool is_target(const modeli_layer *layer, uint32_t idx)
 {
     const model_lora *lora = &layer->net->spec.lora;
-    const modeli_family *family = layer->net->products->family;
-    return lora->rank > 0 && target_count(layer->row, true) > 0 &&
-           (lora->targets >> (first_target(family, layer->row) + (uint32_t)which) & 1) != 0;
+    uint32_t first = first_target(layer->net->products->family, layer->row);
+    return lora->rank > 0 && first < MODEL_LORA_TARGETS_MAX &&
+           (lora->targets >> (first + idx) & 1) != 0;
 }
 
-/* The bits of the targets of the first stage. */
-static uint32_t block_targets(const model_spec *spec)
+bool modeli_has_expert_adapter(const modeli_layer *layer, uint32_t matrix)
 {
-    return (1u << first_target(modeli_family_of(spec->family), NULL)) - 1;
+    return layer->kind == &modeli_experts && is_target(layer, matrix);
+}
+
+bool modeli_has_adapter(const modeli_layer *layer)
+{
+    bool has = false;
+    for (uint32_t i = 0; i < MODELI_ROW_TENSORS_MAX && layer->kind == &modeli_linear; i++)
+        has = has || (layer->row->weights[i].name != NULL && is_target(layer, i));
+    return has;
 }
 
 /* Without a selection everything learns; with adapters only these. */
@@ -185,6 +245,7 @@ static int check_lora(const model_spec *spec)
 {
     const model_lora *lora = &spec->lora;
     uint32_t known = 0;
+    const char *name;
     if (lora->rank == 0)
         return 0;
     if (lora->rank > RANK_MAX)
@@ -200,24 +261,25 @@ static int check_lora(const model_spec *spec)
         known |= 1u << i;
     if (lora->targets == 0 || (lora->targets & ~known) != 0)
         return err_set(ERR_CONFIG, "train.lora.targets names no layer, or one that is not there");
-    bool names_experts = (lora->targets & ~block_targets(spec)) != 0;
-    if (names_experts && (spec->expert_count == 0 || spec->dense_blocks >= spec->num_layers))
+    bool has_experts = spec->expert_count > 0 && spec->dense_blocks < spec->num_layers;
+    uint32_t routed = targets_of(spec, TARGETS_ROUTED);
+    if ((routed | targets_of(spec, TARGETS_SHARED)) != 0 && !has_experts)
         return err_set(ERR_CONFIG, "train.lora.targets names experts, which this model does not "
                                    "have");
-    if (lora->dropout > 0 && names_experts)
+    for (uint32_t i = 0; (name = model_lora_target(spec->family, i)) != NULL; i++) {
+        if ((lora->targets >> i & 1) != 0 && !model_lora_is_there(spec, i))
+            return err_set(ERR_CONFIG,
+                           "train.lora.targets names %s, which this model does not have", name);
+        /* a shared expert behind a gate is a mixture of one */
+        if (find_target(modeli_family_of(spec->family), i).row->kind == &modeli_experts)
+            routed |= lora->targets & 1u << i;
+    }
+    if (lora->dropout > 0 && routed != 0)
         return err_set(
             ERR_CONFIG,
             "train.lora.dropout is %g, but adapters of experts have none: set it to 0, or "
             "take experts out of train.lora.targets",
             lora->dropout);
-    const modeli_row *rows = modeli_family_of(spec->family)->block;
-    for (const modeli_row *row = rows; row->kind != NULL; row++)
-        if (row->kind == &modeli_linear && row->is_there != MODELI_UNSET &&
-            !modeli_is_there(spec, row->is_there) &&
-            (lora->targets >> first_target(modeli_family_of(spec->family), row) & 1) != 0)
-            return err_set(ERR_CONFIG,
-                           "train.lora.targets names %s, which this model does not have",
-                           target_of(rows, row->weights[0].name));
     return 0;
 }
 
@@ -258,8 +320,8 @@ void modeli_choose_split(model *self)
 {
     const model_spec *spec = &self->spec;
     modeli_list *block = &self->products->block;
-    bool has_lora = spec->lora.rank > 0 && (spec->lora.targets & block_targets(spec)) != 0;
-    block->is_split = norms_are_apart(spec) || has_lora ||
+    self->products->dense.is_split = targets_of(spec, TARGETS_DENSE) != 0;
+    block->is_split = norms_are_apart(spec) || targets_of(spec, TARGETS_BLOCK) != 0 ||
                       (modeli_vectors_are_apart(self, block) && block->part_count == 0);
     bool only_norms = spec->learn.is_given && spec->learn.norms && !spec->learn.head;
     self->products->head.is_split = only_norms && !spec->tie_embeddings;
@@ -269,8 +331,16 @@ void modeli_choose_split(model *self)
 int modeli_check_split(const model *self)
 {
     const modeli_list *block = &self->products->block, *last = &self->products->last;
-    bool has_both =
-        (block->part_count > 0 && block->is_split) || (last->part_count > 0 && last->is_split);
+    const modeli_list *dense = &self->products->dense, *experts = &self->products->experts;
+    bool has_both = (block->part_count > 0 && block->is_split) ||
+                    (dense->part_count > 0 && dense->is_split) ||
+                    (last->part_count > 0 && last->is_split);
+    for (uint32_t i = 0; i < experts->part_count; i++) {
+        const modeli_part *part = &experts->parts[i];
+        bool is_whole = part->is_first && part->is_last;
+        has_both |=
+            part->has_adapters && !is_whole && modeli_has_adapter(&experts->layers[part->owner]);
+    }
     if (modeli_block_stages(self) > 1 && norms_are_apart(&self->spec))
         return err_set(ERR_CONFIG,
                        "train.only selects norms apart from the blocks' matrices, but a norm of a "
@@ -295,8 +365,8 @@ bool modeli_goes_apart(const model *self, const modeli_list *list, const modeli_
 {
     if (modeli_vectors_are_apart(self, list))
         return list->is_split && !model_is_matrix(tensor);
-    return list->is_split && layer->kind->is_norm &&
-           (list != &self->products->block || norms_are_apart(&self->spec));
+    bool is_of_block = list == &self->products->block || list == &self->products->dense;
+    return list->is_split && layer->kind->is_norm && (!is_of_block || norms_are_apart(&self->spec));
 }
 
 /* Adds a matrix of an adapter. Its name is that of the target's weight with `matrix` before the
@@ -321,10 +391,10 @@ void modeli_list_expert_adapters(model *self, const modeli_whole *whole, const m
 {
     uint64_t rank = self->spec.lora.rank, experts = layer->matrix_rows;
     uint32_t first = first_target(self->products->family, layer->row);
-    for (uint32_t which = 0; which < 2; which++) {
+    for (uint32_t which = 0; which <= modeli_expert_down(layer); which++) {
         const model_tensor *target = &whole->tensors[layer->first_tensor + which];
         uint32_t number = 2 * (first + which);
-        if (!modeli_has_expert_adapter(layer, (enum modeli_expert_matrix)which))
+        if (!modeli_has_expert_adapter(layer, which))
             continue;
         for (uint32_t is_b = 0; is_b < 2; is_b++) {
             uint64_t each = is_b ? target->rows / experts : rank; /* rows of one expert */
@@ -339,21 +409,31 @@ void modeli_list_expert_adapters(model *self, const modeli_whole *whole, const m
     }
 }
 
+/* Finds the adapter of a target, or adds it to the list. */
+static modeli_adapter *adapter_of(modeli_list *list, uint32_t target)
+{
+    uint32_t i = 0;
+    while (i < list->adapter_count && list->adapters[i].target != target)
+        i++;
+    assert(i < MODELI_LIST_ADAPTERS_MAX);
+    list->adapter_count = (uint32_t)size_max(list->adapter_count, i + 1);
+    return &list->adapters[i];
+}
+
 /* Adds A and B of every target after the unit's own tensors. The offsets are the same in
  * every block. */
-void modeli_list_adapters(model *self, const modeli_whole *whole, modeli_lister *lister)
+void modeli_list_adapters(model *self, modeli_list *list, modeli_range range,
+                          const modeli_whole *whole, modeli_lister *lister)
 {
-    const modeli_list *list = &self->products->block;
     const model_lora *lora = &self->spec.lora;
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < list->layer_count; i++) {
+    for (uint32_t i = range.begin; i < range.end; i++) {
         const modeli_layer *layer = &list->layers[i];
         uint32_t target_idx = first_target(self->products->family, layer->row);
         uint64_t column = 0;
         for (uint32_t k = 0; layer->kind == &modeli_linear && column < layer->out; k++) {
             const model_tensor *target = &whole->tensors[layer->first_tensor + k];
             if (lora->targets >> target_idx & 1) {
-                modeli_adapter *adapter = &self->products->adapters[count++];
+                modeli_adapter *adapter = adapter_of(list, target_idx);
                 adapter->layer = i;
                 adapter->in = target->columns;
                 adapter->out = target->rows;
@@ -370,7 +450,6 @@ void modeli_list_adapters(model *self, const modeli_whole *whole, modeli_lister 
             target_idx++;
         }
     }
-    self->products->adapter_count = count;
 }
 
 /* The offset in its half of the split unit of tensor `idx` of the whole unit. */
@@ -424,7 +503,9 @@ void modeli_note_learning(model *self)
         bool learns = block_learns(spec, model_block_of(self, stage));
         const modeli_list *list = modeli_list_of(self, stage);
         bool splits = list->is_split && !modeli_vectors_are_apart(self, list);
-        bool adapts = list->part_count > 0 && list->parts[list->part_count - 1].has_adapters;
+        bool adapts = false;
+        for (uint32_t i = 0; i < list->part_count; i++)
+            adapts = adapts || list->parts[i].has_adapters;
         if (learns || splits || adapts)
             self->first_learning = (uint32_t)size_min(self->first_learning, stage);
         for (; unit < end; unit++) /* other second units exist only if they learn */

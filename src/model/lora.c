@@ -1,4 +1,5 @@
-/* Low-rank adapters beside the linear layers of whole blocks (Hu et al. 2021, "LoRA"):
+/* Low-rank adapters beside linear layers (Hu et al. 2021, "LoRA"), of whole stages or of parts that
+ * have a whole layer:
  *
  *   y += B u,  u = s A d(x),  s = alpha / rank
  *   backward, given dy:  du = s dy B;  dB += dy^T u;  dA += du^T d(x);  dx += d(du A)
@@ -37,7 +38,7 @@ static uint64_t small_bytes(const model *self)
 
 uint64_t modeli_lora_saved_bytes(const model *self)
 {
-    return self->products->adapter_count == 0 ? 0 : small_bytes(self);
+    return small_bytes(self);
 }
 
 /* Offsets from the end of the library's scratch, which is rounded up. */
@@ -45,12 +46,13 @@ struct lora_temp {
     uint64_t delta, small[MODELI_LAYER_ADAPTERS_MAX], end;
 };
 
-static struct lora_temp temp_from(const model *self, uint64_t scratch_bytes)
+static struct lora_temp temp_from(const model *self, const modeli_list *list,
+                                  uint64_t scratch_bytes)
 {
     struct lora_temp at = {.delta = size_round_up(scratch_bytes, MODELI_ALIGN_BYTES)};
     uint64_t widest = 0;
-    for (uint32_t i = 0; i < self->products->adapter_count; i++) {
-        const modeli_adapter *adapter = &self->products->adapters[i];
+    for (uint32_t i = 0; i < list->adapter_count; i++) {
+        const modeli_adapter *adapter = &list->adapters[i];
         widest = size_max(widest, size_max(adapter->in, adapter->out));
     }
     uint64_t delta_bytes = modeli_rows(self) * widest * dtype_bytes(self->type);
@@ -62,27 +64,46 @@ static struct lora_temp temp_from(const model *self, uint64_t scratch_bytes)
     return at;
 }
 
-/* Adapters of a list; only blocks have some. */
-static uint32_t count_of(const model *self, const modeli_list *list)
+/* The library's scratch of a pass. */
+static uint64_t scratch_of(const modeli_list *list, const modeli_part *part, bool backward)
 {
-    return list == &self->products->block ? self->products->adapter_count : 0;
+    return part ? part->scratch_bytes[backward] : list->scratch_bytes[backward];
 }
 
-uint64_t modeli_lora_temp_bytes(const model *self, const modeli_list *list, bool backward)
+uint64_t modeli_lora_temp_bytes(const model *self, const modeli_list *list, const modeli_part *part,
+                                bool backward)
 {
-    uint64_t scratch_bytes = list->scratch_bytes[backward];
-    return count_of(self, list) == 0 ? scratch_bytes : temp_from(self, scratch_bytes).end;
+    uint64_t scratch_bytes = scratch_of(list, part, backward);
+    bool is_without = part ? !part->has_adapters || list->layers[part->owner].kind != &modeli_linear
+                           : list->adapter_count == 0;
+    return is_without ? scratch_bytes : temp_from(self, list, scratch_bytes).end;
 }
 
-uint64_t modeli_lora_dram_bytes(const model *self, const modeli_list *list)
+static bool is_in(const modeli_adapter *adapter, modeli_range range)
+{
+    return adapter->layer >= range.begin && adapter->layer < range.end;
+}
+
+uint64_t modeli_lora_dram_bytes(const model *self, const modeli_list *list, modeli_range range)
 {
     uint64_t columns = 0;
-    for (uint32_t i = 0; i < count_of(self, list); i++) {
-        const modeli_adapter *adapter = &self->products->adapters[i];
+    for (uint32_t i = 0; i < list->adapter_count; i++) {
+        const modeli_adapter *adapter = &list->adapters[i];
+        if (!is_in(adapter, range))
+            continue;
         columns += adapter->in + 4 * adapter->out + 4 * self->spec.lora.rank;
         columns += self->spec.lora.dropout > 0 ? 2 * adapter->in : 0;
     }
     return modeli_rows(self) * columns * dtype_bytes(self->type);
+}
+
+double modeli_lora_elems(const modeli_list *list)
+{
+    double elems = 0;
+    for (uint32_t i = 0; i < list->adapter_count; i++)
+        elems += (double)(list->adapters[i].in + list->adapters[i].out) *
+                 (double)list->layers[0].net->spec.lora.rank;
+    return elems;
 }
 
 /* ---- products ---- */
@@ -103,10 +124,13 @@ static modeli_matrix outer_matrix(const model *self, const modeli_adapter *adapt
     return made;
 }
 
-int modeli_lora_prepare(model *self, uint64_t scratch_bytes[2])
+int modeli_lora_prepare(model *self, modeli_list *list, modeli_range range,
+                        uint64_t scratch_bytes[2])
 {
-    for (uint32_t i = 0; i < self->products->adapter_count; i++) {
-        modeli_adapter *adapter = &self->products->adapters[i];
+    for (uint32_t i = 0; i < list->adapter_count; i++) {
+        modeli_adapter *adapter = &list->adapters[i];
+        if (!is_in(adapter, range))
+            continue;
         TRY(modeli_make_matrix(self, &adapter->inner, inner_matrix(self, adapter)));
         TRY(modeli_make_matrix(self, &adapter->outer, outer_matrix(self, adapter)));
         modeli_product_scratch(self, &adapter->inner, scratch_bytes);
@@ -160,10 +184,11 @@ static void cost_backward(const model *self, const modeli_layer *layer,
 void modeli_lora_costs(const modeli_layer *layer, const modeli_costing *of, bool wants_input)
 {
     const model *self = layer->net;
-    for (uint32_t i = 0; i < self->products->adapter_count; i++) {
-        const modeli_adapter *adapter = &self->products->adapters[i];
+    const modeli_list *list = modeli_list_of(self, of->stage);
+    for (uint32_t i = 0; i < list->adapter_count; i++) {
+        const modeli_adapter *adapter = &list->adapters[i];
         modeli_matrix inner = inner_matrix(self, adapter), outer = outer_matrix(self, adapter);
-        if (&self->products->block.layers[adapter->layer] != layer)
+        if (&list->layers[adapter->layer] != layer)
             continue;
         if (of->turn == MODELI_TURN_BACKWARD) {
             cost_backward(self, layer, adapter, wants_input, of->costs);
@@ -196,13 +221,13 @@ static bool next_adapter(const modeli_run *run, const modeli_layer *layer, uint3
                          struct lora_run *out)
 {
     const model *self = run->self;
-    const model_products *products = self->products;
-    while (*idx < products->adapter_count &&
-           &products->block.layers[products->adapters[*idx].layer] != layer)
+    const modeli_list *list = run->list;
+    bool is_backward = run->turn == MODELI_TURN_BACKWARD;
+    while (*idx < list->adapter_count && &list->layers[list->adapters[*idx].layer] != layer)
         ++*idx;
-    if (*idx == products->adapter_count)
+    if (*idx == list->adapter_count)
         return false;
-    const modeli_adapter *adapter = &products->adapters[(*idx)++];
+    const modeli_adapter *adapter = &list->adapters[(*idx)++];
     *out = (struct lora_run){
         .run = run,
         .adapter = adapter,
@@ -210,7 +235,7 @@ static bool next_adapter(const modeli_run *run, const modeli_layer *layer, uint3
         .a = modeli_param(self, run->call->params[1], adapter->a),
         .b = modeli_param(self, run->call->params[1], adapter->b),
         .u = modeli_at_spot(run, adapter->inner_at),
-        .at = temp_from(self, run->list->scratch_bytes[run->turn == MODELI_TURN_BACKWARD]),
+        .at = temp_from(self, list, scratch_of(list, run->part, is_backward)),
     };
     return true;
 }

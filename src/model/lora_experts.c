@@ -1,6 +1,7 @@
 /* Low-rank adapters of the experts of a mixture, one for gate and up together and one for down, as
- * lora.c has them for linear layers, but without dropout (PEFT has none there either). Experts work
- * on blocks of rows, and the backward computes u again:
+ * lora.c has them for linear layers, but without dropout (PEFT has none there either). A shared
+ * expert behind a gate has one for gate, one for up and one for down. Experts work on blocks of
+ * rows, and the backward computes u again:
  *
  *   y += B u,  u = s A x
  *   backward, given dy:  du = s dy B;  dx += du A;  dB += dy^T u;  dA += du^T x
@@ -10,45 +11,54 @@
  * model_prepare. */
 #include "model/model_internal.h"
 
-static uint64_t in_of(const modeli_layer *layer, enum modeli_expert_matrix which)
+uint32_t modeli_expert_down(const modeli_layer *layer)
 {
-    return which == MODELI_UP ? layer->in : modeli_expert_width(layer);
+    return layer->row->is_shared ? 2 : 1;
 }
 
-static uint64_t out_of(const modeli_layer *layer, enum modeli_expert_matrix which)
+static uint64_t in_of(const modeli_layer *layer, uint32_t matrix)
 {
-    return which == MODELI_UP ? 2 * modeli_expert_width(layer) : layer->in;
+    return matrix < modeli_expert_down(layer) ? layer->in : modeli_expert_width(layer);
+}
+
+/* Columns of the output that the matrix is a part of. */
+static uint64_t all_of(const modeli_layer *layer, uint32_t matrix)
+{
+    return matrix < modeli_expert_down(layer) ? 2 * modeli_expert_width(layer) : layer->in;
+}
+
+static uint64_t out_of(const modeli_layer *layer, uint32_t matrix)
+{
+    bool is_half = layer->row->is_shared && matrix < modeli_expert_down(layer);
+    return all_of(layer, matrix) / (is_half ? 2 : 1);
 }
 
 /* ---- shapes ---- */
 
-static modeli_matrix inner_matrix(const modeli_layer *layer, enum modeli_expert_matrix which,
-                                  uint64_t rows)
+static modeli_matrix inner_matrix(const modeli_layer *layer, uint32_t matrix, uint64_t rows)
 {
     const model *self = layer->net;
-    modeli_matrix made = modeli_matrix_of(self, rows, in_of(layer, which), self->spec.lora.rank);
+    modeli_matrix made = modeli_matrix_of(self, rows, in_of(layer, matrix), self->spec.lora.rank);
     made.out_stride = modeli_lora_stride(self);
     return made;
 }
 
-static modeli_matrix outer_matrix(const modeli_layer *layer, enum modeli_expert_matrix which,
-                                  uint64_t rows)
+static modeli_matrix outer_matrix(const modeli_layer *layer, uint32_t matrix, uint64_t rows)
 {
     const model *self = layer->net;
-    modeli_matrix made = modeli_matrix_of(self, rows, self->spec.lora.rank, out_of(layer, which));
+    modeli_matrix made = modeli_matrix_of(self, rows, self->spec.lora.rank, out_of(layer, matrix));
     made.in_stride = modeli_lora_stride(self);
     return made;
 }
 
 int modeli_expert_lora_prepare(model *self, modeli_layer *layer, uint32_t size, uint64_t rows)
 {
-    for (int which = MODELI_UP; which <= MODELI_DOWN; which++) {
-        enum modeli_expert_matrix of = (enum modeli_expert_matrix)which;
-        if (!modeli_has_expert_adapter(layer, of))
+    for (uint32_t i = 0; i <= modeli_expert_down(layer); i++) {
+        if (!modeli_has_expert_adapter(layer, i))
             continue;
         modeli_mixture *by = modeli_mixture_of(layer);
-        TRY(modeli_make_matrix(self, &by->inner[which][size], inner_matrix(layer, of, rows)));
-        TRY(modeli_make_matrix(self, &by->outer[which][size], outer_matrix(layer, of, rows)));
+        TRY(modeli_make_matrix(self, &by->inner[i][size], inner_matrix(layer, i, rows)));
+        TRY(modeli_make_matrix(self, &by->outer[i][size], outer_matrix(layer, i, rows)));
     }
     return 0;
 }
@@ -56,9 +66,9 @@ int modeli_expert_lora_prepare(model *self, modeli_layer *layer, uint32_t size, 
 void modeli_expert_lora_scratch(const modeli_layer *layer, uint32_t size, uint64_t bytes[2])
 {
     const modeli_mixture *by = modeli_mixture_of(layer);
-    for (int which = MODELI_UP; which <= MODELI_DOWN; which++) {
-        modeli_product_scratch(layer->net, &by->inner[which][size], bytes);
-        modeli_product_scratch(layer->net, &by->outer[which][size], bytes);
+    for (uint32_t i = 0; i <= modeli_expert_down(layer); i++) {
+        modeli_product_scratch(layer->net, &by->inner[i][size], bytes);
+        modeli_product_scratch(layer->net, &by->outer[i][size], bytes);
     }
 }
 
@@ -68,12 +78,11 @@ modeli_expert_room modeli_expert_lora_room(const modeli_layer *layer, uint64_t r
     modeli_expert_room at = {0};
     uint64_t elem_bytes = dtype_bytes(self->type), widest = 0;
     uint64_t small = rows * modeli_lora_stride(self) * elem_bytes;
-    for (int which = MODELI_UP; which <= MODELI_DOWN; which++) {
-        enum modeli_expert_matrix of = (enum modeli_expert_matrix)which;
-        if (!modeli_has_expert_adapter(layer, of))
+    for (uint32_t i = 0; i <= modeli_expert_down(layer); i++) {
+        if (!modeli_has_expert_adapter(layer, i))
             continue;
-        at.u[which] = modeli_reserve(end, small);
-        widest = size_max(widest, size_max(in_of(layer, of), out_of(layer, of)));
+        at.u[i] = modeli_reserve(end, small);
+        widest = size_max(widest, size_max(in_of(layer, i), out_of(layer, i)));
     }
     if (widest == 0)
         return at;
@@ -88,14 +97,13 @@ void modeli_expert_lora_costs(const modeli_layer *layer, bool backward, uint64_t
                               uint64_t count, model_costs *costs)
 {
     const model *self = layer->net;
-    for (int which = MODELI_UP; which <= MODELI_DOWN; which++) {
-        enum modeli_expert_matrix of = (enum modeli_expert_matrix)which;
-        if (!modeli_has_expert_adapter(layer, of))
+    for (uint32_t i = 0; i <= modeli_expert_down(layer); i++) {
+        if (!modeli_has_expert_adapter(layer, i))
             continue;
-        modeli_matrix inner = inner_matrix(layer, of, rows), outer = outer_matrix(layer, of, rows);
+        modeli_matrix inner = inner_matrix(layer, i, rows), outer = outer_matrix(layer, i, rows);
         uint64_t columns = 0;
         modeli_cost_product(self, &inner, MODELI_FORWARD, count, costs);
-        if (!backward || of == MODELI_UP) {
+        if (!backward || i < modeli_expert_down(layer)) {
             modeli_cost_product(self, &outer, MODELI_FORWARD, count, costs);
             columns += 3 * outer.out;
         }
@@ -113,21 +121,21 @@ void modeli_expert_lora_costs(const modeli_layer *layer, bool backward, uint64_t
 /* ---- running ---- */
 
 modeli_expert_lora modeli_expert_lora_of(const modeli_run *run, const modeli_layer *layer,
-                                         enum modeli_expert_matrix which, uint64_t idx,
+                                         uint32_t matrix, uint64_t idx,
                                          const modeli_expert_room *at)
 {
     const model *self = run->self;
-    modeli_expert_lora of = {.run = run, .layer = layer, .which = which};
-    if (!modeli_has_expert_adapter(layer, which))
+    modeli_expert_lora of = {.run = run, .layer = layer, .matrix = matrix};
+    if (!modeli_has_expert_adapter(layer, matrix))
         return of;
     uint64_t rank = self->spec.lora.rank;
-    uint64_t a = run->part->adapters[which].a + idx * rank * in_of(layer, which);
-    uint64_t b = run->part->adapters[which].b + idx * rank * out_of(layer, which);
+    uint64_t a = run->part->adapters[matrix].a + idx * rank * in_of(layer, matrix);
+    uint64_t b = run->part->adapters[matrix].b + idx * rank * out_of(layer, matrix);
     of.a = modeli_param(self, run->call->params[1], a);
     of.b = modeli_param(self, run->call->params[1], b);
     of.a_grad = modeli_grad(run->call->grads[1], a);
     of.b_grad = modeli_grad(run->call->grads[1], b);
-    of.u = modeli_at(run->call->temp, at->u[which]);
+    of.u = modeli_at(run->call->temp, at->u[matrix]);
     of.u_grad = modeli_at(run->call->temp, at->u_grad);
     of.delta = modeli_at(run->call->temp, at->delta);
     return of;
@@ -142,17 +150,18 @@ static int multiply(const modeli_expert_lora *of, const modeli_matrix *by,
 
 static const modeli_matrix *inner_of(const modeli_expert_lora *of, uint32_t size)
 {
-    return &modeli_mixture_of(of->layer)->inner[of->which][size];
+    return &modeli_mixture_of(of->layer)->inner[of->matrix][size];
 }
 
 static const modeli_matrix *outer_of(const modeli_expert_lora *of, uint32_t size)
 {
-    return &modeli_mixture_of(of->layer)->outer[of->which][size];
+    return &modeli_mixture_of(of->layer)->outer[of->matrix][size];
 }
 
-/* target = scale * source, or += if `accumulates`, [rows, columns] without gaps. */
+/* target = scale * source, or += if `accumulates`; [rows, columns]. */
 static int scale(const modeli_expert_lora *of, uint64_t rows, uint64_t columns, float by,
-                 bool accumulates, const void *source, void *target)
+                 bool accumulates, const void *source, uint64_t source_stride, void *target,
+                 uint64_t target_stride)
 {
     const modeli_run *run = of->run;
     scale_rows_args args = {
@@ -163,8 +172,8 @@ static int scale(const modeli_expert_lora *of, uint64_t rows, uint64_t columns, 
         .accumulates = accumulates,
         .source = source,
         .target = target,
-        .source_stride = columns,
-        .target_stride = columns,
+        .source_stride = source_stride,
+        .target_stride = target_stride,
     };
     return run->self->ops->scale_rows(run->self->context, run->stream, &args);
 }
@@ -173,8 +182,26 @@ static int scale(const modeli_expert_lora *of, uint64_t rows, uint64_t columns, 
 static int scale_small(const modeli_expert_lora *of, uint64_t rows, void *small)
 {
     float by = modeli_lora_scale(of->run->self);
-    return by == 1.0f ? 0
-                      : scale(of, rows, modeli_lora_stride(of->run->self), by, false, small, small);
+    uint64_t stride = modeli_lora_stride(of->run->self);
+    return by == 1.0f ? 0 : scale(of, rows, stride, by, false, small, stride, small, stride);
+}
+
+/* The adapter's columns of what its layer writes, `up` of a shared expert after `gate`. */
+static void *columns_of(const modeli_expert_lora *of, const void *output)
+{
+    uint64_t first = of->matrix == 1 && of->layer->row->is_shared ? out_of(of->layer, 1) : 0;
+    return (char *)(uintptr_t)output + first * dtype_bytes(of->run->self->type);
+}
+
+/* dy of the adapter without gaps: all of it, or a copy of its columns. */
+static int own_grad(const modeli_expert_lora *of, uint64_t rows, const void *output_grad,
+                    const void **own)
+{
+    uint64_t out = out_of(of->layer, of->matrix), all = all_of(of->layer, of->matrix);
+    *own = out == all ? output_grad : of->delta;
+    return out == all
+               ? 0
+               : scale(of, rows, out, 1, false, columns_of(of, output_grad), all, of->delta, out);
 }
 
 int modeli_expert_lora_inner(const modeli_expert_lora *of, uint32_t size, const void *input)
@@ -192,7 +219,8 @@ int modeli_expert_lora_outer(const modeli_expert_lora *of, uint32_t size, void *
         return 0;
     const modeli_matrix *outer = outer_of(of, size);
     TRY(multiply(of, outer, MODELI_FORWARD, of->u, of->b, of->delta));
-    return scale(of, outer->rows, outer->out, 1, true, of->delta, output);
+    return scale(of, outer->rows, outer->out, 1, true, of->delta, outer->out,
+                 columns_of(of, output), all_of(of->layer, of->matrix));
 }
 
 int modeli_expert_lora_input_grad(const modeli_expert_lora *of, uint32_t size,
@@ -201,19 +229,23 @@ int modeli_expert_lora_input_grad(const modeli_expert_lora *of, uint32_t size,
     if (of->a == NULL)
         return 0;
     const modeli_matrix *inner = inner_of(of, size);
-    TRY(multiply(of, outer_of(of, size), MODELI_INPUT_GRAD, output_grad, of->b, of->u_grad));
+    const void *own;
+    TRY(own_grad(of, inner->rows, output_grad, &own));
+    TRY(multiply(of, outer_of(of, size), MODELI_INPUT_GRAD, own, of->b, of->u_grad));
     TRY(scale_small(of, inner->rows, of->u_grad));
     TRY(multiply(of, inner, MODELI_INPUT_GRAD, of->u_grad, of->a, of->delta));
-    return scale(of, inner->rows, inner->in, 1, true, of->delta, input_grad);
+    return scale(of, inner->rows, inner->in, 1, true, of->delta, inner->in, input_grad, inner->in);
 }
 
 int modeli_expert_lora_grads(const modeli_expert_lora *of, uint32_t size,
                              enum modeli_product product, const void *output_grad,
                              const void *input)
 {
+    const void *own;
     if (of->a_grad == NULL)
         return 0;
-    TRY(multiply(of, outer_of(of, size), product, output_grad, of->u, of->b_grad));
+    TRY(own_grad(of, inner_of(of, size)->rows, output_grad, &own));
+    TRY(multiply(of, outer_of(of, size), product, own, of->u, of->b_grad));
     return multiply(of, inner_of(of, size), product, of->u_grad, input, of->a_grad);
 }
 
@@ -224,21 +256,20 @@ int modeli_expert_lora_clear(const modeli_expert_lora *of)
     if (of->a_grad == NULL)
         return 0;
     TRY(self->ops->zero(self->context, of->run->stream, of->a_grad,
-                        row_bytes * in_of(of->layer, of->which)));
+                        row_bytes * in_of(of->layer, of->matrix)));
     return self->ops->zero(self->context, of->run->stream, of->b_grad,
-                           row_bytes * out_of(of->layer, of->which));
+                           row_bytes * out_of(of->layer, of->matrix));
 }
 
 double modeli_expert_lora_elems(const modeli_list *list)
 {
     double elems = 0;
-    for (uint32_t i = 0; i < list->layer_count; i++)
-        for (int which = MODELI_UP; which <= MODELI_DOWN; which++) {
-            const modeli_layer *layer = &list->layers[i];
-            enum modeli_expert_matrix of = (enum modeli_expert_matrix)which;
-            if (modeli_has_expert_adapter(layer, of))
+    for (uint32_t l = 0; l < list->layer_count; l++) {
+        const modeli_layer *layer = &list->layers[l];
+        for (uint32_t i = 0; layer->kind->has_experts && i <= modeli_expert_down(layer); i++)
+            if (modeli_has_expert_adapter(layer, i))
                 elems += (double)modeli_choices_of(layer) * (double)layer->net->spec.lora.rank *
-                         (double)(in_of(layer, of) + out_of(layer, of));
-        }
+                         (double)(in_of(layer, i) + out_of(layer, i));
+    }
     return elems;
 }

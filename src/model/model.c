@@ -233,20 +233,16 @@ double model_step_flops(const model *self, uint64_t tokens)
         return 0;
     double attention = 0.5 * (double)(modeli_width_of(self, MODELI_QUERIES) +
                                       modeli_width_of(self, MODELI_OUTPUTS));
-    double rank = (double)spec->lora.rank, adapters = 0; /* elements of A and B */
-    for (uint32_t i = 0; i < self->products->adapter_count; i++)
-        adapters += (double)spec->num_layers * rank *
-                    (double)(self->products->adapters[i].in + self->products->adapters[i].out);
-    adapters += (double)(spec->num_layers - spec->dense_blocks) *
-                modeli_expert_lora_elems(&self->products->experts);
-    /* Sums over all blocks: FLOPs of matrices, and of attention's scores (the forward is a
-     * third). */
-    double products = 0, attends = 0;
+    /* Sums over all blocks: FLOPs of matrices, elements of A and B, and FLOPs of attention's scores
+     * (the forward is a third). */
+    double products = 0, adapters = 0, attends = 0;
     for (uint32_t s = 1; s + 1 < self->stage_count; s++) {
         bool goes_back = s >= self->first_learning;
         double flops = products_of(goes_back, !self->units[self->stages[s].units[0]].is_frozen);
-        products += flops * matrix_elems(modeli_list_of(self, s));
-        if (modeli_list_of(self, s) == &self->products->block)
+        const modeli_list *list = modeli_list_of(self, s);
+        products += flops * matrix_elems(list);
+        adapters += modeli_lora_elems(list) + modeli_expert_lora_elems(list);
+        if (list == &self->products->block)
             attends += (goes_back ? 12 : 4) * modeli_scores_of(self, model_block_of(self, s));
     }
     double matrices =

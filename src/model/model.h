@@ -67,7 +67,9 @@
  *   head, head.norm          the same for an untied head (the unit of a tied head is only its norm)
  *   block.i, block.i.vectors the matrices; the norms and biases, if spec.splits_vectors
  *   block.i, block.i.lora    the base; its adapters (spec.lora), and its norms if selected alone
+ *   block.i.ffn, block.i.ffn.lora                the same of a mixture's block without experts
  *   block.i.experts.0, block.i.experts.0.lora    some experts; their adapters
+ *   block.i.shared_up.0, block.i.shared_up.0.lora    a layer of a shared expert; its adapters
  *
  * The second unit has the next number after the first. Tensors of the base keep their initial
  * weights. A tied embedding is one unit: it learns at both ends or at none. Stages before the first
@@ -136,7 +138,7 @@ enum model_family {
 
 enum {
     MODEL_RANGES_MAX = 64,
-    MODEL_LORA_TARGETS_MAX = 9,
+    MODEL_LORA_TARGETS_MAX = 16,
     MODEL_PATTERN_BYTES = 256, /* of window_pattern, with its zero */
     MODEL_STORED_RULES_MAX = 32,
     MODEL_STORED_NAME_BYTES = 64,
@@ -520,6 +522,8 @@ const char *model_lora_target(enum model_family family, uint32_t idx);
  * ("mlp.experts.down_proj"). Its adapter has an A and a B for each expert: A [experts * rank, in],
  * B [experts * out, rank]. */
 bool model_lora_is_expert(enum model_family family, uint32_t idx);
+/* False for a layer that a model of the spec lacks, such as those of dense blocks or of experts. */
+bool model_lora_is_there(const model_spec *spec, uint32_t idx);
 
 const char *model_family_name(enum model_family family); /* "gpt2": the word of model.family */
 /* True if a token also sees the tokens after it. Such a model learns to fill in masked tokens, and

@@ -14,24 +14,13 @@ struct modeli_origin {
 };
 typedef struct modeli_origin modeli_origin;
 
-/* An adapter, the same in every block. */
-struct modeli_adapter {
-    uint32_t layer; /* index in the block's list */
-    uint64_t in, out;
-    uint64_t column;            /* its first column of the layer's output; it has `out` columns */
-    uint32_t target;            /* model_lora_target */
-    uint64_t a, b;              /* offsets in the second unit: [rank,in], [out,rank] */
-    modeli_spot inner_at;       /* of its inner activations u [N,rank], in `saved` */
-    modeli_matrix inner, outer; /* u = x A^T, y = u B^T; after model_prepare */
-};
-typedef struct modeli_adapter modeli_adapter;
-
 /* The products of the experts of a block, one for each size of a block of rows
  * (layer_experts.c). */
 struct modeli_mixture {
     modeli_matrix up[MODELI_SIZES_MAX], down[MODELI_SIZES_MAX]; /* after model_prepare */
-    /* of their adapters, by enum modeli_expert_matrix */
-    modeli_matrix inner[2][MODELI_SIZES_MAX], outer[2][MODELI_SIZES_MAX];
+    /* of their adapters, by number of the matrix */
+    modeli_matrix inner[MODELI_ROW_TENSORS_MAX][MODELI_SIZES_MAX],
+        outer[MODELI_ROW_TENSORS_MAX][MODELI_SIZES_MAX];
 };
 typedef struct modeli_mixture modeli_mixture;
 
@@ -42,9 +31,7 @@ struct model_products {
      * `last` have no layers in models without such stages. */
     modeli_list embed, block, dense, experts, last, head;
     modeli_mixture mixtures[2]; /* the products of the routed experts, and of the shared one */
-    modeli_adapter adapters[MODEL_LORA_TARGETS_MAX];
-    uint32_t adapter_count;
-    modeli_origin *origins; /* [unit_count] */
+    modeli_origin *origins;     /* [unit_count] */
     /* For a whole head: a chunk of rows and the last, shorter chunk; and one row. */
     modeli_matrix logits[2], row_logits;
     /* [0] without a window, [1] within spec.window; NULL before model_prepare, or if no block has
@@ -142,8 +129,10 @@ bool modeli_vectors_are_apart(const model *self, const modeli_list *list);
 /* True if the layer's tensor goes to the second unit. */
 bool modeli_goes_apart(const model *self, const modeli_list *list, const modeli_layer *layer,
                        const model_tensor *tensor);
-/* Adds the adapters to a block's second unit; or those of a part's experts to its second unit. */
-void modeli_list_adapters(model *self, const modeli_whole *whole, modeli_lister *lister);
+/* Adds adapters to a second unit: those of linear layers [range.begin, range.end) of a list, or
+ * those of a part's experts. */
+void modeli_list_adapters(model *self, modeli_list *list, modeli_range range,
+                          const modeli_whole *whole, modeli_lister *lister);
 void modeli_list_expert_adapters(model *self, const modeli_whole *whole, const modeli_layer *layer,
                                  modeli_part *part, modeli_lister *lister);
 /* Both are called after all units are listed. The first corrects the offsets of layers in split
@@ -323,11 +312,20 @@ uint64_t modeli_zeroed_bytes(const model *self, uint32_t stage, uint32_t unit);
 
 /* ---- adapters: lora.c ---- */
 uint64_t modeli_lora_saved_bytes(const model *self); /* of one adapter's inner activations */
-/* Bytes of temp for a block's pass with its adapters; they follow the library's scratch. */
-uint64_t modeli_lora_temp_bytes(const model *self, const modeli_list *list, bool backward);
-/* DRAM bytes that the adapters of a block add to a forward; a backward gets three times as many. */
-uint64_t modeli_lora_dram_bytes(const model *self, const modeli_list *list);
-int modeli_lora_prepare(model *self, uint64_t scratch_bytes[2]) MUST_CHECK;
+/* True if the layer, which is a linear one, has an adapter: learn.c. */
+bool modeli_has_adapter(const modeli_layer *layer);
+/* Bytes of temp for a pass with its adapters; they follow the library's scratch. `part`: NULL in a
+ * whole stage. */
+uint64_t modeli_lora_temp_bytes(const model *self, const modeli_list *list, const modeli_part *part,
+                                bool backward);
+/* DRAM bytes that the adapters of layers [range.begin, range.end) add to a forward; a backward gets
+ * three times as many. */
+uint64_t modeli_lora_dram_bytes(const model *self, const modeli_list *list, modeli_range range);
+/* Makes the products of the adapters of these layers; raises the scratch. */
+int modeli_lora_prepare(model *self, modeli_list *list, modeli_range range,
+                        uint64_t scratch_bytes[2]) MUST_CHECK;
+/* Elements of the list's adapters. */
+double modeli_lora_elems(const modeli_list *list);
 void modeli_lora_costs(const modeli_layer *layer, const modeli_costing *of, bool wants_input);
 /* inner: computes u from the layer's input. outer: adds to the layer's output. */
 int modeli_lora_inner(const modeli_run *run, const modeli_layer *layer,
@@ -344,19 +342,23 @@ int modeli_lora_input_grads(const modeli_run *run, const modeli_layer *layer,
 uint64_t modeli_lora_stride(const model *self); /* elements from row to row of u */
 float modeli_lora_scale(const model *self);     /* alpha / rank */
 
-/* ---- adapters of experts: lora_experts.c ---- */
-enum modeli_expert_matrix { MODELI_UP, MODELI_DOWN };
+/* ---- adapters of experts: lora_experts.c ----
+ *
+ * The matrices of a layer of experts are numbered as the row has them: gate and up together, and
+ * down; or gate, up and down of a shared expert. */
 
+/* The number of `down`, which is the last. */
+uint32_t modeli_expert_down(const modeli_layer *layer);
 /* True if this matrix of the layer's experts has adapters: learn.c. */
-bool modeli_has_expert_adapter(const modeli_layer *layer, enum modeli_expert_matrix which);
+bool modeli_has_expert_adapter(const modeli_layer *layer, uint32_t matrix);
 /* Makes the products of blocks of `rows` rows, whose number is `size`; their scratch. */
 int modeli_expert_lora_prepare(model *self, modeli_layer *layer, uint32_t size,
                                uint64_t rows) MUST_CHECK;
 void modeli_expert_lora_scratch(const modeli_layer *layer, uint32_t size, uint64_t bytes[2]);
 
-/* Offsets in temp: u of both matrices, du and a term of y or dx. */
+/* Offsets in temp: u of each matrix, du and a term of y or dx, or a copy of columns of dy. */
 struct modeli_expert_room {
-    uint64_t u[2], u_grad, delta;
+    uint64_t u[MODELI_ROW_TENSORS_MAX], u_grad, delta;
 };
 typedef struct modeli_expert_room modeli_expert_room;
 modeli_expert_room modeli_expert_lora_room(const modeli_layer *layer, uint64_t rows, uint64_t *end);
@@ -369,7 +371,7 @@ void modeli_expert_lora_costs(const modeli_layer *layer, bool backward, uint64_t
 struct modeli_expert_lora {
     const modeli_run *run;
     const modeli_layer *layer;
-    enum modeli_expert_matrix which;
+    uint32_t matrix;
     const void *a, *b;
     float *a_grad, *b_grad; /* NULL: not wanted */
     void *u, *u_grad, *delta;
@@ -377,7 +379,7 @@ struct modeli_expert_lora {
 typedef struct modeli_expert_lora modeli_expert_lora;
 /* That of expert `idx` of the part. */
 modeli_expert_lora modeli_expert_lora_of(const modeli_run *run, const modeli_layer *layer,
-                                         enum modeli_expert_matrix which, uint64_t idx,
+                                         uint32_t matrix, uint64_t idx,
                                          const modeli_expert_room *at);
 /* inner: computes u. outer: adds to the output. input_grad: computes du, and adds to the gradient
  * of the input. grads: those of A and B, from u and du. clear: these are zero. */

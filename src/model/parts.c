@@ -149,6 +149,9 @@ static int cut_layer(const model *self, modeli_list *list, uint32_t idx, uint32_
         return -ENOMEM;
     list->parts = parts;
     uint64_t row = 0;
+    bool has_adapters = list == &self->products->experts && modeli_has_adapter(owner);
+    for (uint32_t i = 0; owner->kind->has_experts && i <= modeli_expert_down(owner); i++)
+        has_adapters = has_adapters || modeli_has_expert_adapter(owner, i);
     for (uint64_t i = 0; i < count; i++) {
         modeli_part *part = &parts[list->part_count++];
         part->owner = idx;
@@ -157,9 +160,7 @@ static int cut_layer(const model *self, modeli_list *list, uint32_t idx, uint32_
         part->row_begin = row;
         part->rows = part->is_first ? first : size_min(next, whole - row);
         part->unit = (*unit)++;
-        part->has_adapters =
-            owner->kind->has_experts && (modeli_has_expert_adapter(owner, MODELI_UP) ||
-                                         modeli_has_expert_adapter(owner, MODELI_DOWN));
+        part->has_adapters = has_adapters;
         *unit += part->has_adapters;
         row += part->rows;
     }

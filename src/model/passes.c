@@ -28,7 +28,14 @@ const modeli_part *modeli_pass_part(const model *self, enum phase phase, uint32_
     return &list->parts[idx];
 }
 
-/* Finds a block's parts with a layer that the backward needs again. Returns their number. */
+/* True if a part has adapters of a linear layer. */
+static bool adapts_linear(const modeli_list *list, const modeli_part *part)
+{
+    return part->has_adapters && list->layers[part->owner].kind == &modeli_linear;
+}
+
+/* Finds a block's parts with a layer that the backward needs again, or with inner activations of
+ * adapters. Returns their number. */
 static uint32_t find_recomputed(const modeli_list *list)
 {
     uint32_t count = 0;
@@ -36,7 +43,7 @@ static uint32_t find_recomputed(const modeli_list *list)
         modeli_range range = modeli_layers_of(list, &list->parts[i], false);
         while (range.begin < range.end && !list->layers[range.begin].is_recomputed[KEPT_NONE])
             range.begin++;
-        if (range.begin < range.end)
+        if (range.begin < range.end || adapts_linear(list, &list->parts[i]))
             list->parts[count++].recomputed = i;
     }
     return count;
@@ -132,6 +139,13 @@ static void block_access(const modeli_list *list, const modeli_part *part, uint3
     for (uint32_t i = range.begin; i < range.end && !backward; i++)
         if (phase == PHASE_FORWARD || list->layers[i].is_recomputed[KEPT_NONE])
             touch_forward(list, &list->layers[i], part, pass);
+    for (uint32_t a = 0; a < list->adapter_count && !backward; a++) {
+        const modeli_adapter *adapter = &list->adapters[a];
+        if (adapter->layer < range.begin || adapter->layer >= range.end)
+            continue;
+        touch(pass, list->values[list->layers[adapter->layer].reads[0]].at, false);
+        touch(pass, adapter->inner_at, true);
+    }
     for (uint32_t i = range.end; i-- > range.begin && backward;)
         touch_backward(list, &list->layers[i], part, pass);
     bool sums = part != NULL && list->layers[part->owner].kind->has_experts;

@@ -36,7 +36,7 @@
 
 enum {
     PIECES_MAX =
-        2 * MODELI_VALUES_MAX + MODELI_KEPT_MAX * MODELI_LAYERS_MAX + MODEL_LORA_TARGETS_MAX
+        2 * MODELI_VALUES_MAX + MODELI_KEPT_MAX * MODELI_LAYERS_MAX + MODELI_LIST_ADAPTERS_MAX
 };
 
 /* A piece of `saved`, needed at times [first, last]. */
@@ -400,18 +400,17 @@ static void place_parts(const model *self, modeli_list *list, uint64_t *end)
 }
 
 /* Pieces that only their layer uses, and the adapters' inner activations. */
-static void add_own_pieces(struct layout *of, uint32_t adapter_count)
+static void add_own_pieces(struct layout *of)
 {
-    model_products *products = of->self->products;
-    const modeli_list *list = of->list;
+    modeli_list *list = of->list;
     for (uint32_t i = 0; i < list->layer_count; i++) {
         modeli_layer *layer = &of->list->layers[i];
         for (uint32_t k = 0; k < MODELI_KEPT_MAX && layer->kind->kept_bytes; k++)
             layer->kept[k] = add_piece(of, layer->kind->kept_bytes(layer, k), i, back_time(list, i),
                                        !layer->is_recomputed[KEPT_SELECTIVE]);
     }
-    for (uint32_t a = 0; a < adapter_count; a++) {
-        modeli_adapter *adapter = &products->adapters[a];
+    for (uint32_t a = 0; a < list->adapter_count; a++) {
+        modeli_adapter *adapter = &list->adapters[a];
         adapter->inner_at = add_piece(of, modeli_lora_saved_bytes(of->self), adapter->layer,
                                       back_time(list, adapter->layer), true);
     }
@@ -419,14 +418,12 @@ static void add_own_pieces(struct layout *of, uint32_t adapter_count)
 
 static void find_places(const model *self, modeli_list *list)
 {
-    model_products *products = self->products;
-    uint32_t adapter_count = list == &products->block ? products->adapter_count : 0;
     struct layout of = {.self = self, .list = list};
     for (uint32_t v = MODELI_X; v < list->value_count; v++)
         of.is_kept[v] = last_kept(list, v) > 0;
     find_recomputed(&of);
     find_selective(&of);
-    add_own_pieces(&of, adapter_count);
+    add_own_pieces(&of);
     for (uint32_t v = MODELI_X; v < list->value_count; v++)
         list->values[v].at = spot_of(&of, v);
     of.grads[list->layers[list->layer_count - 1].writes] = (modeli_spot){MODELI_OUTPUT_GRAD, 0};
@@ -437,8 +434,8 @@ static void find_places(const model *self, modeli_list *list)
     place_pieces(&of);
     for (uint32_t v = MODELI_X; v < list->value_count; v++)
         resolve(&of, &list->values[v].at);
-    for (uint32_t a = 0; a < adapter_count; a++)
-        resolve(&of, &products->adapters[a].inner_at);
+    for (uint32_t a = 0; a < list->adapter_count; a++)
+        resolve(&of, &list->adapters[a].inner_at);
     for (uint32_t i = 0; i < list->layer_count; i++) {
         modeli_layer *layer = &list->layers[i];
         modeli_spot *spots[] = {&layer->kept[0],    &layer->kept[1],       &layer->output_grad,

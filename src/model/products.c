@@ -193,13 +193,12 @@ static int make_whole(model *self, modeli_list *list)
         return 0;
     add_scratch(list, NULL, false, bytes);
     add_scratch(list, NULL, true, bytes);
-    if (list == &self->products->block)
-        TRY(modeli_lora_prepare(self, bytes));
+    TRY(modeli_lora_prepare(self, list, (modeli_range){0, list->layer_count}, bytes));
     bytes[1] = size_max(bytes[0], bytes[1]);
     return 0;
 }
 
-static int make_part(model *self, const modeli_list *list, modeli_part *part)
+static int make_part(model *self, modeli_list *list, modeli_part *part)
 {
     const modeli_layer *owner = &list->layers[part->owner];
     uint64_t *bytes = part->scratch_bytes;
@@ -209,7 +208,7 @@ static int make_part(model *self, const modeli_list *list, modeli_part *part)
         TRY(modeli_make_matrix(self, &part->products[0], modeli_layer_matrix(self, owner, part)));
     add_scratch(list, part, false, bytes);
     add_scratch(list, part, true, bytes);
-    return 0;
+    return modeli_lora_prepare(self, list, (modeli_range){part->owner, part->owner + 1}, bytes);
 }
 
 static int make_all(model *self)

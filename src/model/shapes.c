@@ -46,7 +46,7 @@ void modeli_chunk_layout_of(const model *self, uint64_t columns, modeli_chunk_la
 uint64_t modeli_unwanted_grad(const model *self, const modeli_list *list)
 {
     modeli_chunk_layout chunk;
-    uint64_t end = modeli_lora_temp_bytes(self, list, true);
+    uint64_t end = modeli_lora_temp_bytes(self, list, NULL, true);
     if (list == &self->products->head) {
         modeli_chunk_layout_of(self, self->spec.vocab_size, &chunk);
         end += chunk.backward_scratch;
@@ -92,13 +92,14 @@ static void size_block(const model *self, const modeli_list *list, const modeli_
         columns -= self->spec.hidden_size; /* it finds one of its operands in the cache */
     columns = times * columns - (backward ? unneeded : 0);
     pass->dram_bytes =
-        columns * modeli_rows(self) * elem_bytes + times * modeli_lora_dram_bytes(self, list);
+        columns * modeli_rows(self) * elem_bytes +
+        times * modeli_lora_dram_bytes(self, list, (modeli_range){0, list->layer_count});
     for (uint32_t i = 0; i < pass->unit_count; i++) {
         uint64_t elems = self->units[pass->units[i]].elems;
         pass->dram_bytes += (backward ? 2 : 1) * elems * elem_bytes +
                             (pass->adds_grads[i] ? 2 * sizeof(float) * elems : 0);
     }
-    pass->temp_bytes = modeli_lora_temp_bytes(self, list, backward);
+    pass->temp_bytes = modeli_lora_temp_bytes(self, list, NULL, backward);
     if (backward && !work->input)
         pass->temp_bytes = modeli_unwanted_grad(self, list) + self->boundary_bytes;
 }
@@ -125,9 +126,10 @@ static void size_block_part(const model *self, const modeli_list *list, const mo
     if (backward && part->is_last && owner->at.bias != MODELI_ABSENT)
         columns += owner->matrix_rows;
     pass->dram_bytes = rows * columns * elem_bytes + params * elem_bytes;
+    pass->dram_bytes += (backward ? 3 : 1) * modeli_lora_dram_bytes(self, list, range);
     if (backward) /* all passes but the one that begins the sum of input gradients also read it */
         pass->dram_bytes += sizeof(float) * (rows * owner->in * (part->is_last ? 1 : 2) + grads);
-    pass->temp_bytes = part->scratch_bytes[backward];
+    pass->temp_bytes = modeli_lora_temp_bytes(self, list, part, backward);
 }
 
 static void size_head(const model *self, const modeli_work *work, bool backward, struct pass *pass)

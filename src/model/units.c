@@ -44,7 +44,7 @@ static int open_unit(model *self, uint32_t unit_idx, uint32_t whole_unit, modeli
 static int list_unit(model *self, uint32_t stage, const modeli_whole *whole, bool is_second,
                      const char *name)
 {
-    const modeli_list *of = modeli_list_of(self, stage);
+    modeli_list *of = modeli_list_of(self, stage);
     uint32_t unit_idx = modeli_stage_unit(self, stage) + (is_second ? 1 : 0);
     modeli_origin *origin = &self->products->origins[unit_idx];
     modeli_lister list;
@@ -62,14 +62,15 @@ static int list_unit(model *self, uint32_t stage, const modeli_whole *whole, boo
         tensor->offset_elems = offset;
         previous_end = from->offset_elems + from->rows * from->columns;
     }
-    bool has_lora = self->spec.lora.rank > 0 && of == &self->products->block;
+    bool has_lora =
+        self->spec.lora.rank > 0 && (of == &self->products->block || of == &self->products->dense);
     const char *end = of == &self->products->head          ? ".norm"
                       : has_lora                           ? ".lora"
                       : modeli_vectors_are_apart(self, of) ? ".vectors"
                                                            : ".norms";
     snprintf(list.unit->name, sizeof list.unit->name, "%s%s", name, is_second ? end : "");
     if (is_second && has_lora)
-        modeli_list_adapters(self, whole, &list);
+        modeli_list_adapters(self, of, (modeli_range){0, of->layer_count}, whole, &list);
     return 0;
 }
 
@@ -207,7 +208,11 @@ static int list_parts(model *self, uint32_t first_unit, uint32_t whole_unit,
         if (part->has_adapters) {
             modeli_lister lister;
             TRY(open_unit(self, unit_idx + 1, whole_unit, &lister));
-            modeli_list_expert_adapters(self, whole, owner, part, &lister);
+            modeli_range layer = {part->owner, part->owner + 1};
+            if (owner->kind->has_experts)
+                modeli_list_expert_adapters(self, whole, owner, part, &lister);
+            else
+                modeli_list_adapters(self, list, layer, whole, &lister);
             snprintf(lister.unit->name, sizeof lister.unit->name, "%s.%s.%u.lora", name,
                      owner->row->name, number);
         }
@@ -260,6 +265,8 @@ int modeli_list_units(model *self)
     for (uint32_t i = 0; i < self->stage_count; i++)
         TRY(list_stage(self, i, &whole));
     modeli_note_split(self, &products->block, 1);
+    if (products->dense.layer_count > 0)
+        modeli_note_split(self, &products->dense, 2);
     if (products->last.layer_count > 0)
         modeli_note_split(self, &products->last, self->stage_count - 2);
     modeli_note_split(self, &products->head, self->stage_count - 1);

@@ -231,19 +231,20 @@ static bool matches(const char *target, const char *asked)
     return asked_bytes == target_bytes || target[target_bytes - asked_bytes - 1] == '.';
 }
 
-static int find_target(enum model_family family, const char *asked, uint32_t *targets)
+static int find_target(const model_spec *spec, const char *asked, uint32_t *targets)
 {
-    char known[256] = "";
-    bool found = false;
+    char known[512] = "";
+    uint32_t found = 0, there = 0;
     const char *name;
-    for (uint32_t i = 0; (name = model_lora_target(family, i)) != NULL; i++) {
+    for (uint32_t i = 0; (name = model_lora_target(spec->family, i)) != NULL; i++) {
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", name);
         if (!matches(name, asked))
             continue;
-        *targets |= 1u << i;
-        found = true;
+        found |= 1u << i;
+        there |= model_lora_is_there(spec, i) ? 1u << i : 0;
     }
+    *targets |= there ? there : found; /* the model refuses what it does not have */
     if (found)
         return 0;
     return err_set(
@@ -303,7 +304,7 @@ int setup_fill_learning(const struct job *asked, model_spec *spec)
     if (train.lora_rank > 0 && train.lora_target_count == 0)
         default_targets(&train, family_of(&asked->model));
     for (uint32_t i = 0; i < train.lora_target_count; i++)
-        TRY(find_target(family_of(&asked->model), train.lora_targets[i], &spec->lora.targets));
+        TRY(find_target(spec, train.lora_targets[i], &spec->lora.targets));
     return 0;
 }
 

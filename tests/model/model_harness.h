@@ -43,14 +43,19 @@ static inline bool harness_is_output(const char *name)
     return strcmp(name, "lm_head.weight") == 0 || strcmp(name, "embed_out.weight") == 0;
 }
 
-/* All targets of adapters but those of experts, for model_lora.targets. "deepseek" has no q_proj,
+/* All targets of adapters but those of experts, for model_lora.targets; for "deepseek" with those
+ * of blocks without experts. "deepseek" has no q_proj,
  * the first one. */
 static inline uint32_t harness_targets(enum model_family family)
 {
     uint32_t count = 0;
     while (model_lora_target(family, count) != NULL && !model_lora_is_expert(family, count))
         count++;
-    return (1u << count) - (family == MODEL_DEEPSEEK ? 2 : 1);
+    uint32_t targets = (1u << count) - (family == MODEL_DEEPSEEK ? 2 : 1);
+    for (; family == MODEL_DEEPSEEK && model_lora_target(family, count) != NULL; count++)
+        if (strstr(model_lora_target(family, count), "experts") == NULL)
+            targets |= 1u << count;
+    return targets;
 }
 
 /* Completes the spec of a small model: two layers where none are given, four heads, and an

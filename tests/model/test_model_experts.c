@@ -369,10 +369,35 @@ static void router_losses_by_hand(void **state)
 
 /* ---- adapters ---- */
 
-/* The expert that a row of a matrix of all experts is of. */
-static uint64_t expert_of(const model_tensor *whole, uint64_t row)
+/* 1 for layers that are not those of routed experts. */
+static uint64_t experts_of(const harness *h, const model_tensor *whole)
 {
-    return row / (whole->whole_rows / EXPERTS);
+    return strstr(whole->name, ".experts.") ? h->self->spec.expert_count : 1;
+}
+
+/* The expert that a row of a matrix of all experts is of. */
+static uint64_t expert_of(const harness *h, const model_tensor *whole, uint64_t row)
+{
+    return row / (whole->whole_rows / experts_of(h, whole));
+}
+
+/* "NAME.lora_A.weight" of the tensor NAME or NAME.weight. */
+static void name_adapter(const model_tensor *of, const char *matrix, char out[2 * MODEL_NAME_BYTES])
+{
+    const char *end = strstr(of->name, ".weight");
+    int stem = (int)(end ? (size_t)(end - of->name) : strlen(of->name));
+    snprintf(out, 2 * MODEL_NAME_BYTES, "%.*s.%s.weight", stem, of->name, matrix);
+}
+
+static bool has_adapter(const harness *h, const model_tensor *of)
+{
+    char name[2 * MODEL_NAME_BYTES];
+    name_adapter(of, "lora_A", name);
+    for (uint32_t u = 0; u < h->self->unit_count; u++)
+        for (uint32_t i = 0; i < h->self->units[u].tensor_count; i++)
+            if (strcmp(h->self->units[u].tensors[i].name, name) == 0)
+                return true;
+    return false;
 }
 
 /* Element (row, column) of s B A, from the matrices of the adapter beside the tensor. */
@@ -381,13 +406,13 @@ static double product_of(const harness *h, const model_tensor *tensor, uint64_t 
 {
     uint64_t rank = h->self->spec.lora.rank;
     char a[2 * MODEL_NAME_BYTES], b[2 * MODEL_NAME_BYTES];
-    snprintf(a, sizeof a, "%s.lora_A.weight", tensor->name);
-    snprintf(b, sizeof b, "%s.lora_B.weight", tensor->name);
+    name_adapter(tensor, "lora_A", a);
+    name_adapter(tensor, "lora_B", b);
     double sum = 0;
     for (uint64_t r = 0; r < rank; r++)
         sum += (double)*value_at(h, h->masters, b, row * rank + r) *
                (double)*value_at(h, h->masters, a,
-                                 (expert_of(tensor, row) * rank + r) * tensor->columns + column);
+                                 (expert_of(h, tensor, row) * rank + r) * tensor->columns + column);
     return h->self->spec.lora.alpha / (double)rank * sum;
 }
 
@@ -397,12 +422,12 @@ static void compare_b(const harness *with, const harness *dense, const model_ten
 {
     uint64_t rank = with->self->spec.lora.rank;
     char a[2 * MODEL_NAME_BYTES], b[2 * MODEL_NAME_BYTES];
-    snprintf(a, sizeof a, "%s.lora_A.weight", tensor->name);
-    snprintf(b, sizeof b, "%s.lora_B.weight", tensor->name);
+    name_adapter(tensor, "lora_A", a);
+    name_adapter(tensor, "lora_B", b);
     for (uint64_t row = 0; row < tensor->whole_rows; row++)
         for (uint64_t r = 0; r < rank; r++) {
             double sum = 0, found = *value_at(with, with->grads, b, row * rank + r);
-            uint64_t first = (expert_of(tensor, row) * rank + r) * tensor->columns;
+            uint64_t first = (expert_of(with, tensor, row) * rank + r) * tensor->columns;
             for (uint64_t c = 0; c < tensor->columns; c++)
                 sum += (double)*value_at(dense, dense->grads, tensor->name,
                                          row * tensor->columns + c) *
@@ -417,11 +442,12 @@ static void compare_b(const harness *with, const harness *dense, const model_ten
 static void compare_a(const harness *with, const harness *dense, const model_tensor *tensor,
                       double *squares, double *length)
 {
-    uint64_t rank = with->self->spec.lora.rank, each = tensor->whole_rows / EXPERTS;
+    uint64_t rank = with->self->spec.lora.rank, experts = experts_of(with, tensor);
+    uint64_t each = tensor->whole_rows / experts;
     char a[2 * MODEL_NAME_BYTES], b[2 * MODEL_NAME_BYTES];
-    snprintf(a, sizeof a, "%s.lora_A.weight", tensor->name);
-    snprintf(b, sizeof b, "%s.lora_B.weight", tensor->name);
-    for (uint64_t at = 0; at < EXPERTS * rank * tensor->columns; at++) {
+    name_adapter(tensor, "lora_A", a);
+    name_adapter(tensor, "lora_B", b);
+    for (uint64_t at = 0; at < experts * rank * tensor->columns; at++) {
         uint64_t expert = at / tensor->columns / rank, r = at / tensor->columns % rank;
         double sum = 0, found = *value_at(with, with->grads, a, at);
         for (uint64_t row = expert * each; row < (expert + 1) * each; row++)
@@ -434,16 +460,19 @@ static void compare_a(const harness *with, const harness *dense, const model_ten
     }
 }
 
-/* Adapters of experts against the model whose weights are W + s B A. */
-static void compare_adapters(const char *instance)
+/* Adapters of the targets that have the word in their names, and of as many tensors, against the
+ * model whose weights are W + s B A. */
+static void compare_adapters(const char *instance, const char *word, uint32_t tensors,
+                             enum kept kept)
 {
     harness with, dense;
     model_spec spec = mixture(instance, EXPERTS), plain = spec;
     double squares = 0, length = 0, apart = 0;
-    uint32_t first = 0;
-    while (!model_lora_is_expert(spec.family, first))
-        first++;
-    spec.lora = (model_lora){.rank = 3, .alpha = 4.5, .targets = 3u << first};
+    const char *name;
+    spec.lora = (model_lora){.rank = 3, .alpha = 4.5};
+    for (uint32_t i = 0; (name = model_lora_target(spec.family, i)) != NULL; i++)
+        if (strstr(name, word) && model_lora_is_there(&spec, i))
+            spec.lora.targets |= 1u << i;
     harness_start(&with, &kernels_reference, &spec, DTYPE_FP32, 0, SEED, true);
     harness_start(&dense, &kernels_reference, &plain, DTYPE_FP32, 0, SEED, true);
     for (uint32_t u = 0; u < with.self->unit_count; u++)
@@ -455,25 +484,27 @@ static void compare_adapters(const char *instance)
     for (uint32_t u = 0; u < dense.self->unit_count; u++)
         for (uint32_t i = 0; i < dense.self->units[u].tensor_count; i++) {
             const model_tensor *tensor = &dense.self->units[u].tensors[i];
-            bool is_adapted = strstr(tensor->name, ".experts.") && !strstr(tensor->name, "_bias");
+            bool is_adapted = has_adapter(&with, tensor);
             for (uint64_t k = 0; is_adapted && k < tensor->rows * tensor->columns; k++)
-                dense.masters[u][tensor->offset_elems + k] +=
-                    (float)product_of(&with, tensor, k / tensor->columns, k % tensor->columns);
+                dense.masters[u][tensor->offset_elems + k] += (float)product_of(
+                    &with, tensor, tensor->row_begin + k / tensor->columns, k % tensor->columns);
         }
     harness_copy_params(&with);
     harness_copy_params(&dense);
-    harness_step(&with, 0.5f, KEPT_NONE);
-    harness_step(&dense, 0.5f, KEPT_NONE);
+    harness_step(&with, 0.5f, kept);
+    harness_step(&dense, 0.5f, kept);
     for (uint64_t i = 0; i < with.self->micro_batch * with.self->tokens; i++)
         apart = fmax(apart, fabs((double)with.losses[i] - (double)dense.losses[i]));
     for (uint32_t u = 0; u < dense.self->unit_count; u++)
         for (uint32_t i = 0; i < dense.self->units[u].tensor_count; i++) {
             const model_tensor *tensor = &dense.self->units[u].tensors[i];
-            if (!strstr(tensor->name, ".experts.") || strstr(tensor->name, "_bias"))
+            if (!has_adapter(&with, tensor) || tensor->row_begin > 0)
                 continue;
+            tensors--;
             compare_b(&with, &dense, tensor, &squares, &length);
             compare_a(&with, &dense, tensor, &squares, &length);
         }
+    assert_int_equal(tensors, 0);
     printf("%s: losses differ by %.1e, gradients by %.1e\n", instance, apart,
            sqrt(squares / length));
     assert_true(apart < 1e-5);
@@ -485,8 +516,21 @@ static void compare_adapters(const char *instance)
 static void adapters(void **state)
 {
     (void)state;
-    compare_adapters("qwen2_moe");
-    compare_adapters("gpt_oss");
+    compare_adapters("qwen2_moe", "mlp.experts", 4, KEPT_NONE);
+    compare_adapters("gpt_oss", "mlp.experts", 4, KEPT_NONE);
+}
+
+/* Adapters of shared experts, behind a gate and without one, and of blocks without experts. */
+static void shared_adapters(void **state)
+{
+    (void)state;
+    compare_adapters("qwen2_moe", "shared_expert", 6, KEPT_NONE);
+    compare_adapters("qwen2_moe", "shared_expert.up_proj", 2, KEPT_NONE);
+    for (int kept = 0; kept < KEPT_COUNT; kept++) {
+        compare_adapters("deepseek-moe", "shared_experts", 3, (enum kept)kept);
+        compare_adapters("deepseek-moe", "mlp.", 3 + 3 + 2, (enum kept)kept);
+    }
+    compare_adapters("glm4_moe", "down_proj", 2 + 2, KEPT_ALL);
 }
 
 /* ---- refusals ---- */
@@ -541,6 +585,7 @@ int main(void)
         cmocka_unit_test(router_losses_have_gradients),
         cmocka_unit_test(router_losses_by_hand),
         cmocka_unit_test(adapters),
+        cmocka_unit_test(shared_adapters),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
