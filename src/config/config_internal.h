@@ -205,6 +205,12 @@ int configi_take_checkpoint_formats(const configi_reader *reader, const char *fi
 /* Does the same with the job's own block, and removes it. */
 int configi_take_quantization(const configi_reader *reader) MUST_CHECK;
 
+/* --- adapter_config.c --- */
+
+/* Fills in rank, alpha and targets of train.lora from the adapters of train.lora.from. ERR_CONFIG
+ * if the job gives others, or they are of a kind that is not read. */
+int configi_take_adapters(const configi_reader *reader) MUST_CHECK;
+
 /* --- struct job after the table has filled it, in the order of job_read ---
  *
  * Each function checks the relations between keys of its block, and fills members that follow from

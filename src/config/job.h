@@ -106,6 +106,7 @@ struct job_train {
     /* Names as in PEFT; if none is given, the family's usual ones. */
     char lora_targets[JOB_TARGETS_MAX][JOB_NAME_BYTES];
     uint32_t lora_target_count;
+    char lora_from[FILE_PATH_BYTES]; /* the directory of their first weights, or "" */
 };
 
 struct job_files {

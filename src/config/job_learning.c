@@ -98,6 +98,7 @@ int configi_fill_train(const configi_reader *reader, struct job_train *train)
     if (configi_get(reader, "train.lora"))
         return fill_lora(reader, train);
     train->lora_rank = 0; /* no adapters */
+    train->lora_from[0] = '\0';
     train->lora_alpha = train->lora_dropout = 0;
     return 0;
 }

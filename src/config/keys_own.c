@@ -113,9 +113,18 @@ const configi_key configi_own_keys[] = {
         "Layers with adapters, named as PEFT's target_modules: q_proj, k_proj, v_proj, o_proj, "
         "gate_proj, up_proj, down_proj (llama); c_attn, attn.c_proj, c_fc, mlp.c_proj, or c_proj "
         "for both of that name (gpt2); query, key, value, attention.output.dense, "
-        "intermediate.dense, output.dense (bert); as its target_parameters: experts.gate_up_proj, "
-        "experts.down_proj (mixtures). Default: q_proj and v_proj; c_attn; query and "
+        "intermediate.dense, output.dense (bert); mlp.gate_proj and the like (first blocks of "
+        "deepseek and glm4_moe), shared_experts.gate_proj, shared_expert.gate_proj (qwen2_moe); as "
+        "its target_parameters: experts.gate_up_proj, experts.down_proj (mixtures). Default: "
+        "q_proj and v_proj; c_attn; query and "
         "value."),
+
+    KEY("train.lora.from", STRING, AT(train.lora_from), NONE, NONE, NONE, START,
+        "Directory of adapters in the format of PEFT, with adapter_config.json and "
+        "adapter_model.safetensors, that a new run begins with. They belong to the checkpoint "
+        "model.hf. Rank, alpha and targets are theirs, and so is dropout where the job does not "
+        "give it. eval and generate read them in the same way. Default: A begins at random and B "
+        "with zeros."),
 
     KEY("run.dir", STRING, AT(run.dir), NONE, NONE, NONE, FREE,
         "Run directory: metrics, trace, plan and state. With several ranks, only rank 0 uses it. "

@@ -128,7 +128,7 @@ static void add_row(struct export_rows *self, const char *stem, const char *end,
     self->bytes += elems * (byte_type ? 1 : sizeof(float));
 }
 
-/* Of mxfp4: "NAME_blocks", [experts, rows, groups, bytes of a group], and "NAME_scales" without the
+/* mxfp4 has "NAME_blocks", [experts, rows, groups, bytes of a group], and "NAME_scales" without the
  * last. */
 static void block_rows(const export_tensor *from, struct export_rows *out)
 {

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "hf/hf_internal.h"
@@ -32,8 +33,9 @@ static bool has_adapters(const model_unit *unit)
     return false;
 }
 
-static int reserve(export_adapters *self, const model *net)
+int hfi_adapters_reserve(const model *net, export_adapters *self)
 {
+    memset(self, 0, sizeof *self);
     self->net = net;
     self->values = mem_alloc(net->unit_count, sizeof *self->values, "adapters");
     if (!self->values)
@@ -50,8 +52,7 @@ static int reserve(export_adapters *self, const model *net)
 
 int hfi_adapters_open(const model *net, const manifest *record, export_adapters *out)
 {
-    memset(out, 0, sizeof *out);
-    TRY(reserve(out, net));
+    TRY(hfi_adapters_reserve(net, out));
     out->record = *record; /* the slabs and ranks stay the record's own */
     out->record.extents = mem_alloc(record->extent_count, sizeof *out->record.extents, "adapters");
     out->record.extent_count = 0;
@@ -132,8 +133,10 @@ static void merge_block(const struct merged *of, uint64_t begin, uint64_t count,
             for (uint64_t i = 0; i < held; i++)
                 sums[i] += factor * (double)from[i];
         }
-        for (uint64_t i = 0; i < held; i++)
-            weights[done + i] = (float)((double)weights[done + i] + sums[i]);
+        for (uint64_t i = 0; i < held; i++) { /* -0 stays -0 where nothing is added */
+            float sum = (float)((double)weights[done + i] + sums[i]);
+            weights[done + i] = sums[i] == 0 ? weights[done + i] : sum;
+        }
         done += held;
     }
 }
@@ -183,17 +186,37 @@ int hfi_check_adapters(const model *net)
     return 0;
 }
 
+/* True if PEFT would take the module for that of routed experts, whose projections have the same
+ * last names in older checkpoints of these types. Named as parameters, such modules are taken for
+ * what they are. */
+static bool is_mistaken(const model_spec *spec, const char *target)
+{
+    return (spec->family == MODEL_DEEPSEEK || spec->family == MODEL_GLM4_MOE) &&
+           strncmp(target, "mlp.", strlen("mlp.")) == 0;
+}
+
 static int write_config(const export_adapters *self, const char *base, const char *dir)
 {
     const model_spec *spec = &self->net->spec;
     const char *name;
     json_t *targets = json_array(), *parameters = json_array();
+    double dropout = spec->lora.dropout;
     /* PEFT has no task of filling in masked tokens. */
     const char *task = model_is_bidirectional(spec->family) ? NULL : "CAUSAL_LM";
-    for (uint32_t i = 0; (name = model_lora_target(spec->family, i)) != NULL; i++)
-        if (spec->lora.targets >> i & 1)
-            json_array_append_new(model_lora_is_expert(spec->family, i) ? parameters : targets,
-                                  json_string(name));
+    for (uint32_t i = 0; (name = model_lora_target(spec->family, i)) != NULL; i++) {
+        bool is_expert = model_lora_is_expert(spec->family, i);
+        if ((spec->lora.targets >> i & 1) == 0)
+            continue;
+        if (!is_expert && is_mistaken(spec, name)) {
+            json_array_append_new(parameters, json_sprintf("%s.weight", name));
+            dropout = 0; /* PEFT has none for parameters, and refuses others */
+            continue;
+        }
+        json_array_append_new(is_expert ? parameters : targets, json_string(name));
+    }
+    if (dropout < spec->lora.dropout)
+        log_info("%s/%s has lora_dropout 0 and not %g, since PEFT has none for %s", dir,
+                 config_name, spec->lora.dropout, json_string_value(json_array_get(parameters, 0)));
     double alpha = spec->lora.alpha;
     bool is_whole = alpha < 1e15 && alpha == (double)(json_int_t)alpha;
     json_t *doc =
@@ -201,7 +224,7 @@ static int write_config(const export_adapters *self, const char *base, const cha
                   "peft_type", "LORA", "task_type", task, "base_model_name_or_path", base, "r",
                   (json_int_t)spec->lora.rank, "lora_alpha",
                   is_whole ? json_integer((json_int_t)alpha) : json_real(alpha), "target_modules",
-                  targets, "lora_dropout", spec->lora.dropout, "bias", "none", "fan_in_fan_out",
+                  targets, "lora_dropout", dropout, "bias", "none", "fan_in_fan_out",
                   spec->family == MODEL_GPT2, "inference_mode", 1, "modules_to_save",
                   "init_lora_weights", 1, "use_rslora", 0, "use_dora", 0);
     if (doc && json_array_size(parameters) > 0)
@@ -214,11 +237,10 @@ static int write_config(const export_adapters *self, const char *base, const cha
  * wraps the module of the experts once for each of its matrices, and names the adapters after the
  * wrappers: "..mlp.experts.lora_A.weight", and of a matrix within another wrapper
  * "..mlp.experts.base_layer.lora_A.weight". */
-static void name_row(const export_adapters *self, uint32_t unit, const model_tensor *tensor,
-                     char *name, size_t name_bytes)
+void hfi_adapter_name(const model *net, uint32_t unit, const model_tensor *tensor, bool swaps,
+                      char *name, size_t name_bytes)
 {
     static const char up[] = ".experts.gate_up_proj.", down[] = ".experts.down_proj.";
-    const model *net = self->net;
     const char *is_up = strstr(tensor->name, up), *is_down = strstr(tensor->name, down);
     const char *wrapped = is_up ? is_up : is_down;
     if (!wrapped) {
@@ -226,9 +248,12 @@ static void name_row(const export_adapters *self, uint32_t unit, const model_ten
                  net->spec.family == MODEL_GPT2 ? "transformer." : "", tensor->name);
         return;
     }
-    bool is_inner = false;
-    for (uint32_t i = 0; i < net->units[unit].tensor_count; i++)
-        is_inner = is_inner || (is_up && strstr(net->units[unit].tensors[i].name, down));
+    bool has_up = false, has_down = false;
+    for (uint32_t i = 0; i < net->units[unit].tensor_count; i++) {
+        has_up = has_up || strstr(net->units[unit].tensors[i].name, up);
+        has_down = has_down || strstr(net->units[unit].tensors[i].name, down);
+    }
+    bool is_inner = has_up && has_down && (swaps ? is_down : is_up);
     snprintf(name, name_bytes, "base_model.model.%.*s.experts%s.%s", (int)(wrapped - tensor->name),
              tensor->name, is_inner ? ".base_layer" : "", wrapped + strlen(is_up ? up : down));
 }
@@ -236,10 +261,13 @@ static void name_row(const export_adapters *self, uint32_t unit, const model_ten
 /* The place in PEFT's matrix of element `at` of the whole A or B of experts. A has the rows of
  * expert 0, then of expert 1. B is [out, rank * experts], with a column of every expert for each
  * rank. */
-static uint64_t place_of(const model *net, const model_tensor *tensor, uint64_t at)
+uint64_t hfi_adapter_place(const model *net, const model_tensor *tensor, uint64_t at)
 {
     uint64_t rank = net->spec.lora.rank, experts = net->spec.expert_count;
     uint64_t each = rows_of_one(net, tensor), row = at / tensor->columns;
+    const hf_layout layout = hf_layout_of(net, tensor, false);
+    if (each == tensor->whole_rows)
+        return hf_layout_place(&layout, at).elem;
     if (strstr(tensor->name, ".lora_A."))
         return at;
     uint64_t out = row % each, half = each / 2;
@@ -260,7 +288,8 @@ static void gather(const export_adapters *self, uint32_t unit, uint32_t idx, flo
         uint64_t begin = part->row_begin * part->columns;
         assert(strcmp(part->name, first->name) == 0);
         for (uint64_t i = 0; i < part->rows * part->columns; i++)
-            target[place_of(net, part, begin + i)] = self->values[unit][part->offset_elems + i];
+            target[hfi_adapter_place(net, part, begin + i)] =
+                self->values[unit][part->offset_elems + i];
         held += part->rows;
     }
 }
@@ -292,6 +321,14 @@ static int write_tensor(const export_adapters *self, kernel_context *context,
     return rc;
 }
 
+void hfi_adapter_shape(const model *net, const model_tensor *tensor, uint64_t shape[2])
+{
+    uint64_t each = rows_of_one(net, tensor);
+    bool is_b = strstr(tensor->name, ".lora_B.") != NULL && each != tensor->whole_rows;
+    shape[0] = is_b ? each : tensor->whole_rows;
+    shape[1] = is_b ? tensor->columns * net->spec.expert_count : tensor->columns;
+}
+
 /* True for a part of a matrix of experts that another unit begins. */
 static bool is_later_part(const export_adapters *self, uint32_t unit, uint32_t idx)
 {
@@ -317,17 +354,11 @@ int hfi_adapters_write(const export_adapters *self, kernel_context *context, con
         for (uint32_t i = 0; self->values[u] && i < net->units[u].tensor_count; i++) {
             const model_tensor *tensor = &net->units[u].tensors[i];
             char *name = names + (size_t)row * NAME_BYTES;
-            uint64_t each = rows_of_one(net, tensor);
-            bool is_b = strstr(tensor->name, ".lora_B.") != NULL && each != tensor->whole_rows;
             if (is_later_part(self, u, i))
                 continue;
-            name_row(self, u, tensor, name, NAME_BYTES);
-            rows[row++] = (safetensors_row){
-                .name = name,
-                .type = type,
-                .dim_count = 2,
-                .shape = {is_b ? each : tensor->whole_rows,
-                          is_b ? tensor->columns * net->spec.expert_count : tensor->columns}};
+            hfi_adapter_name(net, u, tensor, false, name, NAME_BYTES);
+            rows[row] = (safetensors_row){.name = name, .type = type, .dim_count = 2};
+            hfi_adapter_shape(net, tensor, rows[row++].shape);
             *written_bytes += tensor->whole_rows * tensor->columns * dtype_bytes(type);
         }
     count = row;

@@ -31,6 +31,8 @@ int hf_first_open(struct hf_first_weights *self, const struct ranks *ranks, cons
     if (dir[0] == '\0' || self->from)
         return 0;
     int rc = hf_weights_open(dir, net, &self->from);
+    if (rc == 0 && asked->train.lora_from[0])
+        rc = hf_weights_take_adapters(self->from, asked->train.lora_from);
     if (rc == 0 && ranks->rank == 0) /* which copies them when the run has begun */
         rc = hf_check_side_files(dir);
     TRY(ranks_agree(ranks, "checkpoint", rc));

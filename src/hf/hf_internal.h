@@ -111,6 +111,25 @@ int hfi_adapters_open(const model *net, const manifest *record, export_adapters 
 int hfi_adapters_take(export_adapters *self, uint64_t extent_idx, uint64_t begin_bytes,
                       const void *data, uint64_t size_bytes) MUST_CHECK;
 void hfi_adapters_close(export_adapters *self);
+/* Allocates the memory alone. Close it in any case. */
+int hfi_adapters_reserve(const model *net, export_adapters *out) MUST_CHECK;
+/* The name of an adapter's tensor in files. The two matrices of experts are wrapped one in the
+ * other: `swaps` takes the other order. */
+void hfi_adapter_name(const model *net, uint32_t unit, const model_tensor *tensor, bool swaps,
+                      char *name, size_t name_bytes);
+void hfi_adapter_shape(const model *net, const model_tensor *tensor, uint64_t shape[2]);
+/* The place in the stored tensor of element `at` of the whole A or B. */
+uint64_t hfi_adapter_place(const model *net, const model_tensor *tensor, uint64_t at);
+
+/* ---- import_peft.c ----
+ *
+ * Reads the adapters of a directory, which must be those of the model, no fewer and no others.
+ * Close `out` in any case. ERR_INPUT names the file and the tensor. */
+int hfi_adapters_load(const char *dir, const model *net, export_adapters *out) MUST_CHECK;
+/* Puts adapters' elements, of elements [begin, begin + count) of a unit, into master. */
+void hfi_adapters_put(const export_adapters *self, uint32_t unit, uint64_t begin, uint64_t count,
+                      float *master);
+uint64_t hfi_adapters_identity(const export_adapters *self); /* XXH3-64 over the values */
 
 /* Memory for the largest packed unit, and more. All zeros where the model has none. */
 struct export_room {
@@ -226,6 +245,7 @@ struct hf_weights {
     bool has_type[DTYPE_COUNT];
     /* Where tensors are quantized: memory for a piece of one, and the context that expands. */
     bool has_packed;
+    export_adapters adapters; /* all zeros without hf_weights_take_adapters */
     kernel_context *context;
     unsigned char *codes;
     float *values;

@@ -367,10 +367,16 @@ int hf_weights_open(const char *dir, const model *net, hf_weights **out)
     return hf_weights_open_sized(dir, net, WEIGHTS_STRIP_BYTES, WEIGHTS_PIECE_BYTES, out);
 }
 
+int hf_weights_take_adapters(hf_weights *self, const char *dir)
+{
+    return hfi_adapters_load(dir, self->net, &self->adapters);
+}
+
 void hf_weights_close(hf_weights *self)
 {
     if (!self)
         return;
+    hfi_adapters_close(&self->adapters);
     hf_close(self->files);
     if (self->context)
         kernels_cpu.context_destroy(self->context);
@@ -387,7 +393,8 @@ void hf_weights_close(hf_weights *self)
 
 uint64_t hf_weights_identity(const hf_weights *self)
 {
-    return hf_identity(self->files);
+    return hf_identity(self->files) ^
+           (self->adapters.net ? hfi_adapters_identity(&self->adapters) : 0);
 }
 
 uint64_t hf_weights_bytes(const hf_weights *self)
@@ -405,7 +412,7 @@ enum dtype hf_weights_type(const hf_weights *self)
 bool hf_weights_has_all(const hf_weights *self, uint32_t unit)
 {
     for (uint32_t i = 0; i < self->net->units[unit].tensor_count; i++)
-        if (self->units[unit][i].stored_count == 0)
+        if (self->units[unit][i].stored_count == 0 && !self->adapters.net)
             return false;
     return true;
 }

@@ -297,7 +297,10 @@ static int read_unit(hf_weights *self, uint32_t unit, uint64_t begin, uint64_t c
 
 int hf_weights_read(hf_weights *self, uint32_t unit, uint64_t begin, uint64_t count, float *master)
 {
-    return read_unit(self, unit, begin, count, NULL, master);
+    TRY(read_unit(self, unit, begin, count, NULL, master));
+    if (self->adapters.net)
+        hfi_adapters_put(&self->adapters, unit, begin, count, master);
+    return 0;
 }
 
 int hf_weights_read_alone(hf_weights *self, uint32_t unit, uint64_t begin, uint64_t count,

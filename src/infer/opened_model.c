@@ -351,8 +351,12 @@ int infer_model_start(infer_model *self, const model_window *window,
     TRY(make_setup(self, &asked));
     if (!self->is_run) /* its errors should come before memory is reserved */
         TRY(hf_weights_open(self->path, self->setup->net, &from));
-    tell(self->setup);
-    int rc = make_engine(self);
+    const char *adapters = self->is_run ? "" : self->asked->train.lora_from;
+    int rc = adapters[0] ? hf_weights_take_adapters(from, adapters) : 0;
+    if (rc == 0)
+        tell(self->setup);
+    if (rc == 0)
+        rc = make_engine(self);
     if (rc == 0)
         rc = self->is_run ? inferi_load_params(self->engine, &self->record, rank, stop)
                           : fill_from_checkpoint(self, from, stop);

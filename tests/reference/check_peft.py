@@ -76,6 +76,30 @@ FAMILIES = {
             num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=128, num_experts=5,
             num_experts_per_tok=2, norm_topk_prob=True, initializer_range=0.15),
         {"rank": 4, "alpha": 4, "targets": ["mlp.experts.down_proj"]}),
+    "qwen2_moe-shared": (
+        lambda: transformers.Qwen2MoeConfig(
+            vocab_size=256, hidden_size=64, intermediate_size=48, moe_intermediate_size=48,
+            shared_expert_intermediate_size=56, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            max_position_embeddings=128, num_experts=5, num_experts_per_tok=2, initializer_range=0.15),
+        {"rank": 4, "alpha": 12, "targets": ["q_proj", "shared_expert.gate_proj", "shared_expert.up_proj",
+                                             "shared_expert.down_proj"]}),
+    "deepseek_v3-shared": (
+        lambda: transformers.DeepseekV3Config(
+            vocab_size=256, hidden_size=64, intermediate_size=80, moe_intermediate_size=48, num_hidden_layers=3,
+            num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=24, q_lora_rank=28, qk_nope_head_dim=16,
+            qk_rope_head_dim=8, v_head_dim=12, first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=3,
+            n_group=4, topk_group=2, n_shared_experts=1, max_position_embeddings=128, initializer_range=0.15,
+            pad_token_id=None, bos_token_id=None, eos_token_id=None),
+        {"rank": 4, "alpha": 12, "targets": ["q_b_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+                                             "shared_experts.gate_proj", "shared_experts.up_proj",
+                                             "shared_experts.down_proj"]}),
+    "glm4_moe-shared": (
+        lambda: transformers.Glm4MoeConfig(
+            vocab_size=256, hidden_size=64, intermediate_size=80, moe_intermediate_size=48, num_hidden_layers=3,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=16, first_k_dense_replace=1, n_routed_experts=8,
+            num_experts_per_tok=3, n_shared_experts=1, use_qk_norm=True, max_position_embeddings=128,
+            initializer_range=0.15, pad_token_id=None, bos_token_id=None, eos_token_id=None),
+        {"rank": 4, "alpha": 12, "targets": ["mlp.up_proj", "shared_experts.up_proj", "shared_experts.down_proj"]}),
     "gpt2-one": (
         lambda: transformers.GPT2Config(
             vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=128, initializer_range=0.15,

@@ -1,0 +1,192 @@
+/* Reads adapters in the format of PEFT, for a run that begins with them or an evaluation of a
+ * checkpoint with them. The names and the order of elements are those of export_peft.c. See
+ * hf_internal.h.
+ *
+ * Memory: the adapters in fp32. One thread calls. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "hf/hf_internal.h"
+
+enum { NAME_BYTES = 2 * MODEL_NAME_BYTES };
+
+/* The file, while it is read. */
+struct adapter_file {
+    export_adapters *to;
+    safetensors_table table;
+    bool *is_used; /* [table.count] */
+    int fd;
+};
+
+static bool has_shape(const safetensors_tensor *found, const uint64_t shape[2])
+{
+    return found->dim_count == 2 && found->shape[0] == shape[0] && found->shape[1] == shape[1];
+}
+
+/* Finds the stored tensor. Of two matrices of experts either may be the inner one, as their order
+ * in target_parameters was; the shapes tell. */
+static const safetensors_tensor *find(const struct adapter_file *self, uint32_t unit,
+                                      const model_tensor *tensor, char name[NAME_BYTES])
+{
+    uint64_t shape[2];
+    const model *net = self->to->net;
+    hfi_adapter_shape(net, tensor, shape);
+    hfi_adapter_name(net, unit, tensor, true, name, NAME_BYTES);
+    const safetensors_tensor *other = safetensors_find(&self->table, name);
+    hfi_adapter_name(net, unit, tensor, false, name, NAME_BYTES);
+    const safetensors_tensor *found = safetensors_find(&self->table, name);
+    return other && (!found || (!has_shape(found, shape) && has_shape(other, shape))) ? other
+                                                                                      : found;
+}
+
+static int check_tensor(const struct adapter_file *self, const model_tensor *tensor,
+                        const safetensors_tensor *found, const char *name)
+{
+    char is[SAFETENSORS_SHAPE_BYTES], text[SAFETENSORS_SHAPE_BYTES];
+    safetensors_tensor should = {.dim_count = 2};
+    hfi_adapter_shape(self->to->net, tensor, should.shape);
+    if (!found)
+        return err_set(
+            ERR_INPUT,
+            "%s has no tensor %s: they are adapters of another model, or of fewer layers",
+            self->table.path, name);
+    if (!has_shape(found, should.shape))
+        return err_set(ERR_INPUT,
+                       "%s: tensor %s has shape %s, and the model with these adapters has %s",
+                       self->table.path, found->name, safetensors_shape(found, is),
+                       safetensors_shape(&should, text));
+    if (found->type == SAFETENSORS_OTHER)
+        return err_set(ERR_INPUT,
+                       "%s: tensor %s has dtype %s, and adapters are read from F32, "
+                       "BF16 and F16",
+                       self->table.path, found->name, found->type_name);
+    return 0;
+}
+
+/* Brings the stored elements to the units that have parts of the tensor, from `unit` on. */
+static void scatter(const struct adapter_file *self, uint32_t unit, uint32_t idx,
+                    const float *stored)
+{
+    const model *net = self->to->net;
+    const model_tensor *first = &net->units[unit].tensors[idx];
+    for (uint64_t held = 0; held < first->whole_rows; unit++) {
+        const model_tensor *part = &net->units[unit].tensors[idx];
+        if (!self->to->values[unit] || strcmp(part->name, first->name) != 0)
+            continue;
+        uint64_t begin = part->row_begin * part->columns;
+        for (uint64_t i = 0; i < part->rows * part->columns; i++)
+            self->to->values[unit][part->offset_elems + i] =
+                stored[hfi_adapter_place(net, part, begin + i)];
+        held += part->rows;
+    }
+}
+
+static int read_tensor(struct adapter_file *self, uint32_t unit, uint32_t idx)
+{
+    const model_tensor *tensor = &self->to->net->units[unit].tensors[idx];
+    uint64_t count = tensor->whole_rows * tensor->columns;
+    char name[NAME_BYTES];
+    const safetensors_tensor *found = find(self, unit, tensor, name);
+    TRY(check_tensor(self, tensor, found, name));
+    self->is_used[found - self->table.tensors] = true;
+    void *raw = mem_alloc(count, sizeof(float), "adapters");
+    float *stored = mem_alloc(count, sizeof *stored, "adapters");
+    int rc = raw && stored ? 0 : -ENOMEM;
+    if (rc == 0)
+        rc = safetensors_read(&self->table, self->fd, found, 0, found->size_bytes, raw);
+    if (rc == 0)
+        dtype_convert(raw, (enum dtype)found->type, stored, DTYPE_FP32, count);
+    for (uint64_t i = 0; rc == 0 && i < count; i++)
+        if (!isfinite(stored[i]))
+            rc = err_set(ERR_INPUT,
+                         "%s: tensor %s holds a value that is not finite: its element %" PRIu64,
+                         self->table.path, found->name, i);
+    if (rc == 0)
+        scatter(self, unit, idx, stored);
+    mem_free(raw);
+    mem_free(stored);
+    return rc;
+}
+
+/* Checks that no tensor of the file is left out. */
+static int check_rest(const struct adapter_file *self)
+{
+    char shape[SAFETENSORS_SHAPE_BYTES];
+    const safetensors_tensor *extra = NULL;
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < self->table.count; i++) {
+        if (self->is_used[i])
+            continue;
+        extra = extra ? extra : &self->table.tensors[i];
+        count++;
+    }
+    if (count == 0)
+        return 0;
+    return err_set(ERR_INPUT,
+                   "%s: the model with adapters of train.lora.targets has no place for tensor %s "
+                   "of shape %s, nor for %" PRIu64 " more",
+                   self->table.path, extra->name, safetensors_shape(extra, shape), count - 1);
+}
+
+static int read_all(struct adapter_file *self)
+{
+    const model *net = self->to->net;
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        for (uint32_t i = 0; self->to->values[u] && i < net->units[u].tensor_count; i++) {
+            const model_tensor *tensor = &net->units[u].tensors[i];
+            if (tensor->is_adapter && tensor->row_begin == 0)
+                TRY(read_tensor(self, u, i));
+        }
+    return check_rest(self);
+}
+
+int hfi_adapters_load(const char *dir, const model *net, export_adapters *out)
+{
+    struct adapter_file self = {.to = out, .fd = -1};
+    char path[FILE_PATH_BYTES];
+    TRY(hfi_adapters_reserve(net, out));
+    TRY(file_join(path, sizeof path, dir, "adapter_model.safetensors"));
+    TRY(safetensors_open(path, &self.table));
+    self.is_used = mem_alloc(self.table.count, sizeof *self.is_used, "adapters");
+    self.fd = open(path, O_RDONLY | O_CLOEXEC);
+    int rc = !self.is_used  ? -ENOMEM
+             : self.fd >= 0 ? read_all(&self)
+                            : err_errno(errno, "cannot read %s", path);
+    if (self.fd >= 0)
+        close(self.fd);
+    mem_free(self.is_used);
+    safetensors_close(&self.table);
+    return rc;
+}
+
+void hfi_adapters_put(const export_adapters *self, uint32_t unit, uint64_t begin, uint64_t count,
+                      float *master)
+{
+    const model_unit *of = &self->net->units[unit];
+    for (uint32_t i = 0; self->values[unit] && i < of->tensor_count; i++) {
+        const model_tensor *tensor = &of->tensors[i];
+        uint64_t first = tensor->offset_elems, low = size_max(begin, first);
+        uint64_t high = size_min(begin + count, first + tensor->rows * tensor->columns);
+        if (tensor->is_adapter && low < high)
+            memcpy(master + (low - begin), self->values[unit] + low, (high - low) * sizeof *master);
+    }
+}
+
+uint64_t hfi_adapters_identity(const export_adapters *self)
+{
+    uint64_t sum = 0;
+    for (uint32_t u = 0; u < self->net->unit_count; u++)
+        if (self->values[u])
+            sum = XXH3_64bits_withSeed(self->values[u], self->net->units[u].elems * sizeof(float),
+                                       sum);
+    return sum;
+}

@@ -1,0 +1,201 @@
+/* Runs that begin with adapters in the format of PEFT (train.lora.from): adapters that one run
+ * exported come back with all bits from another that begins with them, however experts are cut into
+ * units. Adapters of another shape, of other layers or of a kind that is not read are refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "hf/hf.h"
+#include "tests/train/train_fixture.h"
+
+static const fixture_model *shape;
+/* A mixture with a shared expert, whose first block has none: shapes beside those of the fixture. */
+static const fixture_model glm4_moe = {.family = "glm4_moe", .layers = 3, .hidden = 64};
+#define GLM4_MOE                                                                                   \
+    "{\"family\": \"glm4_moe\", \"num_layers\": 3, \"hidden_size\": 64, \"num_heads\": 4, "        \
+    "\"num_kv_heads\": 2, \"vocab_size\": 640, \"seq_length\": 32, \"ffn_size\": 80, "             \
+    "\"num_experts\": 4, \"num_experts_per_tok\": 2, \"expert_ffn_size\": 48, "                    \
+    "\"shared_ffn_size\": 48, \"first_k_dense_replace\": 1, \"scoring_func\": \"sigmoid\"}"
+
+static const char *path_of(const char *name)
+{
+    static char paths[4][FIXTURE_PATH_BYTES * 2];
+    static uint32_t next;
+    char *out = paths[next++ % 4];
+    snprintf(out, sizeof paths[0], "%s/%s", fixture_dir, name);
+    return out;
+}
+
+/* A run of two steps of the checkpoint `base` (NULL: of a new model) with this block train.lora
+ * (NULL: none). Returns its code. */
+static int train(const char *name, const char *base, const char *lora, double rate,
+                 uint32_t experts_per_unit)
+{
+    static fixture_result result;
+    fixture_sets sets = {.count = 0};
+    fixture_set(&sets, "run.steps=2");
+    fixture_set(&sets, "scheduler=null");
+    fixture_set(&sets, "data.tokenizer=bytes");
+    fixture_set(&sets, "optimizer.params.lr=%g", rate);
+    if (!base && shape == &glm4_moe)
+        fixture_set(&sets, "model=" GLM4_MOE);
+    if (base)
+        fixture_set(&sets, "model={\"hf\": \"%s\", \"seq_length\": 32}", path_of(base));
+    if (experts_per_unit)
+        fixture_set(&sets, "model.experts_per_unit=%u", experts_per_unit);
+    if (lora)
+        fixture_set(&sets, "train.lora=%s", lora);
+    job *asked;
+    TRY(fixture_read_job(name, shape, &sets, 1, &asked));
+    const fixture_call call = {.name = name, .fresh = true};
+    fixture_train(asked, &call, &result);
+    job_destroy(asked);
+    return result.rc < 0 ? err_set(result.rc, "%s", result.error) : 0;
+}
+
+static void must_train(const char *name, const char *base, const char *lora, double rate,
+                       uint32_t experts_per_unit)
+{
+    if (train(name, base, lora, rate, experts_per_unit) < 0)
+        fail_msg("%s: %s", name, err_text());
+}
+
+static void export(const char *run, const char *hf, bool adapters)
+{
+    struct hf_export_summary sum;
+    const struct hf_export_options options = {
+        .run_dir = path_of(run), .hf_dir = path_of(hf), .adapters = adapters, .force = true};
+    if (hf_export(&options, &sum) < 0)
+        fail_msg("%s", err_text());
+}
+
+static void expect_same(const char *a, const char *b, const char *file)
+{
+    char *first, *second, path[FIXTURE_PATH_BYTES * 3];
+    uint64_t first_bytes, second_bytes;
+    snprintf(path, sizeof path, "%s/%s", path_of(a), file);
+    assert_int_equal(file_read(path, 1 << 28, &first, &first_bytes), 0);
+    snprintf(path, sizeof path, "%s/%s", path_of(b), file);
+    assert_int_equal(file_read(path, 1 << 28, &second, &second_bytes), 0);
+    assert_int_equal(first_bytes, second_bytes);
+    assert_memory_equal(first, second, first_bytes);
+    mem_free(first);
+    mem_free(second);
+}
+
+static const char *from_of(const char *adapters, const char *more)
+{
+    static char text[FIXTURE_PATH_BYTES * 3];
+    snprintf(text, sizeof text, "{\"from\": \"%s\"%s}", path_of(adapters), more);
+    return text;
+}
+
+static void check_round_trip(const fixture_model *of, const char *lora)
+{
+    shape = of;
+    must_train("begin", NULL, NULL, 1e-3, 0);
+    export("begin", "base", false);
+    must_train("first", "base", lora, 1e-1, 0);
+    export("first", "adapters", true);
+    export("first", "merged", false);
+    must_train("second", "base", from_of("adapters", ""), 0, strcmp(of->family, "mixtral") == 0);
+    export("second", "again", true);
+    export("second", "merged-2", false);
+    expect_same("adapters", "again", "adapter_config.json");
+    expect_same("adapters", "again", "adapter_model.safetensors");
+    if (strcmp(of->family, "mixtral") != 0) /* files are in the order of units */
+        expect_same("merged", "merged-2", "model.safetensors");
+}
+
+static void there_and_back(void **state)
+{
+    (void)state;
+    static const fixture_model neox = {.family = "gpt_neox", .layers = 2, .hidden = 64};
+    static const fixture_model llama = {.family = "llama", .layers = 2, .hidden = 64};
+    static const fixture_model mixtral = {.family = "mixtral", .layers = 2, .hidden = 64};
+    check_round_trip(&neox, "{\"rank\": 4, \"alpha\": 12.5, \"targets\": [\"query_key_value\"]}");
+    check_round_trip(&mixtral, "{\"rank\": 3, \"targets\": [\"q_proj\", \"experts.down_proj\", "
+                               "\"experts.gate_up_proj\"]}");
+    check_round_trip(&glm4_moe, "{\"rank\": 4, \"targets\": [\"mlp.up_proj\", "
+                                "\"shared_experts.up_proj\", \"shared_experts.down_proj\"]}");
+    check_round_trip(&llama, "{\"rank\": 4, \"dropout\": 0.1, \"targets\": [\"o_proj\", "
+                             "\"up_proj\"]}");
+}
+
+/* ---- refusals, of the adapters of llama ---- */
+
+static void refuse(const char *adapters, const char *more, const char *text)
+{
+    int rc = train("wrong", "base", from_of(adapters, more), 0, 0);
+    if (rc >= 0 || !strstr(err_text(), text))
+        fail_msg("%d: %s", rc, err_text());
+}
+
+/* Copies the adapters to `other` with another config. */
+static void change(const char *format, ...)
+{
+    char config[1024], path[FIXTURE_PATH_BYTES * 3], *text;
+    uint64_t size_bytes;
+    uint32_t made_count;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(config, sizeof config, format, args);
+    va_end(args);
+    assert_int_equal(file_make_directories(path_of("other"), FILE_SHARED, &made_count), 0);
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", path_of("adapters"));
+    assert_int_equal(file_read(path, 1 << 28, &text, &size_bytes), 0);
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", path_of("other"));
+    assert_int_equal(file_write(path, FILE_SHARED, text, size_bytes), 0);
+    mem_free(text);
+    snprintf(path, sizeof path, "%s/adapter_config.json", path_of("other"));
+    assert_int_equal(file_write(path, FILE_SHARED, config, strlen(config)), 0);
+}
+
+#define CONFIG(rank, targets, more)                                                                \
+    "{\"peft_type\": \"LORA\", \"r\": " rank                                                       \
+    ", \"lora_alpha\": 8, \"target_modules\": " targets more "}"
+
+static void refusals(void **state)
+{
+    (void)state;
+    refuse("adapters", ", \"rank\": 8", "adapter_config.json has r 4; leave the key out");
+    refuse("adapters", ", \"alpha\": 3", "has lora_alpha 8; leave the key out");
+    refuse("adapters", ", \"targets\": [\"q_proj\", \"up_proj\"]", "leave the key out");
+    refuse("nowhere", "", "adapter_config.json");
+    change(CONFIG("8", "[\"o_proj\", \"up_proj\"]", ""));
+    refuse("other", "", "has shape [4, 64], and the model with these adapters has [8, 64]");
+    change(CONFIG("4", "[\"o_proj\", \"down_proj\"]", ""));
+    refuse("other", "",
+           "has no tensor base_model.model.model.layers.0.mlp.down_proj.lora_A.weight");
+    change(CONFIG("4", "[\"o_proj\"]", ""));
+    refuse("other", "", "has no place for tensor");
+    change(CONFIG("4", "[\"lm_head\"]", ""));
+    refuse("other", "", "\"lm_head\" is not a linear layer");
+    change(CONFIG("4", "\".*_proj\"", ""));
+    refuse("other", "", "target_modules: a list of names is read");
+    change(CONFIG("4", "[\"o_proj\", \"up_proj\"]", ", \"use_dora\": true"));
+    refuse("other", "", "use_dora: it is set");
+    change(CONFIG("4", "[\"o_proj\", \"up_proj\"]", ", \"rank_pattern\": {\"o_proj\": 2}"));
+    refuse("other", "", "rank_pattern: it is set");
+    change("{\"peft_type\": \"IA3\"}");
+    refuse("other", "", "peft_type: \"IA3\" is not read");
+    assert_true(train("wrong", NULL, from_of("adapters", ""), 0, 0) == ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "name it in model.hf"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(there_and_back),
+        cmocka_unit_test(refusals),
+    };
+    return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+}
