@@ -565,6 +565,22 @@ static void text_round_trips(void **state)
     }
 }
 
+/* The job.json of a module with many tensors is long. */
+static void long_files_are_read(void **state)
+{
+    (void)state;
+    size_t bytes = (size_t)20 << 20, job_bytes = strlen(SMALL_JOB);
+    char *text = mem_alloc(bytes, 1, "test text");
+    assert_non_null(text);
+    memset(text, ' ', bytes);
+    memcpy(text + bytes - job_bytes, SMALL_JOB, job_bytes);
+    write_job(text, bytes);
+    mem_free(text);
+    job *self;
+    assert_int_equal(job_read(test_file, NULL, 0, &self), 0);
+    job_destroy(self);
+}
+
 static void comments_keep_places(void **state)
 {
     (void)state;
@@ -586,7 +602,7 @@ int main(void)
         cmocka_unit_test(deepspeed_file_works),   cmocka_unit_test(batch_follows_deepspeed),
         cmocka_unit_test(set_overrides),          cmocka_unit_test(no_effect_is_logged),
         cmocka_unit_test(text_round_trips),       cmocka_unit_test(comments_keep_places),
-        cmocka_unit_test(keep_is_read),
+        cmocka_unit_test(keep_is_read),           cmocka_unit_test(long_files_are_read),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }
