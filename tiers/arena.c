@@ -230,7 +230,7 @@ int arena_init(arena *out, const arena_config *config)
     out->base = base;
     out->size_bytes = size_bytes;
     snprintf(out->name, sizeof out->name, "%s", config->name);
-    /* Old or small kernels may refuse these three hints without harm. The name also separates the
+    /* Old or small kernels may refuse these four hints without harm. The name also separates the
      * mapping from its neighbours, so that its huge pages can be counted. */
     char label[64];
     snprintf(label, sizeof label, "sluice %s arena", out->name);
@@ -238,6 +238,9 @@ int arena_init(arena *out, const arena_config *config)
     (void)prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, base, size_bytes, label);
 #endif
     (void)madvise(base, size_bytes, MADV_HUGEPAGE);
+    /* A forked process, such as one that loads data, gets no copy. fork would copy all pages that
+     * are registered for I/O at once. */
+    (void)madvise(base, size_bytes, MADV_DONTFORK);
     bind_nodes(out, wanted);
     touch_all(out, config->touch_threads, &wanted->touch_cores);
     out->huge_bytes = tieri_huge_bytes(base, size_bytes);

@@ -4,9 +4,9 @@
  *   0                                                                               budget_bytes
  *
  * An arena is anonymous memory of the budget, rounded up to 4 KiB, on huge pages (by madvise, never
- * hugetlbfs). It is bound to NUMA nodes through libnuma and touched in parallel at creation. On the
- * CPU backend the device arena is such an arena too. An arena never grows. One thread creates and
- * destroys it; the program says who uses which bytes. */
+ * hugetlbfs). It is bound to NUMA nodes through libnuma and touched in parallel at creation. A
+ * forked process does not have it. On the CPU backend the device arena is such an arena too. An
+ * arena never grows. One thread creates and destroys it; the program says who uses which bytes. */
 #ifndef SLUICE_TIERS_ARENA_H
 #define SLUICE_TIERS_ARENA_H
 

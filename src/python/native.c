@@ -112,13 +112,6 @@ static PyObject *version(PyObject *module, PyObject *unused)
     return PyUnicode_FromString(sluice_version());
 }
 
-static PyObject *has_open_run(PyObject *module, PyObject *unused)
-{
-    (void)module;
-    (void)unused;
-    return PyBool_FromLong(is_run_open || is_working);
-}
-
 /* Called before the interpreter ends: a call that a daemon thread has left at work stops and
  * commits. */
 static PyObject *end(PyObject *module, PyObject *unused)
@@ -150,7 +143,6 @@ static PyObject *set_data_directory(PyObject *module, PyObject *path)
 
 static PyMethodDef functions[] = {
     {"version", version, METH_NOARGS, "The library's version."},
-    {"has_open_run", has_open_run, METH_NOARGS, "True while a run is open or a call works."},
     {"end", end, METH_NOARGS, "Waits until no call is at work, and lets none begin."},
     {"set_data_directory", set_data_directory, METH_O, "Where models.json and clusters.json are."},
     {NULL, NULL, 0, NULL},

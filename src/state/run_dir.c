@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +24,44 @@ bool state_is_same_directory(const char *one, const char *other)
     struct stat a, b;
     return strcmp(one, other) == 0 || (stat(one, &a) == 0 && stat(other, &b) == 0 &&
                                        a.st_dev == b.st_dev && a.st_ino == b.st_ino);
+}
+
+/* ---- the lock ----
+ *
+ * A lock belongs to the open file, which a forked process has too. Such a process, a worker that
+ * loads data for example, would keep the directory locked after this one was killed. So it closes
+ * its copies. */
+
+enum { LOCKS_MAX = 8 }; /* that one process holds at a time */
+
+static _Atomic int held_fds[LOCKS_MAX]; /* descriptors + 1; 0: none */
+
+static void close_locks(void)
+{
+    for (int i = 0; i < LOCKS_MAX; i++)
+        if (held_fds[i] > 0)
+            close(held_fds[i] - 1);
+}
+
+static void watch_forks(void)
+{
+    (void)pthread_atfork(NULL, NULL, close_locks);
+}
+
+static void replace_held(int from, int to)
+{
+    for (int i = 0; i < LOCKS_MAX; i++) {
+        int expected = from;
+        if (atomic_compare_exchange_strong(&held_fds[i], &expected, to))
+            return;
+    }
+}
+
+static void note_lock(int fd)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, watch_forks);
+    replace_held(0, fd + 1);
 }
 
 int state_run_dir_open(struct state_run_dir *self, const char *path, int mode)
@@ -49,6 +89,7 @@ int state_run_dir_open(struct state_run_dir *self, const char *path, int mode)
                        "directory",
                        path);
     }
+    note_lock(self->lock_fd);
     rc = state_check_not_removed(self->state);
     if (rc < 0)
         state_run_dir_close(self);
@@ -57,8 +98,10 @@ int state_run_dir_open(struct state_run_dir *self, const char *path, int mode)
 
 void state_run_dir_close(struct state_run_dir *self)
 {
-    if (self->lock_fd >= 0)
+    if (self->lock_fd >= 0) {
+        replace_held(self->lock_fd + 1, 0);
         close(self->lock_fd); /* releases the lock */
+    }
     self->lock_fd = -1;
 }
 

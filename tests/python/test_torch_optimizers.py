@@ -62,6 +62,24 @@ class Optimizers(unittest.TestCase):
         for one, other in zip(found, expected):
             self.assertLessEqual(abs(one - other), 1e-6 * max(1.0, abs(other)))
 
+    def test_a_forked_process_leaves_the_optimizer_alone(self):
+        module = make()
+        own = self.optimizer(module.parameters(), nvme=os.path.join(self.directory, "drive"))
+        train(module, own, steps=2)
+        child = os.fork()
+        if child == 0:  # the parameters are not there, and their values show it
+            is_nan = all(bool(p.isnan().all()) for p in module.parameters())
+            own.close()
+            try:
+                own.step()
+            except sluice.WrongJob as error:
+                os._exit(0 if is_nan and "forked" in str(error) else 1)
+            os._exit(2)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+        plain = make()
+        expected = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3), steps=4)
+        self.assert_near(train(module, own, steps=2, first=2), expected[2:])
+
     def test_groups_schedulers_and_clipping(self):
         plain = make()
         adam = torch.optim.AdamW(groups(plain), lr=1e-3)

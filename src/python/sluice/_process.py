@@ -1,6 +1,9 @@
-"""What a process that has computed must and must not do: no os.fork() while a run is open, since
-the child would have the run's memory and locks, but none of its threads; and no end of the
-interpreter while the engine works."""
+"""What a process that has computed owes to its end: an open run is committed, and the interpreter
+does not end while the engine works.
+
+Such a process may be forked, for example for the workers of a torch DataLoader. The child has none
+of the run's threads and memory, so it cannot use Sluice: the extension refuses its calls. Nothing of
+the run is closed or freed there."""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Optional
 
-from ._errors import Error, WrongJob
+from ._errors import Error
 from ._load import native as _native
 
 if TYPE_CHECKING:
@@ -17,14 +20,6 @@ if TYPE_CHECKING:
 
 _is_guarded = False
 _open: Optional["weakref.ref[Session]"] = None
-
-
-def _refuse_fork(event: str, arguments: object) -> None:
-    if event in ("os.fork", "os.forkpty") and _native.has_open_run():
-        raise WrongJob(
-            "this process has a run of Sluice open and cannot be forked: start processes with the "
-            'method "spawn" (multiprocessing.set_start_method), or before the run is opened'
-        )
 
 
 def _end() -> None:
@@ -43,7 +38,6 @@ def guard() -> None:
     global _is_guarded
     if not _is_guarded:
         _is_guarded = True
-        sys.addaudithook(_refuse_fork)
         atexit.register(_end)
 
 

@@ -18,10 +18,10 @@ import torch
 
 from .._errors import Error, NoFit, WrongJob
 from .._job import Path
-from ._core import Bytes, check_launcher, close_at_end, give_up, list_drives, open_core
+from ._core import Bytes, close_at_end, give_up, list_drives, open_core
 from ._groups import send_group
 from ._holding import view_of
-from ._memory import as_tensor
+from ._memory import as_tensor, placeholder_of
 from ._turns import BACKWARD, Gradients, Use
 from ._units import _DTYPES, Holder, Slot, Unit, note_offsets
 from ._values import Values
@@ -37,6 +37,17 @@ _STATES: Dict[str, Dict[str, str]] = {
     "8bit": {"moments": "8bit"},
     "split+8bit": {"master": "split", "moments": "8bit"},
 }
+
+
+_open: "weakref.WeakSet[_Optimizer]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for optimizer in list(_open):
+        optimizer._take_away_params()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Optimizer(torch.optim.Optimizer):
@@ -58,7 +69,6 @@ class _Optimizer(torch.optim.Optimizer):
     ) -> None:
         if state not in _STATES:
             raise WrongJob(f'state is "{state}", and must be one of {", ".join(_STATES)}')
-        check_launcher()
         super().__init__(params, numbers)
         self._units = self._cut()
         self._overlap = overlap
@@ -204,8 +214,12 @@ class _Optimizer(torch.optim.Optimizer):
             raise NoFit(f"{reason}: host= is the budget of an optimizer, so give it more") from None
         places: Dict[int, int] = {}  # by id(slot): the address in the run's memory
         self._places = places
+        _open.add(self)
         slots = [slot for unit in self._units for slot in unit.slots]
-        self._finalizer = weakref.finalize(self, _end, self._core, self._own_dir, slots, places)
+        self._process = os.getpid()
+        self._finalizer = weakref.finalize(
+            self, _end, self._process, self._core, self._own_dir, slots, places
+        )
         self._take_params()
 
     def _homes(self) -> Iterable[Tuple[Unit, torch.Tensor]]:
@@ -215,6 +229,13 @@ class _Optimizer(torch.optim.Optimizer):
                 raise WrongJob(f"the parameters of {unit.name} are not in host memory")
             cpu = torch.device("cpu")
             yield unit, as_tensor(home[0], home[1] // self._dtype.itemsize, self._dtype, cpu)
+
+    def _take_away_params(self) -> None:
+        """In a forked process, which does not have the run's memory."""
+        for unit in self._units:
+            for slot in unit.slots:
+                if slot.parameter.data_ptr() == self._places.get(id(slot)):
+                    slot.parameter.data = placeholder_of(slot)
 
     def _take_params(self) -> None:
         """The parameters have the run's values."""
@@ -368,7 +389,7 @@ class _Optimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Commits if run_dir was given, gives the parameters memory of their own, frees all."""
-        if self._core is None:
+        if self._core is None or self._process != os.getpid():
             return
         for handle in self._hooks:
             handle.remove()
@@ -383,6 +404,11 @@ class _Optimizer(torch.optim.Optimizer):
                 shutil.rmtree(self._own_dir, ignore_errors=True)
 
     def _check_open(self) -> None:
+        if self._process != os.getpid():
+            raise WrongJob(
+                "this optimizer was made by the process that this one was forked from, which goes "
+                'on with it: start processes with the method "spawn"'
+            )
         if self._failure is not None:
             raise self._failure
 
@@ -394,8 +420,12 @@ def _give_memory(slots: List[Slot], places: Dict[int, int]) -> None:
             slot.parameter.data = slot.parameter.data.clone()
 
 
-def _end(core: Any, own_dir: Optional[str], slots: List[Slot], places: Dict[int, int]) -> None:
+def _end(
+    process: int, core: Any, own_dir: Optional[str], slots: List[Slot], places: Dict[int, int]
+) -> None:
     """The optimizer is gone, or the program ends. Its run may be closed already."""
+    if process != os.getpid():
+        return  # it is that of the process that this one was forked from
     if core.is_open:
         _give_memory(slots, places)
     close_at_end(core)
