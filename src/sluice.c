@@ -77,6 +77,15 @@ static int read_machine(struct api_inputs *self, const char *path)
     return comm_broadcast(self->ranks, "the machine file", self->figures, sizeof *self->figures);
 }
 
+/* comm_join_config.share */
+static int share(void *user, void *data, uint64_t bytes)
+{
+    const struct sluice_options *options = user;
+    if (options->share(options->share_user, data, bytes) == 0)
+        return 0;
+    return err_set(-ECANCELED, "the program does not pass on where the ranks meet");
+}
+
 int api_inputs_init(struct api_inputs *self, const char *job_path,
                     const struct sluice_options *options)
 {
@@ -86,6 +95,8 @@ int api_inputs_init(struct api_inputs *self, const char *job_path,
         .timeout_seconds = options->job_text
                                ? job_peek_timeout_text(options->job_text, set, set_count)
                                : job_peek_timeout(job_path, set, set_count),
+        .share = options->share ? share : NULL,
+        .share_user = (void *)options,
     };
     bool fresh;
     memset(self, 0, sizeof *self);

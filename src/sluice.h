@@ -87,6 +87,12 @@ struct sluice_options {
      * Comes on a thread of the library, while sluice_open waits. NULL: zeros. */
     int (*first)(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *values);
     void *first_user;
+    /* For the ranks of torchrun, which has a store for such things but no MPI: gives all ranks the
+     * data of rank 0, a few hundred bytes. Returns 0; anything else, and the run is not opened.
+     * Comes once, on a thread of the library, while the function that opens the run waits. NULL:
+     * torchrun's ranks are refused. */
+    int (*share)(void *user, void *data, size_t bytes);
+    void *share_user;
 };
 
 /* Reads the job file, plans, reserves all memory, and resumes from the last commit of run.dir or

@@ -63,7 +63,13 @@ static void end_joining(comm *self, const char *call)
 
 static int meet(comm *self, const comm_join_config *config, const commi_launch *launch)
 {
-    if (!config->is_given)
+    if (launch->is_torchrun && !config->share)
+        return err_set(ERR_CONFIG,
+                       "torchrun started %u processes, which can be ranks only through the Python "
+                       "package: call sluice.train or sluice.torch.Engine there, or start the "
+                       "command by mpirun or srun",
+                       launch->world);
+    if (!config->is_given && !launch->is_torchrun)
         TRY(commi_mpi_open(self, launch));
     if (self->world == 1)
         return become_one_rank(self, config);
@@ -78,7 +84,7 @@ static int join_many(comm *self, const comm_join_config *config, const commi_lau
     self->world = launch->world;
     self->is_one_host = launch->is_one_host;
     self->join_end_ns = commi_now_ns() + commi_timeout_ns(self);
-    if (config->is_given)
+    if (config->is_given || launch->is_torchrun)
         return meet(self, config, launch);
     TRY(commi_guard_start(&guard, self, self->join_end_ns, end_joining));
     self->guard = &guard;

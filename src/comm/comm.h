@@ -1,6 +1,6 @@
 /* Ranks: which processes there are, small exchanges and failures among them, and the collectives.
  *
- *   launcher (mpirun, srun) --comm_join--> JOINED --comm_open--> OPEN --comm_leave--> gone
+ *   launcher (mpirun, torchrun) --comm_join--> JOINED --comm_open--> OPEN --comm_leave--> gone
  *                                             \--------- a failure anywhere ---------> ABORTED
  *                                                                                      (sticky)
  *
@@ -75,6 +75,10 @@ struct comm_join_config {
      * calls it once, if comm_leave was not called within three quarters of exit_seconds, or within
      * a second if a rank of a launcher died. NULL: the failure is then not printed. */
     void (*report)(int code);
+    /* For ranks of torchrun, which brings no MPI: gives all ranks rank 0's data. Called once, by
+     * comm_join. 0, or < 0 with this thread's text. NULL: such ranks are refused. */
+    int (*share)(void *user, void *data, uint64_t bytes);
+    void *share_user;
     /* For tests, and for programs that fork their ranks: join without a launcher. All ranks claim
      * to be on hosts of the given names. There is no MPI between them, so ranks of different host
      * names cannot exchange in bulk. */
@@ -86,11 +90,12 @@ struct comm_join_config {
 };
 typedef struct comm_join_config comm_join_config;
 
-/* Becomes one of the ranks that mpirun or srun started, or the only rank without a launcher. Blocks
- * until all ranks have joined. Initializes MPI (MPI_THREAD_SERIALIZED) only if a launcher started
- * more than one process. Errors:
+/* Becomes one of the ranks that mpirun, srun or torchrun started, or the only rank without a
+ * launcher. Blocks until all ranks have joined. Initializes MPI (MPI_THREAD_SERIALIZED) only if
+ * mpirun or srun started more than one process. Errors:
  *   ERR_CONFIG   with advice: this build has no MPI; MPI sees one process where the launcher's
- *                environment says several (srun without --mpi=pmix); more than COMM_RANKS_MAX ranks
+ *                environment says several (srun without --mpi=pmix); torchrun without config->share;
+ *                more than COMM_RANKS_MAX ranks
  *   ERR_BACKEND  MPI failed
  *   -ETIMEDOUT   a rank did not come; the text names it */
 int comm_join(const comm_join_config *config, comm **out) MUST_CHECK;

@@ -136,6 +136,7 @@ struct commi_launch {
     uint32_t rank, world; /* world 0: the launcher does not say, MPI knows */
     bool is_launched;     /* by something that starts several processes */
     bool is_one_host;     /* the launcher says that it has started all of them on this host */
+    bool is_torchrun;     /* there is no MPI between them */
     const char *launcher; /* "mpirun", for messages */
 };
 typedef struct commi_launch commi_launch;

@@ -124,7 +124,7 @@ struct commi_address {
     unsigned char bytes[16];
 };
 
-/* Rank 0 sends this to all ranks by MPI. */
+/* Rank 0 sends this to all ranks, by MPI or comm_join_config.share. */
 struct commi_meeting {
     uint64_t token[2];
     uint32_t port, address_count;

@@ -1,6 +1,7 @@
 /* The control plane: connecting the ranks. Called while joining, on the joining thread.
  *
- *   1. Rank 0 listens. Its address and a token travel by MPI, or the config gives them.
+ *   1. Rank 0 listens. Its address and a token travel by MPI or torchrun's store, or the config gives
+ *      them.
  *   2. Each other rank makes two connections and sends HELLO on each. The hub acknowledges with the
  *      token.
  *   3. When all ranks are there, the hub sends WELCOME with the table of ranks, or with the reason
@@ -502,6 +503,14 @@ static int join_hub(commi_control *self, const struct commi_meeting *meeting, st
                   : 0;
 }
 
+/* Sends rank 0's meeting to all ranks. */
+static int share_meeting(comm *owner, const comm_join_config *config, struct commi_meeting *meeting)
+{
+    if (owner->mpi)
+        return commi_mpi_broadcast(owner, meeting, sizeof *meeting);
+    return config->share(config->share_user, meeting, sizeof *meeting);
+}
+
 int commi_control_connect(commi_control *self, const comm_join_config *config)
 {
     comm *owner = self->owner;
@@ -530,7 +539,7 @@ int commi_control_connect(commi_control *self, const comm_join_config *config)
     if (rc < 0 && !config->is_given)
         meeting.port = 0; /* port 0 tells the other ranks that rank 0 does not listen */
     if (!config->is_given) {
-        int sent = commi_mpi_broadcast(owner, &meeting, sizeof meeting);
+        int sent = share_meeting(owner, config, &meeting);
         rc = rc < 0 ? rc : sent;
         if (rc >= 0 && meeting.port == 0)
             rc = err_set(-ECONNREFUSED, "rank 0 could not listen for the other ranks");

@@ -69,17 +69,21 @@ int native_call_back(struct native_call *self, PyObject *callable, const char *f
 /* Asks the call that is at work, if there is one, to stop. */
 void native_call_stop(void);
 
-/* ---- a run whose passes Python computes: native_module.c ---- */
+/* ---- the callables that a run needs while it is opened: native_module.c ---- */
 
-/* The callable that makes a new run's first weights (sluice_options.first), and its exception. */
-struct native_first {
-    PyObject *callable; /* borrowed; NULL: none */
-    PyObject *type, *value, *traceback;
+/* Each is a callable of sluice_options or NULL (borrowed). */
+struct native_opening {
+    PyObject *first;                    /* makes a new run's first weights */
+    PyObject *share;                    /* gives all ranks of torchrun rank 0's bytes */
+    PyObject *type, *value, *traceback; /* the first exception of one of them */
 };
-void native_first_init(struct native_first *self, PyObject *callable);
-void native_first_options(struct native_first *self, struct sluice_options *options);
-/* Sets the exception that the callable raised; false: it raised none. */
-bool native_first_raise(struct native_first *self);
+/* Takes callables or None, and sets what the options call. */
+void native_opening_init(struct native_opening *self, PyObject *first, PyObject *share,
+                         struct sluice_options *options);
+/* Sets the exception that a callable raised; false: there is none. */
+bool native_opening_raise(struct native_opening *self);
+
+/* ---- a run whose passes Python computes: native_module.c ---- */
 
 /* Enters the library for a call of a Session that may come from any thread of its process. Returns
  * the session's run, and native_leave must follow; or NULL with an exception. */

@@ -1,46 +1,79 @@
-/* Session's functions for a run whose passes Python computes (model.module). See native.h.
+/* The callbacks of a run that is opened, and Session's functions for a run whose passes Python
+ * computes (model.module). See native.h.
  *
- * Their calls may come from any thread: torch goes back on threads of its own. Addresses are ints;
+ * Session's calls may come from any thread: torch goes back on threads of its own. Addresses are ints;
  * sluice/torch/_memory.py makes tensors of them. */
 #include <math.h>
+#include <string.h>
 
 #include "python/native.h"
 
-/* ---- first weights ---- */
+/* ---- opening ---- */
 
-void native_first_init(struct native_first *self, PyObject *callable)
+/* On a thread of the library, while another one waits for the run to open. Calls the callable with
+ * the arguments, whose reference it takes. Returns a new reference or NULL; the first exception is
+ * kept, and no callable is called after it. */
+static PyObject *call(struct native_opening *self, PyObject *callable, PyObject *arguments)
 {
-    *self = (struct native_first){.callable = callable == Py_None ? NULL : callable};
-}
-
-/* sluice_options.first. On a thread of the library, while another one waits in sluice_open. */
-static int make_first(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *values)
-{
-    struct native_first *self = user;
-    PyGILState_STATE state = PyGILState_Ensure();
     PyObject *result = NULL;
     if (!self->type) {
-        result = PyObject_CallFunction(self->callable, "IKKK", (unsigned int)unit,
-                                       (unsigned long long)begin, (unsigned long long)count,
-                                       (unsigned long long)(uintptr_t)values);
+        if (arguments)
+            result = PyObject_CallObject(callable, arguments);
         if (!result)
             PyErr_Fetch(&self->type, &self->value, &self->traceback);
     }
+    Py_XDECREF(arguments);
+    return result;
+}
+
+/* sluice_options.first */
+static int make_first(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *values)
+{
+    struct native_opening *self = user;
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *result =
+        call(self, self->first,
+             Py_BuildValue("(IKKK)", (unsigned int)unit, (unsigned long long)begin,
+                           (unsigned long long)count, (unsigned long long)(uintptr_t)values));
     int rc = result ? 0 : -1;
     Py_XDECREF(result);
     PyGILState_Release(state);
     return rc;
 }
 
-void native_first_options(struct native_first *self, struct sluice_options *options)
+/* sluice_options.share: the callable takes bytes and returns those of rank 0. */
+static int share_bytes(void *user, void *data, size_t byte_count)
 {
-    if (!self->callable)
-        return;
-    options->first = make_first;
-    options->first_user = self;
+    struct native_opening *self = user;
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *result =
+        call(self, self->share, Py_BuildValue("(y#)", (char *)data, (Py_ssize_t)byte_count));
+    char *bytes = NULL;
+    Py_ssize_t count = 0;
+    int rc = result && PyBytes_AsStringAndSize(result, &bytes, &count) == 0 ? 0 : -1;
+    if (rc == 0 && (size_t)count == byte_count)
+        memcpy(data, bytes, byte_count);
+    else
+        rc = -1;
+    if (PyErr_Occurred())
+        PyErr_Fetch(&self->type, &self->value, &self->traceback);
+    Py_XDECREF(result);
+    PyGILState_Release(state);
+    return rc;
 }
 
-bool native_first_raise(struct native_first *self)
+void native_opening_init(struct native_opening *self, PyObject *first, PyObject *share,
+                         struct sluice_options *options)
+{
+    *self = (struct native_opening){.first = first == Py_None ? NULL : first,
+                                    .share = share == Py_None ? NULL : share};
+    options->first = self->first ? make_first : NULL;
+    options->first_user = self;
+    options->share = self->share ? share_bytes : NULL;
+    options->share_user = self;
+}
+
+bool native_opening_raise(struct native_opening *self)
 {
     if (!self->type)
         return false;

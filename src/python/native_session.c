@@ -42,7 +42,7 @@ sluice_run *native_session_enter(PyObject *session_object)
 
 /* Opens the run. Returns NULL with an exception if that fails. */
 static session *open_run(PyTypeObject *type, const char *name, const struct sluice_options *options,
-                         struct native_first *first)
+                         struct native_opening *opening)
 {
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     session *self = (session *)allocate(type, 0);
@@ -63,7 +63,7 @@ static session *open_run(PyTypeObject *type, const char *name, const struct slui
         native_note_run(true);
         return self;
     }
-    if (!native_first_raise(first))
+    if (!native_opening_raise(opening))
         native_raise(status);
     Py_DECREF((PyObject *)self);
     return NULL;
@@ -72,22 +72,22 @@ static session *open_run(PyTypeObject *type, const char *name, const struct slui
 static PyObject *session_open(PyObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"path",  "text",    "set",   "start_from", "machine",
-                            "fresh", "verbose", "first", NULL};
-    PyObject *path = NULL, *set = Py_None, *callable = Py_None;
-    struct native_first first;
+                            "fresh", "verbose", "first", "share",      NULL};
+    PyObject *path = NULL, *set = Py_None, *first = Py_None, *share = Py_None;
+    struct native_opening opening;
     struct sluice_options options = {.verbose = 0};
     struct native_texts texts;
     session *self = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|zOzzppO", names, PyUnicode_FSConverter,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|zOzzppOO", names, PyUnicode_FSConverter,
                                      &path, &options.job_text, &set, &options.from,
-                                     &options.machine, &options.fresh, &options.verbose, &callable))
+                                     &options.machine, &options.fresh, &options.verbose, &first,
+                                     &share))
         return NULL;
     if (native_texts_init(&texts, set, "set") == 0) {
         options.set = texts.items;
         options.set_count = texts.count;
-        native_first_init(&first, callable);
-        native_first_options(&first, &options);
-        self = open_run((PyTypeObject *)type, PyBytes_AsString(path), &options, &first);
+        native_opening_init(&opening, first, share, &options);
+        self = open_run((PyTypeObject *)type, PyBytes_AsString(path), &options, &opening);
         native_texts_fini(&texts);
     }
     Py_DECREF(path);

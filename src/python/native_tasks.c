@@ -76,8 +76,9 @@ static PyObject *train_value(const struct sluice_train_result *made)
 static PyObject *train(PyObject *module, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"path",    "text",    "set",           "start_from", "machine", "fresh",
-                            "verbose", "on_step", "on_evaluation", "watch",      NULL};
-    PyObject *path, *set, *step_call, *evaluation_call;
+                            "verbose", "on_step", "on_evaluation", "watch",      "share",   NULL};
+    PyObject *path, *set, *step_call, *evaluation_call, *share;
+    struct native_opening opening;
     struct native_call call = {.stop = 0};
     struct sluice_train_options options = {
         .stop = &call.stop, .on_step = on_step, .on_evaluation = on_evaluation, .user = &call};
@@ -87,22 +88,26 @@ static PyObject *train(PyObject *module, PyObject *args, PyObject *keywords)
     int watch;
     PyObject *out = NULL;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&zOzzppOOp", names, PyUnicode_FSConverter,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&zOzzppOOpO", names, PyUnicode_FSConverter,
                                      &path, &job->job_text, &set, &job->from, &job->machine,
                                      &job->fresh, &job->verbose, &step_call, &evaluation_call,
-                                     &watch))
+                                     &watch, &share))
         return NULL;
     if (native_texts_init(&texts, set, "set") == 0) {
         job->set = texts.items;
         job->set_count = texts.count;
         call.on_step = callable_or_null(step_call);
         call.on_evaluation = callable_or_null(evaluation_call);
+        native_opening_init(&opening, Py_None, share, job);
         if (native_enter(true, false) == 0) {
             const char *name = PyBytes_AsString(path);
             native_call_begin(&call, watch);
             int status = sluice_train(name, &options, &made);
-            if (finish(&call, status) == 0)
+            int rc = finish(&call, status);
+            if (rc == 0)
                 out = train_value(&made);
+            else if (opening.type)
+                (void)native_opening_raise(&opening); /* it says more */
         }
         native_texts_fini(&texts);
     }

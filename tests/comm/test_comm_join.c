@@ -297,6 +297,71 @@ static void launchers_are_understood(void **state)
     assert_false(launch.is_launched);
 }
 
+/* Rank 0 writes into the pipe what the other rank reads. */
+static int share_by_pipe(void *user, void *data, uint64_t bytes)
+{
+    const int *fds = user;
+    bool is_first = strcmp(getenv("RANK"), "0") == 0;
+    ssize_t moved = is_first ? write(fds[1], data, bytes) : read(fds[0], data, bytes);
+    return moved == (ssize_t)bytes ? 0 : err_set(-EIO, "%zd bytes went through the pipe", moved);
+}
+
+static int gather_ranks(comm *self)
+{
+    float mine[64], all[2 * 64];
+    for (int i = 0; i < 64; i++)
+        mine[i] = (float)comm_get_rank(self);
+    const comm_open_config config = {.backend = COMM_MPI};
+    TRY(comm_open(self, &config));
+    const comm_call call = {.label = "ranks", .source = mine, .target = all, .count = sizeof mine};
+    TRY(comm_all_gather(self, &call));
+    for (int i = 0; i < 2 * 64; i++)
+        EXPECT(all[i] == (float)(i / 64));
+    return 0;
+}
+
+/* torchrun says who the ranks are, and the program passes on where they meet. */
+static void ranks_of_torchrun_meet_without_mpi(void **state)
+{
+    (void)state;
+    int fds[2], status;
+    comm_join_config config = {.timeout_seconds = 10};
+    comm *self;
+    assert_int_equal(pipe(fds), 0);
+    setenv("SLURM_STEP_NUM_TASKS", "7", 1); /* srun has started a torchrun on each of its hosts */
+    setenv("SLURM_PROCID", "3", 1);
+    setenv("TORCHELASTIC_RUN_ID", "none", 1);
+    setenv("LOCAL_WORLD_SIZE", "2", 1);
+    setenv("WORLD_SIZE", "2", 1);
+    setenv("RANK", "0", 1);
+    assert_int_equal(comm_join(&config, &self), ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "torchrun started 2 processes"));
+    config.share = share_by_pipe;
+    config.share_user = fds;
+    pid_t child = fork();
+    if (child == 0)
+        setenv("RANK", "1", 1);
+    int rc = comm_join(&config, &self);
+    if (rc == 0) {
+        rc = calls_give_values(self, NULL);
+        if (rc == 0)
+            rc = gather_ranks(self);
+        comm_leave(self, rc);
+    }
+    if (child == 0)
+        _exit(rc == 0 ? 0 : 1);
+    assert_int_equal(rc, 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    static const char *const keys[] = {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID",
+                                       "TORCHELASTIC_RUN_ID",  "LOCAL_WORLD_SIZE",
+                                       "WORLD_SIZE",           "RANK"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        unsetenv(keys[i]);
+    close(fds[0]);
+    close(fds[1]);
+}
+
 /* A build without MPI cannot join the ranks of mpirun, and only rank 0 prints that. */
 static void a_launcher_without_mpi_is_refused(void **state)
 {
@@ -499,6 +564,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(strangers_keep_no_rank_out),
         cmocka_unit_test(descriptors_suffice),
         cmocka_unit_test(launchers_are_understood),
+        cmocka_unit_test(ranks_of_torchrun_meet_without_mpi),
         cmocka_unit_test(a_launcher_without_mpi_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

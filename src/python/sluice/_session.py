@@ -8,6 +8,7 @@ from typing import Any, Callable, Optional, TypeVar
 
 from ._errors import Error
 from ._job import Job, Overrides, Path, job_arguments, optional_path, overrides_list
+from ._launch import share_of_launcher
 from ._load import native as _native
 from ._process import guard, note_open
 
@@ -144,6 +145,7 @@ def open(  # noqa: A001 - the name that people look for
             fresh,
             verbose,
             first,
+            share_of_launcher(),
         )
     )
     note_open(session)

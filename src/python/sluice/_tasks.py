@@ -18,6 +18,7 @@ from ._job import (
     overrides_list,
     watches_interrupt,
 )
+from ._launch import share_of_launcher
 from ._load import native as _native
 from ._process import guard
 from ._session import Step
@@ -78,6 +79,7 @@ def train(
         on_step=step_call if on_step else None,
         on_evaluation=on_evaluation,
         watch=watches_interrupt(),
+        share=share_of_launcher(),
     )
     return Training(**made)
 

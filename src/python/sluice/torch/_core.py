@@ -63,14 +63,6 @@ class Core:
         self._session.close()
 
 
-def check_launcher() -> None:
-    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise WrongJob(
-            "torchrun started this process as one of several ranks, which only mpirun and srun can "
-            "do for Sluice: start it with mpirun -np N python ..."
-        )
-
-
 def open_core(job: Dict[str, Any], **options: Any) -> Core:
     return Core(open_session(job, **options), job, options.get("machine"))
 
