@@ -94,8 +94,8 @@ typedef struct comm_join_config comm_join_config;
  * launcher. Blocks until all ranks have joined. Initializes MPI (MPI_THREAD_SERIALIZED) only if
  * mpirun or srun started more than one process. Errors:
  *   ERR_CONFIG   with advice: this build has no MPI; MPI sees one process where the launcher's
- *                environment says several (srun without --mpi=pmix); torchrun without config->share;
- *                more than COMM_RANKS_MAX ranks
+ *                environment says several (srun without --mpi=pmix); torchrun, and no
+ *                config->share; more than COMM_RANKS_MAX ranks
  *   ERR_BACKEND  MPI failed
  *   -ETIMEDOUT   a rank did not come; the text names it */
 int comm_join(const comm_join_config *config, comm **out) MUST_CHECK;

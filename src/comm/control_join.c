@@ -1,7 +1,7 @@
 /* The control plane: connecting the ranks. Called while joining, on the joining thread.
  *
- *   1. Rank 0 listens. Its address and a token travel by MPI or torchrun's store, or the config gives
- *      them.
+ *   1. Rank 0 listens. Its address and a token travel by MPI or by torchrun's store, or the config
+ *      gives them.
  *   2. Each other rank makes two connections and sends HELLO on each. The hub acknowledges with the
  *      token.
  *   3. When all ranks are there, the hub sends WELCOME with the table of ranks, or with the reason

@@ -1,8 +1,8 @@
 /* The callbacks of a run that is opened, and Session's functions for a run whose passes Python
  * computes (model.module). See native.h.
  *
- * Session's calls may come from any thread: torch goes back on threads of its own. Addresses are ints;
- * sluice/torch/_memory.py makes tensors of them. */
+ * Session's calls may come from any thread: torch goes back on threads of its own. Addresses are
+ * ints; sluice/torch/_memory.py makes tensors of them. */
 #include <math.h>
 #include <string.h>
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import unittest.mock
 
 try:
     import torch
+    import torch.utils.checkpoint
 except ImportError:
     raise unittest.SkipTest("this Python has no torch") from None
 
@@ -157,6 +159,7 @@ class Losses(Engines):
         self.assert_near(found, plain)
         self.assertLess(whole, found[-1])
 
+    @unittest.mock.patch("sluice.torch._init._KEPT_ELEMS", 0)
     def test_init_fills_units_one_by_one(self):
         module = sluice.torch.init(lambda: Language(dropout=0.0), seed=4)
         held = sum(p.untyped_storage().nbytes() for p in module.parameters())
@@ -171,6 +174,69 @@ class Losses(Engines):
         same = models.engine_losses(self.engine(again), models.batches(Language) * 3)
         self.assertEqual(losses, same)
         self.assertLess(sum(losses[-5:]), sum(losses[:5]))
+
+
+    @unittest.mock.patch("sluice.torch._init._KEPT_ELEMS", 64)
+    def test_init_keeps_what_building_writes(self):
+        class Scaled(Language):
+            def __init__(self):
+                super().__init__(dropout=0.0)
+                self.scale = torch.nn.Parameter(torch.full((32,), 2.0))
+                torch.nn.init.constant_(self.norm.weight, 3.0)
+
+        class Written(Scaled):
+            def __init__(self):
+                super().__init__()
+                torch.nn.init.normal_(self.blocks[1].up.weight, std=0.5)
+
+        engine = self.engine(sluice.torch.init(Scaled))
+        engine.prepare(models.batches(Language)[0])
+        state = engine.state_dict()
+        engine.close()
+        self.assertTrue(torch.equal(state["scale"], torch.full((32,), 2.0)))
+        self.assertTrue(torch.equal(state["norm.weight"], torch.full((32,), 3.0)))
+        self.assert_refused('writes values to "blocks.1.up.weight"', sluice.torch.init, Written)
+        attention = sluice.torch.init(lambda: torch.nn.MultiheadAttention(32, 2))
+        self.assertIn("in_proj_weight", dict(attention.named_parameters()))
+
+    def test_inference_mode(self):
+        data = models.batches(Language)
+        expected, _ = models.plain_losses(models.make(Language, dropout=0.0), data[:3])
+        engine = self.engine(models.make(Language, dropout=0.0))
+        found = []
+        for batch in data[:3]:
+            with torch.no_grad():
+                loss = engine(batch).item() if found else None
+            with torch.inference_mode():
+                self.assertEqual(engine(batch).item() if found else None, loss)
+            found += models.engine_losses(engine, [batch], None)
+        self.assert_near(found, expected)
+
+    def test_workers_of_a_data_loader(self):
+        """They are forked in each epoch, while the run is open."""
+        rows = torch.utils.data.TensorDataset(torch.cat(models.batches(Language, 4)))
+        loader = torch.utils.data.DataLoader(rows, batch_size=2, num_workers=2)
+        data = models.batches(Language, 4) * 2
+        expected, _ = models.plain_losses(models.make(Language, dropout=0.0), data)
+        engine = self.engine(models.make(Language, dropout=0.0))
+        found = []
+        for _ in range(2):
+            for (batch,) in loader:
+                found += models.engine_losses(engine, [batch], None)
+        self.assert_near(found, expected)
+
+    def test_a_forked_process_cannot_use_the_engine(self):
+        engine = self.engine(models.make(Language, dropout=0.0))
+        models.engine_losses(engine, models.batches(Language, 1))
+        child = os.fork()
+        if child == 0:
+            try:
+                engine(models.batches(Language)[1])
+            except sluice.WrongJob as error:
+                os._exit(0 if "forked" in str(error) else 1)
+            os._exit(2)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+        models.engine_losses(engine, models.batches(Language, 2)[1:])
 
 
 class Placements(Engines):
@@ -254,10 +320,6 @@ class Placements(Engines):
         self.assertEqual(engine.info().step, 2)
         self.assertEqual(engine(data[2]).item(), expected)
 
-    def test_torchrun_is_refused(self):
-        with unittest.mock.patch.dict(os.environ, TORCHELASTIC_RUN_ID="none", WORLD_SIZE="2"):
-            self.assert_refused("mpirun -np N", self.engine, models.make(Language))
-
     def test_too_small_is_refused(self):
         engine = self.engine(models.make(Language, width=256), device="1MiB")
         with self.assertRaises(sluice.NoFit):
@@ -312,6 +374,60 @@ class Resuming(Engines):
             verified = subprocess.run([command, "verify", os.path.join(self.directory, "killed")],
                                       capture_output=True, text=True)
             self.assertEqual(verified.returncode, 0, verified.stderr)
+
+
+RANKED = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch, sluice, sluice.torch, torch_models as models
+torch.set_num_threads(1)
+engine = sluice.torch.Engine(models.make(models.Language, dropout=0.0), device="32MiB", host="32MiB",
+                             nvme=[{drive!r}], run_dir={run!r}, optimizer=sluice.AdamW(lr=1e-3),
+                             config={{"zero_optimization": {{"stage": 2}}}})
+data = models.batches(models.Language, 8)
+engine.prepare(data[0])
+assert engine.info().world_size == 2
+rank = engine.info().rank
+for batch in data[rank::2]:
+    loss = engine(batch)
+    engine.backward(loss)
+    sys.stdout.write(f"loss {{rank}} {{engine.step().step}} {{loss.item().hex()}}\\n")  # one write
+engine.close()
+"""
+
+
+class Ranks(Engines):
+    """torchrun and mpirun give the same ranks the same losses."""
+
+    def run_ranks(self, name, launcher, **environment):
+        path = os.path.join(self.directory, "ranked.py")
+        with open(path, "w") as file:
+            file.write(RANKED.format(
+                tests=os.path.dirname(os.path.abspath(__file__)),
+                drive=os.path.join(self.directory, "drive"), run=os.path.join(self.directory, name),
+            ))
+        made = subprocess.run([*launcher, path], capture_output=True, text=True, timeout=240,
+                              env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
+        self.assertEqual(made.returncode, 0, made.stderr)
+        lines = [line for line in made.stdout.splitlines() if line.startswith("loss")]
+        return {tuple(line.split()[1:3]): line.split()[3] for line in lines}
+
+    def test_torchrun_gives_the_losses_of_mpirun(self):
+        by_torchrun = self.run_ranks("torchrun", [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"])
+        self.assertEqual(len(by_torchrun), 8)
+        model, data = models.make(Language, dropout=0.0), models.batches(Language, 8)
+        order = [data[step * 2 + rank] for step in range(4) for rank in range(2)]
+        plain, _ = models.plain_losses(model, order, accumulation=2)
+        found = [float.fromhex(by_torchrun[str(rank), str(step + 1)])
+                 for step in range(4) for rank in range(2)]
+        self.assert_near(found, plain)
+        if not shutil.which("mpirun"):
+            self.skipTest("there is no mpirun to compare with")
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        by_mpirun = self.run_ranks("mpirun", ["mpirun", "--oversubscribe", "--bind-to", "none",
+                                              "-n", "2", sys.executable], **root)
+        self.assertEqual(by_mpirun, by_torchrun)
 
 
 class OverTheStandIn(Engines):
@@ -458,6 +574,64 @@ class Refusals(OverTheStandIn):
 
         engine = self.engine(models.make(Positions), units=["table", "blocks.0"])
         self.assert_refused("returns a view", engine, models.batches(Language)[0])
+
+    def test_parameters_that_a_forward_changes(self):
+        class Clamping(torch.nn.Linear):
+            how = "clamp"
+
+            def forward(self, x):
+                with torch.no_grad():
+                    if self.how == "clamp":
+                        self.weight.clamp_(-1, 1)
+                    elif self.how == "data":
+                        self.weight.data.mul_(0.5)
+                    elif self.how == "replace":
+                        self.weight.data = self.weight.data * 0.5
+                return super().forward(x)
+
+        def make(how, where):
+            module = models.make(Language)
+            part = Clamping(32, 64 if where == "unit" else 32)
+            part.how = how
+            if where == "unit":
+                module.blocks[1].up = part
+            else:
+                module.norm = torch.nn.Sequential(module.norm, part)
+            return module
+
+        data = models.batches(Language)
+        for how in ("clamp", "data"):
+            engine = self.engine(make(how, "unit"))
+            self.assert_refused('"blocks.1.up.weight" of the unit "blocks.1" was changed', engine, data[0])
+            engine = self.engine(make(how, "root"), units=["blocks.0"])
+            self.assert_refused('"norm.1.weight" of the unit "root" was changed', engine, data[0])
+        for how in ("clamp", "replace"):  # only later
+            module = make("", "unit")
+            engine = self.engine(module)
+            models.engine_losses(engine, data[:2])
+            module.blocks[1].up.how = how
+            self.assert_refused('"blocks.1.up.weight" of the unit "blocks.1" was changed', engine, data[2])
+        engine = self.engine(models.make(Language))  # between steps
+        models.engine_losses(engine, data[:1])
+        with torch.no_grad():
+            engine.module.norm.weight.clamp_(-1, 1)
+        self.assert_refused('"norm.weight" of the unit "root" was changed', engine, data[1])
+
+    def test_one_checkpoint_around_several_units(self):
+        for reentrant in (False, True):
+            class Wide(Language):
+                def forward(self, tokens):
+                    def all_blocks(x):
+                        for block in self.blocks:
+                            x = block(x)
+                        return x
+
+                    x = torch.utils.checkpoint.checkpoint(
+                        all_blocks, self.embed(tokens), use_reentrant=reentrant)
+                    return self.head(self.norm(x)).square().mean()
+
+            engine = self.engine(models.make(Wide, dropout=0.0))
+            self.assert_refused("give each unit a checkpoint of its own", engine, models.batches(Language)[0])
 
     def test_changes_in_place(self):
         class Adds(Language):

@@ -13,11 +13,11 @@ from .._errors import WrongJob
 from .._job import Path
 from .._optimizers import Adagrad, AdamW, Lion, Muon, optimizer_block
 from .._session import Closing
-from ._core import Bytes, check_launcher, close_at_end, give_up, list_drives, open_core
+from ._core import Bytes, close_at_end, give_up, list_drives, open_core
 from ._groups import Groups, group_units
 from ._holding import Holding, view_of
 from ._init import values_of
-from ._memory import as_tensor
+from ._memory import as_tensor, plainly
 from ._profile import Profile, profile_of
 from ._recording import Recorder, UsedTwice, copy_inputs, differentiable, keep_state, tensors_in
 from ._turns import Evaluating, Training, Turns, Use
@@ -138,7 +138,6 @@ class Engine(Closing):
         self._hooks: List[Any] = []
         self._excluded: set = set()
         self._groups: Any = None
-        check_launcher()
         self._prepare()
 
     # ---- before the first step ----
@@ -204,7 +203,8 @@ class Engine(Closing):
             if engine is None or engine._core is None or engine._is_called:
                 return
             if not isinstance(engine._driver, Training):  # else the root is there
-                engine._evaluation().make_root_current()
+                with plainly():
+                    engine._evaluation().make_root_current()
 
         for item in self.module.modules():
             owns = any(id(p) in own for p in item.parameters(recurse=False))
@@ -261,7 +261,8 @@ class Engine(Closing):
                     "or use torch.no_grad() to evaluate"
                 )
             self._evaluation()
-        self._driver.enter(holder)
+        with plainly():
+            self._driver.enter(holder)
 
     def _leave(self, holder: Holder, outputs: Any) -> None:
         driver = self._driver
@@ -273,7 +274,8 @@ class Engine(Closing):
                     f'the unit "{holder.name}" returns a view of its parameters, which are gone '
                     "after its call: return a copy (.clone()), or leave it out of the units"
                 )
-        driver.leave(holder)
+        with plainly():
+            driver.leave(holder)
         torch.clear_autocast_cache()  # it has copies of the unit's parameters
         if isinstance(driver, Evaluating):
             return

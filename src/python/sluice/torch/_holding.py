@@ -34,6 +34,8 @@ class Holding:
         self.holders = holders
         self._bases: Dict[int, torch.Tensor] = {}  # by the unit's index: its flat vector
         self._units: Dict[int, Unit] = {}  # by the address of that
+        # by id(slot): the parameter's version and address when it last had the run's values
+        self._marks: Dict[int, Tuple[int, int]] = {}
 
     def place(self, unit: Unit, base: torch.Tensor) -> None:
         """The unit's parameters become views of `base`, its flat vector."""
@@ -41,6 +43,19 @@ class Holding:
         self._units[base.untyped_storage().data_ptr()] = unit
         for slot in unit.slots:
             slot.parameter.data = view_of(base, slot)
+        self.note_values(unit)
+
+    def note_values(self, unit: Unit) -> None:
+        """The parameters have the run's values."""
+        for slot in unit.slots:
+            self._marks[id(slot)] = (slot.parameter._version, address_of(slot.parameter))
+
+    def check_unchanged(self, unit: Unit) -> None:
+        """Refuses what was written to the parameters since then, since the run does not see it."""
+        for slot in unit.slots:
+            mark = (slot.parameter._version, address_of(slot.parameter))
+            if self._marks.get(id(slot), mark) != mark:
+                raise changed_error(unit, slot, "")
 
     def take_away(self, unit: Unit) -> None:
         """The unit's parameters are elsewhere from now on."""
@@ -49,6 +64,7 @@ class Holding:
         if self._units.get(address) is unit:
             del self._units[address]
         for slot in unit.slots:
+            self._marks.pop(id(slot), None)
             slot.parameter.data = placeholder_of(slot)
 
     def owner(self, tensor: torch.Tensor) -> Optional[Unit]:
@@ -92,6 +108,14 @@ class Holding:
         if base.dtype != kept.dtype:
             base = base.view(kept.dtype)
         return base.as_strided(kept.size, kept.stride, base.storage_offset() + kept.offset)
+
+
+def changed_error(unit: Unit, slot: Slot, how: str) -> WrongJob:
+    return WrongJob(
+        f'the parameter "{slot.name}" of the unit "{unit.name}" was changed{how} other than by the '
+        "optimizer, and the change would be lost: compute with a changed copy of it, or keep what "
+        "changes in a buffer"
+    )
 
 
 def address_of(tensor: torch.Tensor) -> int:

@@ -6,16 +6,22 @@ import contextlib
 import json
 import os
 import struct
+import sys
 import weakref
 import zlib
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._errors import WrongJob
 from .._job import Path
+from ._recording import written_by
 from ._units import _blocks
 from ._values import Value
+
+_KEPT_ELEMS = 1 << 16
+_INITIALIZERS = ("reset_parameters", "_reset_parameters")  # methods of a module
 
 _lazy: "weakref.WeakKeyDictionary[torch.nn.Module, Dict[int, Value]]" = weakref.WeakKeyDictionary()
 
@@ -39,25 +45,33 @@ def init(
     initializers (reset_parameters, or the _init_weights of transformers), which are called for each
     block with random numbers of its own that depend on `seed` and the block's name.
 
-    Until then the parameters have no values: do not compute with the module.
+    Parameters of up to 65536 elements keep the values that build() gives them, with random numbers
+    that depend on `seed`.
+
+    Until then the larger parameters have no values: do not compute with the module.
     """
     before = torch.get_default_dtype()
     if not dtype.is_floating_point:
         raise WrongJob(f"init: dtype is {dtype}, and must be a floating point type")
     torch.set_default_dtype(dtype)
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
     try:
-        with _without_parameters():
+        with _without_parameters(), _Writes() as writes:
             module = build()
     finally:
         torch.set_default_dtype(before)
+        torch.set_rng_state(state)
     if not isinstance(module, torch.nn.Module):
         raise WrongJob(f"init: build() returned {type(module).__name__}, and must return a module")
-    _settle(module, dtype)
+    if checkpoint is None:
+        writes.check(module)
+    kept = _settle(module, dtype)
     names: Dict[int, List[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     if checkpoint is None:
-        _lazy[module] = _Initializer(module, seed).values()
+        _lazy[module] = {**_Initializer(module, seed, kept).values(), **kept}
     else:
         _lazy[module] = _Checkpoint(os.fspath(checkpoint)).values(module, names)
     return module
@@ -65,12 +79,14 @@ def init(
 
 @contextlib.contextmanager
 def _without_parameters() -> Iterator[None]:
-    """Each parameter loses its memory as soon as a module has it."""
+    """Each large parameter loses its memory as soon as a module has it."""
     original = torch.nn.Module.register_parameter
 
     def register(self: torch.nn.Module, name: str, parameter: Any) -> None:
         original(self, name, parameter)
-        if parameter is not None and parameter.device.type != "meta":
+        if parameter is None or parameter.numel() <= _KEPT_ELEMS:
+            return
+        if parameter.device.type != "meta":
             made = torch.nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
             made.__dict__.update(parameter.__dict__)
             self._parameters[name] = made
@@ -82,8 +98,45 @@ def _without_parameters() -> Iterator[None]:
         torch.nn.Module.register_parameter = original  # type: ignore
 
 
-def _settle(module: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Parameters on the CPU whose values are one element that is not a number."""
+class _Writes(TorchDispatchMode):
+    """Notes what build() writes to parameters that have no memory. Such values are lost, unless it
+    is an initializer of a module that writes them, which _Initializer calls again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lost: Dict[int, str] = {}  # the operation, by the storage of the parameter
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for item in written_by(func, args, kwargs):
+            if item.device.type == "meta" and not _is_in_initializer():
+                self._lost[item.untyped_storage()._cdata] = str(func)
+        return func(*args, **kwargs)
+
+    def check(self, module: torch.nn.Module) -> None:
+        for name, parameter in module.named_parameters():
+            operation = self._lost.get(parameter.untyped_storage()._cdata)
+            if parameter.device.type == "meta" and operation is not None:
+                raise WrongJob(
+                    f'init: building {type(module).__name__} writes values to "{name}" '
+                    f"({operation}), which has no memory then: write them in a method "
+                    "reset_parameters of the part that has the parameter, or give a checkpoint"
+                )
+
+
+def _is_in_initializer() -> bool:
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name in (*_INITIALIZERS, "_init_weights"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _settle(module: torch.nn.Module, dtype: torch.dtype) -> Dict[int, torch.Tensor]:
+    """Parameters on the CPU whose values are one element that is not a number. Returns the values
+    of those that have some."""
+    kept: Dict[int, torch.Tensor] = {}
     made: Dict[int, torch.nn.Parameter] = {}
     for item in module.modules():
         for name, old in item._parameters.items():
@@ -93,15 +146,21 @@ def _settle(module: torch.nn.Module, dtype: torch.dtype) -> None:
                 one = torch.full((1,), float("nan"), dtype=dtype)
                 data = one.expand(old.shape) if old.shape else one[0]
                 made[id(old)] = torch.nn.Parameter(data, old.requires_grad)
+                if old.device.type != "meta":
+                    kept[id(made[id(old)])] = old.detach().to(dtype)
             item._parameters[name] = made[id(old)]
+    return kept
 
 
 class _Initializer:
     """Values by the module's own initializers, for one block or one module at a time."""
 
-    def __init__(self, module: torch.nn.Module, seed: int) -> None:
+    def __init__(
+        self, module: torch.nn.Module, seed: int, known: Dict[int, torch.Tensor]
+    ) -> None:
         self._module = weakref.ref(module)
         self._seed = seed
+        self._known = known  # values that are not asked of it, by id(parameter)
         self._kept: Tuple[Optional[str], Dict[int, torch.Tensor]] = (None, {})
 
     def values(self) -> Dict[int, Value]:
@@ -135,7 +194,9 @@ class _Initializer:
         torch.manual_seed((self._seed << 32) ^ zlib.crc32(scope.encode()))
         try:
             for p in parameters:
-                p.data = torch.full(p.shape, float("nan"), dtype=p.dtype)
+                known = self._known.get(id(p))
+                nothing = torch.full(p.shape, float("nan"), dtype=p.dtype)
+                p.data = nothing if known is None else known.clone()
             with torch.no_grad():
                 if is_block:
                     target.apply(self._reset(module))
@@ -161,8 +222,9 @@ class _Initializer:
         own: Any = getattr(module, "_init_weights", None)
 
         def reset(item: torch.nn.Module) -> None:
-            if hasattr(item, "reset_parameters"):
-                item.reset_parameters()  # type: ignore[operator]
+            for name in _INITIALIZERS:
+                if hasattr(item, name):
+                    getattr(item, name)()
             if own is not None:
                 own(item)
 

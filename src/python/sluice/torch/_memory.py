@@ -3,6 +3,7 @@ elsewhere."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from typing import Any
 
@@ -21,6 +22,16 @@ class _DeviceMemory:
             "data": (address, False),
             "version": 3,
         }
+
+
+def plainly() -> Any:
+    """The context in which parameters get their memory. Within torch.inference_mode() they would
+    become tensors that no later step can learn."""
+    context = contextlib.ExitStack()
+    if torch.is_inference_mode_enabled():
+        context.enter_context(torch.inference_mode(False))
+        context.enter_context(torch.no_grad())
+    return context
 
 
 def as_tensor(address: int, elems: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

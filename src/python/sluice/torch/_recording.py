@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from .._errors import WrongJob
-from ._holding import Holding, address_of
+from ._holding import Holding, address_of, changed_error
 from ._memory import placeholder_of
 from ._units import Holder, Seconds, Slot, Unit
 from ._values import Values
@@ -57,14 +57,39 @@ def loss_of(outputs: Any) -> torch.Tensor:
     return torch.stack([x.float().sum() for x in tensors]).sum()
 
 
-class _Watch(TorchDispatchMode):
-    """Refuses operations on parameters that are not held."""
+def written_by(func: Any, args: Any, kwargs: Any) -> List[torch.Tensor]:
+    """The tensors that an operation changes in place."""
+    found: List[torch.Tensor] = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            found += [t for t in tree_flatten(given)[0] if isinstance(t, torch.Tensor)]
+    return found
 
-    def __init__(self, slots: List[Slot]) -> None:
+
+class _Watch(TorchDispatchMode):
+    """Refuses operations on parameters that are not held, and those that change a parameter."""
+
+    def __init__(self, slots: List[Slot], root: Holder, holding: Holding) -> None:
         super().__init__()
         self._names = {
             placeholder_of(slot).untyped_storage().data_ptr(): slot.name for slot in slots
         }
+        self._holding = holding
+        self._root = {
+            address_of(slot.parameter): (unit, slot) for unit in root.units for slot in unit.slots
+        }
+
+    def _check_written(self, func: Any, tensor: torch.Tensor) -> None:
+        unit = self._holding.owner(tensor)
+        if unit is not None:
+            inside = tensor.storage_offset()
+            slot = [s for s in unit.slots if s.offset <= inside][-1]
+        elif address_of(tensor) in self._root:
+            unit, slot = self._root[address_of(tensor)]
+        else:
+            return
+        raise changed_error(unit, slot, f" by the forward or backward ({func})")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -78,6 +103,8 @@ class _Watch(TorchDispatchMode):
                     "module is not called where it is used; name the part of the module that does "
                     "both as the unit (units=...), or leave it out of the units"
                 )
+        for item in written_by(func, args, kwargs):
+            self._check_written(func, item)
         return func(*args, **kwargs)
 
 
@@ -170,7 +197,7 @@ class Recorder:
                 self._holding.take_away(unit)
         self._now, self._since = (root.name, "forward"), time.perf_counter()
         try:
-            with _Watch(slots) if checks else contextlib.nullcontext():
+            with _Watch(slots, root, self._holding) if checks else contextlib.nullcontext():
                 loss = loss_of(call())
                 self._release()
                 self._is_forward = False

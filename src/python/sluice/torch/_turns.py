@@ -100,17 +100,23 @@ class Turns:
                 self.holding.place(unit, as_tensor(address, elems, self._dtype, self.device))
 
     def take_away(self, holder: Holder) -> None:
-        for unit in holder.units:
-            self.holding.take_away(unit)
+        try:
+            for unit in holder.units:
+                self.holding.check_unchanged(unit)
+        finally:
+            for unit in holder.units:
+                self.holding.take_away(unit)
 
     def copy_root(self, use: Use) -> None:
         """The root's parameters have memory of their own, in which they are all the step long."""
         assert self.root is not None
         with torch.no_grad():
             for unit, address, elems in zip(self.root.units, use.params, use.elems):
+                self.holding.check_unchanged(unit)
                 base = as_tensor(address, elems, self._dtype, self.device)
                 for slot in unit.slots:
                     slot.parameter.data.copy_(view_of(base, slot))
+                self.holding.note_values(unit)
 
 
 class Gradients:
