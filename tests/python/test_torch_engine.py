@@ -3,7 +3,6 @@
 import gc
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -325,55 +324,6 @@ class Placements(Engines):
         with self.assertRaises(sluice.NoFit):
             engine(models.batches(Language)[0])
         self.assertFalse(os.path.exists(os.path.join(self.directory, "run1", "state", "manifest-0")))
-
-
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-import torch, sluice, sluice.torch, torch_models as models
-torch.set_num_threads(2)
-data = models.batches(models.Language, 8)
-engine = sluice.torch.Engine(models.make(models.Language, dropout=0.0), device="32MiB", host="32MiB",
-                             nvme=[{drive!r}], run_dir={run!r}, commit_every=2,
-                             optimizer=sluice.AdamW(lr=1e-3))
-engine.prepare(data[0])
-print("begins at", engine.info().step, flush=True)
-for step in range(engine.info().step, len(data)):
-    loss = engine(data[step])
-    engine.backward(loss)
-    made = engine.step()
-    print("loss", made.step, loss.item().hex(), flush=True)
-    if made.step == {kill}:
-        os.kill(os.getpid(), signal.SIGKILL)
-engine.close()
-"""
-
-
-class Resuming(Engines):
-    def run_process(self, run, kill):
-        code = KILLED.format(
-            tests=os.path.dirname(os.path.abspath(__file__)), kill=kill,
-            drive=os.path.join(self.directory, "drive"), run=os.path.join(self.directory, run),
-        )
-        made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        lines = [line.split() for line in made.stdout.splitlines() if line.startswith("loss")]
-        return made, {int(step): bits for _, step, bits in lines}
-
-    def test_a_killed_run_goes_on_to_the_same_bits(self):
-        whole, expected = self.run_process("whole", 0)
-        self.assertEqual(whole.returncode, 0, whole.stderr)
-        self.assertEqual(len(expected), 8)
-        killed, first = self.run_process("killed", 5)
-        self.assertEqual(killed.returncode, -signal.SIGKILL)
-        again, rest = self.run_process("killed", 0)
-        self.assertEqual(again.returncode, 0, again.stderr)
-        self.assertRegex(again.stdout, "begins at [24]\n")  # the commit of step 4 may be under way
-        self.assertEqual({**first, **rest}, expected)
-        command = os.environ.get("SLUICE_COMMAND")
-        if command:
-            verified = subprocess.run([command, "verify", os.path.join(self.directory, "killed")],
-                                      capture_output=True, text=True)
-            self.assertEqual(verified.returncode, 0, verified.stderr)
 
 
 RANKED = """
