@@ -9,7 +9,8 @@ trains adapters of it in fp32, and
   - PEFT, with Sluice's initial adapters, gives the same losses step by step on windows of a text.
 
 The families named after a format (llama-nf4) have a base that is packed, by state.params here and by bitsandbytes there,
-which they need too; smollm2-nf4_double has the shape of SmolLM2-135M. The merged model is Sluice's expanded base with the
+which they need too; smollm2-nf4_double has the shape of SmolLM2-135M. gpt_oss-mxfp4-saved begins with a checkpoint whose
+experts Sluice has packed as gpt-oss is published, and which transformers expands. The merged model is Sluice's expanded base with the
 adapters added. With "-saved" the base is a checkpoint that bitsandbytes has packed, whose codes and scales both take. The
 merged model quantized again (export --quantized) loads with transformers and bitsandbytes, which give the loss that Sluice
 gives for it.
@@ -127,6 +128,11 @@ FAMILIES["smollm2-nf4_double"] = (
         num_key_value_heads=3, max_position_embeddings=8192, rope_theta=100000.0, tie_word_embeddings=True,
         initializer_range=0.041666666666666664),
     {"rank": 8, "alpha": 16, "targets": FAMILIES["llama"][1]["targets"]})
+# Experts in mxfp4 want rows of whole groups of 32. Sluice packs the checkpoint.
+PACKED["gpt_oss-mxfp4-saved"] = ("mxfp4", None, "-saved")
+FAMILIES["gpt_oss-mxfp4-saved"] = (
+    lambda: transformers.GptOssConfig(**FAMILIES["gpt_oss"][0]().to_dict() | {"intermediate_size": 96}),
+    {"rank": 3, "alpha": 12, "targets": ["q_proj", "experts.gate_up_proj", "experts.down_proj"]})
 
 
 def load(checkpoint, family):
@@ -148,14 +154,20 @@ def sluice(*arguments):
     return done.stdout
 
 
-def train(folder, name, checkpoint, text, lora, steps, rate, family):
+def state_of(family):
+    """Formats that the checkpoint does not say."""
+    if family in PACKED and PACKED[family][2]:
+        return {}
+    return {"params": PACKED[family][0] if family in PACKED else "working"}
+
+
+def train(folder, name, checkpoint, text, lora, steps, rate, family, state=None):
     job = {
         "model": {"hf": str(checkpoint), "seq_length": SEQ},
         "data": {"train": [str(text)], "tokenizer": "bytes"},
         "run": {"dir": str(folder / name), "steps": steps},
         "train": {"lora": lora},
-        "state": {} if family in PACKED and PACKED[family][2] else
-                 {"params": PACKED[family][0] if family in PACKED else "working"},
+        "state": state or state_of(family),
         "train_micro_batch_size_per_gpu": 1,
         "gradient_clipping": CLIPPING,
         "optimizer": {"type": "AdamW", "params": {"lr": rate, "betas": [0.9, 0.99], "eps": 1e-8,
@@ -192,13 +204,17 @@ def check_family(family, folder):
     torch.manual_seed(1)
     base = folder / "base"
     transformers.AutoModelForCausalLM.from_config(make_config()).save_pretrained(base)
-    if family in PACKED and PACKED[family][2]:
-        load(base, family).save_pretrained(folder / "packed")
-        base = folder / "packed"
     words = pathlib.Path(__file__).read_bytes()
     text, one = folder / "text.txt", folder / "one.txt"
     text.write_bytes(words[:2000])
     one.write_bytes(words[:SEQ + 2])
+    if family in PACKED and PACKED[family][0] == "mxfp4":
+        train(folder, "pack", base, text, {"targets": "q_proj"}, 1, 0, family, {"params": "mxfp4"})
+        sluice("export", folder / "pack", folder / "packed", "--quantized")
+        base = folder / "packed"
+    elif family in PACKED and PACKED[family][2]:
+        load(base, family).save_pretrained(folder / "packed")
+        base = folder / "packed"
 
     train(folder, "run", base, text, lora, STEPS, rate, family)
     sluice("export", folder / "run", folder / "adapters", "--adapters")
