@@ -78,6 +78,10 @@ static void append_step(profi_text *text, const metrics_line *line)
     append_field(text, "tokens_per_second", line->tokens_per_second);
     append_field(text, "model_tflops", line->model_tflops);
     append_lanes(text, line);
+    if (line->expert_passes > 0)
+        profi_append(text, ",\"experts\":{\"passes\":%llu,\"passes_hit\":%llu}",
+                     (unsigned long long)line->expert_passes,
+                     (unsigned long long)line->expert_passes_hit);
     profi_append(text, ",\"peak_bytes\":{");
     for (int arena = 0; arena < TIER_COUNT; arena++)
         profi_append(text, "%s\"%s\":%llu", arena ? "," : "", tier_name((enum tier)arena),

@@ -9,7 +9,8 @@
  *
  * "counted_tokens" follows "tokens" if some tokens of the data do not count. "balance_loss" and
  * "router_z_loss" follow "loss_bits" if the model's routers have losses; "loss" is without them.
- * "spared_bytes" follows the "bytes" of a lane if experts were left where they rest.
+ * "spared_bytes" follows the "bytes" of a lane if experts were left where they rest, and
+ * "experts":{"passes":8,"passes_hit":5} the lanes if there are experts that may be left.
  *
  * Numbers that are not finite become null. Lanes and tiers are named as in swap/program.h. Nothing
  * here allocates, so a line may be written while memory is sealed. A file has one owner thread. A
@@ -54,6 +55,9 @@ struct metrics_line {
     double tokens_per_second;
     double model_tflops; /* per second, counted by the model's formula */
     metrics_lane lanes[LANE_COUNT];
+    /* passes of experts that may be left where they rest (0: there are none), and those of them
+     * that some token chose */
+    uint64_t expert_passes, expert_passes_hit;
     uint64_t peak_bytes[TIER_COUNT];
 };
 typedef struct metrics_line metrics_line;

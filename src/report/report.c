@@ -162,6 +162,7 @@ static int put_part(FILE *out, const char *name, size_t length, const reporti_ru
         {"TIMELINE", reporti_put_timeline},
         {"STALLS", reporti_put_stalls},
         {"LANES", reporti_put_lanes},
+        {"EXPERTS", reporti_put_experts},
         {"MEMORY", reporti_put_memory},
         {"PLACEMENT", reporti_put_placement},
         {"REASONS", reporti_put_reasons},

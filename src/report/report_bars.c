@@ -175,6 +175,49 @@ static void put_lane(FILE *out, const reporti_run *run, int lane)
     fputs("</tr>\n", out);
 }
 
+/* Writes what a lane did not move because no token chose the experts, in the run and as the plan
+ * expected it. */
+static void put_spared(FILE *out, const reporti_run *run, int lane)
+{
+    char path[64], text[REPORT_TEXT_BYTES];
+    const char *name = lane_kind_name((enum lane_kind)lane);
+    double bytes = run->metrics.recent.mean.lanes[lane].bytes;
+    double spared = run->metrics.recent.mean.lanes[lane].spared_bytes;
+    snprintf(path, sizeof path, "lanes.%s.spared_bytes", name);
+    double expected = reporti_number(run->plan, path);
+    if (!(spared > 0 || expected > 0))
+        return;
+    fprintf(out, "<tr><th scope=\"row\">%s</th>", name);
+    reporti_put_cell(out, reporti_bytes(bytes, text));
+    reporti_put_cell(out, reporti_bytes(spared, text));
+    fprintf(out, "<td>%.0f%%</td>", 100 * spared / fmax(bytes + spared, 1));
+    reporti_put_cell(out, reporti_bytes(expected, text));
+    fputs("</tr>\n", out);
+}
+
+void reporti_put_experts(FILE *out, const reporti_run *run)
+{
+    const reporti_recent *recent = &run->metrics.recent;
+    double passes = recent->mean.expert_passes;
+    double planned = reporti_number(run->plan, "experts.passes");
+    if (recent->count == 0 || !(passes > 0))
+        return;
+    fprintf(out,
+            "<section id=\"experts\">\n<h2>Experts that were hit</h2>\n<p class=\"quiet\">%.1f%% "
+            "of %.0f passes of experts in a step had a token that chose them",
+            100 * recent->mean.expert_passes_hit / passes, passes);
+    if (planned > 0)
+        fprintf(out, " (%.1f%% expected, if all experts are chosen alike)",
+                100 * reporti_number(run->plan, "experts.passes_hit") / planned);
+    fputs(". The others were left where they rest.</p>\n", out);
+    reporti_begin_table(out, "Bytes of a step, by lane", NULL,
+                        "lane|moved|spared|of all|spared, expected");
+    for (int lane = 0; lane < LANE_COUNT; lane++)
+        put_spared(out, run, lane);
+    reporti_end_table(out);
+    fputs("</section>\n", out);
+}
+
 static void put_products(FILE *out, const reporti_run *run)
 {
     double reached = run->metrics.recent.mean.tflops * 1e12;

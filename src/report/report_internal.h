@@ -84,8 +84,9 @@ typedef struct reporti_series reporti_series;
 /* The figures of one step, or their means. */
 struct reporti_step {
     double seconds, tokens_per_second, tflops;
+    double expert_passes, expert_passes_hit; /* as in metrics.h */
     struct {
-        double bytes, busy_seconds, stall_seconds;
+        double bytes, spared_bytes, busy_seconds, stall_seconds;
     } lanes[LANE_COUNT];
 };
 typedef struct reporti_step reporti_step;
@@ -221,6 +222,8 @@ void reporti_put_steps(FILE *out, const reporti_run *run);
 void reporti_put_timeline(FILE *out, const reporti_run *run);
 void reporti_put_stalls(FILE *out, const reporti_run *run);
 void reporti_put_lanes(FILE *out, const reporti_run *run);
+/* Writes a section of its own, or nothing if no expert may be left where it rests. */
+void reporti_put_experts(FILE *out, const reporti_run *run);
 void reporti_put_memory(FILE *out, const reporti_run *run);
 void reporti_put_placement(FILE *out, const reporti_run *run);
 void reporti_put_reasons(FILE *out, const reporti_run *run);

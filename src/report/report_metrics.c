@@ -85,6 +85,7 @@ static void read_lanes(const json_t *line, reporti_step *step)
     for (int i = 0; i < LANE_COUNT; i++) {
         const json_t *one = json_object_get(lanes, lane_kind_name((enum lane_kind)i));
         step->lanes[i].bytes = at_least_0(reporti_number(one, "bytes"));
+        step->lanes[i].spared_bytes = at_least_0(reporti_number(one, "spared_bytes"));
         step->lanes[i].busy_seconds = at_least_0(reporti_number(one, "busy_seconds"));
         step->lanes[i].stall_seconds = at_least_0(reporti_number(one, "stall_seconds"));
     }
@@ -116,6 +117,8 @@ static void read_step(struct reader *self, const json_t *line, uint64_t step)
     recent->seconds = at_least_0(values[MEASURE_SECONDS]);
     recent->tokens_per_second = at_least_0(values[MEASURE_SPEED]);
     recent->tflops = at_least_0(reporti_number(line, "model_tflops"));
+    recent->expert_passes = at_least_0(reporti_number(line, "experts.passes"));
+    recent->expert_passes_hit = at_least_0(reporti_number(line, "experts.passes_hit"));
     read_lanes(line, recent);
 }
 
@@ -169,8 +172,11 @@ static void sum_recent(struct reader *self)
         out->mean.seconds += share * step->seconds;
         out->mean.tokens_per_second += share * step->tokens_per_second;
         out->mean.tflops += share * step->tflops;
+        out->mean.expert_passes += share * step->expert_passes;
+        out->mean.expert_passes_hit += share * step->expert_passes_hit;
         for (int k = 0; k < LANE_COUNT; k++) {
             out->mean.lanes[k].bytes += share * step->lanes[k].bytes;
+            out->mean.lanes[k].spared_bytes += share * step->lanes[k].spared_bytes;
             out->mean.lanes[k].busy_seconds += share * step->lanes[k].busy_seconds;
             out->mean.lanes[k].stall_seconds += share * step->lanes[k].stall_seconds;
         }

@@ -490,8 +490,10 @@ static int leave_step(struct loop *self)
 
 static int one_step(struct loop *self)
 {
+    const struct engine *engine = self->run.engine;
     uint64_t begin_ns = clock_ns(), sent_bytes = sent_so_far(self);
-    uint64_t events_begin = self->run.engine->ring.written;
+    uint64_t passes = engine->expert_passes, passes_hit = engine->expert_passes_hit;
+    uint64_t events_begin = engine->ring.written;
     enum program_kind kind;
     struct loop_losses losses;
     TRY(load_windows(self, self->train_data, true, self->run.record.window_count));
@@ -517,6 +519,8 @@ static int one_step(struct loop *self)
     loss_scaler_save(&self->scaler, &self->run.record);
     metrics_line line;
     fill_line(self, &run, &losses, (double)(clock_ns() - begin_ns) * 1e-9, &line);
+    line.expert_passes = engine->expert_passes - passes;
+    line.expert_passes_hit = engine->expert_passes_hit - passes_hit;
     TRY_KEEP(rc, loop_write_metrics(self, &line));
     self->summary->steps_done++;
     self->summary->tokens += line.tokens;

@@ -120,6 +120,14 @@ static void metrics_are_json(void **state)
     assert_int_equal(json_object_size(root), 15);
     assert_true(number_at(root, "balance_loss") == 1.25);
     assert_true(number_at(root, "router_z_loss") == 9.5);
+    assert_null(json_object_get(root, "experts"));
+    json_decref(root);
+    line.expert_passes = 8;
+    line.expert_passes_hit = 5;
+    assert_true(metrics_format(&line, text, sizeof text) > length);
+    root = parse(text);
+    assert_true(number_at(json_object_get(root, "experts"), "passes") == 8);
+    assert_true(number_at(json_object_get(root, "experts"), "passes_hit") == 5);
     json_decref(root);
 }
 

@@ -243,6 +243,30 @@ static void needs_a_run(void **state)
     assert_true(json_is_null(json_object_get(data, "timeline")));
 }
 
+/* Only a mixture whose experts may be left has the section. */
+static void experts_that_were_hit(void **state)
+{
+    (void)state;
+    for (int is_mixture = 0; is_mixture < 2; is_mixture++) {
+        FILE *file = create("metrics.jsonl");
+        for (uint64_t step = 1; step <= 3; step++) {
+            metrics_line line = sample_line(step);
+            line.expert_passes = is_mixture ? 8 : 0;
+            line.expert_passes_hit = is_mixture ? 4 + step % 2 : 0; /* 4 and 5, without step 1 */
+            line.lanes[LANE_READ].spared_bytes = is_mixture ? 25000000 : 0;
+            put_line(file, &line);
+        }
+        assert_int_equal(fclose(file), 0);
+        put("plan.json", "{\"experts\": {\"passes\": 8, \"passes_hit\": 6}, "
+                         "\"lanes\": {\"read\": {\"spared_bytes\": 50000000}}}");
+        report();
+        assert_true((strstr(page, "Experts that were hit") != NULL) == is_mixture);
+    }
+    assert_non_null(strstr(page, "56.2% of 8 passes"));
+    assert_non_null(strstr(page, "(75.0% expected"));
+    assert_non_null(strstr(page, "<td>20%</td>")); /* of 125 MB that the lane was spared */
+}
+
 static void writes_where_it_is_told(void **state)
 {
     (void)state;
@@ -575,6 +599,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(needs_a_run, clean),
+        cmocka_unit_test_teardown(experts_that_were_hit, clean),
         cmocka_unit_test_teardown(writes_where_it_is_told, clean),
         cmocka_unit_test_teardown(tells_one_step, clean),
         cmocka_unit_test_teardown(says_what_to_make_of_the_figures, clean),
