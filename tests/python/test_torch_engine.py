@@ -195,6 +195,20 @@ class Losses(Engines):
         self.assertTrue(torch.equal(state["scale"], torch.full((32,), 2.0)))
         self.assertTrue(torch.equal(state["norm.weight"], torch.full((32,), 3.0)))
         self.assert_refused('writes values to "blocks.1.up.weight"', sluice.torch.init, Written)
+
+        class Replaced(Written):  # as transformers' GPT-2 does
+            def __init__(self):
+                super().__init__()
+                self.apply(self._init_weights)
+
+            def _init_weights(self, item):
+                if isinstance(item, torch.nn.Linear):
+                    torch.nn.init.constant_(item.weight, 0.25)
+
+        engine = self.engine(sluice.torch.init(Replaced))
+        engine.prepare(models.batches(Language)[0])
+        weight = engine.state_dict()["blocks.1.up.weight"]
+        self.assertTrue(torch.equal(weight, torch.full_like(weight, 0.25)))
         attention = sluice.torch.init(lambda: torch.nn.MultiheadAttention(32, 2))
         self.assertIn("in_proj_weight", dict(attention.named_parameters()))
 

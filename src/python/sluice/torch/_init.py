@@ -109,8 +109,11 @@ class _Writes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for item in written_by(func, args, kwargs):
-            if item.device.type == "meta" and not _is_in_initializer():
-                self._lost[item.untyped_storage()._cdata] = str(func)
+            key = item.untyped_storage()._cdata if item.device.type == "meta" else 0
+            if key and not _is_in_initializer():
+                self._lost[key] = str(func)
+            elif key:
+                self._lost.pop(key, None)  # it replaces what was written before
         return func(*args, **kwargs)
 
     def check(self, module: torch.nn.Module) -> None:
