@@ -415,6 +415,22 @@ class Simulated(OverTheStandIn):
             for name, value in engine.state_dict().items():
                 self.assertTrue(torch.equal(value, wanted[name]), name)
 
+    def test_times_are_those_of_later_recordings(self):
+        engine = self.engine(models.make(Language))
+        real, recorded = engine._record_once, []
+
+        def record_once(args, kwargs, checks):
+            recorder = real(args, kwargs, checks)
+            seconds = 0.5 if checks else 0.1 * (1 + len(recorded))  # 0.2, 0.3, 0.4
+            recorder.seconds = {key: seconds for key in recorder.seconds}
+            recorded.append(checks)
+            return recorder
+
+        engine._record_once = record_once
+        engine.prepare(models.batches(Language)[0])
+        self.assertEqual(recorded, [True, False, False, False])
+        self.assertEqual({round(s, 6) for s in engine._recorder.seconds.values()}, {0.3})
+
     def test_recording_leaves_no_trace(self):
         module, data = models.make(Images), models.batches(Images)
         before = {name: buffer.clone() for name, buffer in module.named_buffers()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import weakref
+from statistics import median_low
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
@@ -17,13 +18,14 @@ from ._core import Bytes, close_at_end, give_up, list_drives, open_core
 from ._groups import Groups, group_units
 from ._holding import Holding, view_of
 from ._init import values_of
-from ._memory import as_tensor, plainly
+from ._memory import as_tensor, plainly, return_free_memory
 from ._profile import Profile, profile_of
 from ._recording import Recorder, UsedTwice, copy_inputs, differentiable, keep_state, tensors_in
 from ._turns import Evaluating, Training, Turns, Use
 from ._units import (
     Holder,
     Policy,
+    Seconds,
     Slot,
     Unit,
     describe,
@@ -33,7 +35,9 @@ from ._units import (
 )
 from ._values import Values
 
-_SECONDS_TO_REPEAT = 3.0  # a recorded step that took less is recorded once more, for its times
+# A step is recorded again for its times, since first calls are slow: so often, until the repeats
+# took so long together, and not if the first took longer than the last number.
+_REPEATS, _REPEAT_SECONDS, _SLOW_SECONDS = 3, 6.0, 60.0
 
 
 def _read_config(config: Union[None, Path, Mapping[str, Any]]) -> Dict[str, Any]:
@@ -451,9 +455,15 @@ class Engine(Closing):
                     raise
                 self._excluded.add(error.holder.name)
             self._prepare()
-        if sum(self._recorder.seconds.values()) < _SECONDS_TO_REPEAT:
-            # what a first call takes is not what a step takes
-            self._recorder = self._record_once(args, kwargs, False)
+        is_slow = sum(self._recorder.seconds.values()) > _SLOW_SECONDS
+        again: List[Seconds] = []
+        spent = 0.0
+        while not is_slow and len(again) < _REPEATS and spent < _REPEAT_SECONDS:
+            again.append(self._record_once(args, kwargs, False).seconds)
+            spent += sum(again[-1].values())
+        for key in self._recorder.seconds if again else ():
+            self._recorder.seconds[key] = median_low(times.get(key, 0.0) for times in again)
+        return_free_memory()
 
     def _record_once(self, args: Any, kwargs: Any, checks: bool) -> Recorder:
         state = keep_state(self.module, self._device)

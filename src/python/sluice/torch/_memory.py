@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 from typing import Any
 
 import torch
@@ -32,6 +33,15 @@ def plainly() -> Any:
         context.enter_context(torch.inference_mode(False))
         context.enter_context(torch.no_grad())
     return context
+
+
+def return_free_memory() -> None:
+    """Gives the heap's free memory back to the system. A recording leaves holes there, where each
+    unit's parameters and activations have been."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 def as_tensor(address: int, elems: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
