@@ -4,6 +4,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -164,8 +165,19 @@ static int self_reduce_scatter(comm *self, const comm_call *call)
     return 0;
 }
 
+static int self_all_to_all(comm *self, const comm_parcels *call)
+{
+    (void)self;
+    TRY(commi_check_parcel(call, 0, 0, call->sent->bytes));
+    memcpy((unsigned char *)call->target + call->received->begin,
+           (const unsigned char *)call->source + call->sent->begin, call->sent->bytes);
+    call->received->bytes = call->sent->bytes;
+    return 0;
+}
+
 static const commi_bulk_ops self_ops = {.all_gather = self_all_gather,
-                                        .reduce_scatter = self_reduce_scatter};
+                                        .reduce_scatter = self_reduce_scatter,
+                                        .all_to_all = self_all_to_all};
 
 void comm_close(comm *self)
 {
@@ -204,25 +216,42 @@ int comm_open(comm *self, const comm_open_config *config)
     return err_set(ERR_INTERNAL, "there is no collective backend %d", (int)config->backend);
 }
 
-static int check_call(comm *self, const comm_call *call)
+static int check_call(comm *self, const char *label)
 {
-    assert(call->label != NULL);
+    assert(label != NULL);
     TRY(comm_check(self));
     if (!self->bulk)
-        return err_set(ERR_INTERNAL, "%s: collectives are not open", call->label);
+        return err_set(ERR_INTERNAL, "%s: collectives are not open", label);
     return 0;
 }
 
 int comm_all_gather(comm *self, const comm_call *call)
 {
-    TRY(check_call(self, call));
+    TRY(check_call(self, call->label));
     return self->bulk->all_gather(self, call);
 }
 
 int comm_reduce_scatter(comm *self, const comm_call *call)
 {
-    TRY(check_call(self, call));
+    TRY(check_call(self, call->label));
     return self->bulk->reduce_scatter(self, call);
+}
+
+int commi_check_parcel(const comm_parcels *call, uint32_t from, uint32_t to, uint64_t bytes)
+{
+    if (bytes <= call->received[from].bytes)
+        return 0;
+    return err_set(ERR_INTERNAL,
+                   "%s: rank %u sends %" PRIu64 " bytes to rank %u, which has room for %" PRIu64,
+                   call->label, from, bytes, to, call->received[from].bytes);
+}
+
+int comm_all_to_all(comm *self, const comm_parcels *call)
+{
+    TRY(check_call(self, call->label));
+    if (!self->bulk->all_to_all)
+        return err_set(-ENOTSUP, "%s: ranks exchange parcels in host memory only", call->label);
+    return self->bulk->all_to_all(self, call);
 }
 
 int comm_watch(comm *self)

@@ -8,8 +8,8 @@
  *
  *   control   a TCP connection from each rank to rank 0, the hub, served by a thread on each side:
  *             heartbeats, small exchanges, commits, failures. It works while a rank computes.
- *   bulk      all-gather and reduce-scatter, on the comm lane's thread or on a GPU's stream, in the
- *             order of the program, which is the same on all ranks. The backends:
+ *   bulk      all-gather, reduce-scatter and all-to-all, on the comm lane's thread or on a GPU's
+ *             stream, in the order of the program, which is the same on all ranks. The backends:
  *               self       one rank: copies
  *               mpi        host memory: shared memory within a host, MPI between hosts
  *               staged     a GPU's memory, through pinned host memory and the same exchange as mpi
@@ -200,6 +200,30 @@ int comm_all_gather(comm *self, const comm_call *call) MUST_CHECK;
  * source[own rank]. They do not overlap. nccl sums in the wire's dtype and in an order of its own.
  * A single rank copies without rounding. Blocks like comm_all_gather. */
 int comm_reduce_scatter(comm *self, const comm_call *call) MUST_CHECK;
+
+/* The bytes of the call's source for one rank, or of its target from one rank. */
+struct comm_parcel {
+    uint64_t begin, bytes;
+};
+typedef struct comm_parcel comm_parcel;
+
+struct comm_parcels {
+    const char *label; /* as in comm_call */
+    const void *source;
+    void *target;
+    const comm_parcel *sent; /* [world]: for each rank, its own included */
+    /* [world]: where the parcel of each rank goes. `bytes` is the room there on entry, and the
+     * number of bytes that have come on return. */
+    comm_parcel *received;
+};
+typedef struct comm_parcels comm_parcels;
+
+/* All-to-all: every rank sends each rank a parcel, whose size only the sender knows beforehand.
+ * Parcels may be empty. Source and target do not overlap, and neither do the places of parcels in
+ * the target. Only in host memory: -ENOTSUP from the backends staged and nccl. ERR_INTERNAL: a
+ * parcel does not fit. Blocks like comm_all_gather. comm_sent_bytes counts the parcels for other
+ * ranks. */
+int comm_all_to_all(comm *self, const comm_parcels *call) MUST_CHECK;
 
 /* Checks enqueued collectives for NCCL's errors, a missing rank or a failure of the job. Call it
  * now and then on the thread of the bulk calls (lane_stream_config.watch). Returns 0, or the

@@ -43,6 +43,8 @@ struct commi_bulk_ops {
      * comm_fail for a failure of their own. */
     int (*all_gather)(comm *self, const comm_call *call);
     int (*reduce_scatter)(comm *self, const comm_call *call);
+    /* As comm_all_to_all. NULL: the backend has none. */
+    int (*all_to_all)(comm *self, const comm_parcels *call);
     /* Frees everything. Waits for nobody after a failure. NULL: there is nothing to free. */
     void (*close)(comm *self);
     /* As comm_watch. NULL: comm_check. */
@@ -127,6 +129,12 @@ void commi_say_waiting(comm *self, uint32_t rank, const char *what);
 int commi_open_exchange(comm *self, const comm_open_config *config) MUST_CHECK;
 int commi_open_nccl(comm *self, const comm_open_config *config) MUST_CHECK;
 int commi_open_pretended(comm *self, const comm_open_config *config) MUST_CHECK;
+
+/* ---- comm.c: for backends with an all-to-all ---- */
+
+/* Fails if rank `to`, which makes the call, has no room for so many bytes from rank `from`. */
+int commi_check_parcel(const comm_parcels *call, uint32_t from, uint32_t to,
+                       uint64_t bytes) MUST_CHECK;
 
 /* ---- member.c: who this rank is, by the launcher's environment ---- */
 

@@ -45,6 +45,14 @@ static int exchange_reduce_scatter(comm *group, const comm_call *call)
     return exchangei_run(self, self->gpu, EXCHANGE_REDUCE, call);
 }
 
+static int exchange_all_to_all(comm *group, const comm_parcels *call)
+{
+    exchange *self = group->bulk_state;
+    if (self->gpu != NULL)
+        return err_set(-ENOTSUP, "%s: ranks exchange parcels in host memory only", call->label);
+    return exchangei_run_parcels(self, call);
+}
+
 /* Ends a request in flight. After a collective these are only sends that have arrived and that MPI
  * has not reported yet. Returns true if MPI may still use our memory afterwards. */
 static bool end_request(comm *group, commi_request *request)
@@ -96,6 +104,7 @@ static void close_exchange(comm *group)
 
 static const commi_bulk_ops exchange_ops = {.all_gather = exchange_all_gather,
                                             .reduce_scatter = exchange_reduce_scatter,
+                                            .all_to_all = exchange_all_to_all,
                                             .close = close_exchange};
 
 /* ---- sizes ---- */

@@ -1,8 +1,8 @@
-/* The exchange: all-gather and reduce-scatter in rounds, for host memory (mpi) and for a GPU's
- * memory (staged).
+/* The exchange: collectives in rounds, for host memory (mpi) and for a GPU's memory (staged; only
+ * all-gather and reduce-scatter).
  *
  *   own segment   [ page ][ half 0 ............ ][ half 1 ............ ]      rounds alternate
- *   a half        all-gather: [ slot for all ]  reduce-scatter: [ slot for each reader ][ ... ]
+ *   a half        all-gather: [ slot for all ]  others: [ slot for each reader ][ ... ]
  *   a slot        [ head ][ chunk ]                as it travels to another host
  *   inbox         [ slot from each rank of another host ] twice
  *
@@ -25,7 +25,7 @@
 #include "comm/sum.h"
 #include "tiers/device.h"
 
-enum exchange_kind { EXCHANGE_GATHER, EXCHANGE_REDUCE };
+enum exchange_kind { EXCHANGE_GATHER, EXCHANGE_REDUCE, EXCHANGE_PARCELS };
 
 struct exchange_peer {
     segment shared;          /* mapped if the rank is on this host */
@@ -54,6 +54,9 @@ typedef struct exchange exchange;
 /* exchange_round.c: runs one collective; `gpu` NULL: in host memory. */
 int exchangei_run(exchange *self, struct staged *gpu, enum exchange_kind kind,
                   const comm_call *call) MUST_CHECK;
+/* An all-to-all in host memory. A chunk begins with an exchange_lead, so that all ranks learn in
+ * the first round how many rounds there are. */
+int exchangei_run_parcels(exchange *self, const comm_parcels *call) MUST_CHECK;
 /* Elements that one round of a reduce-scatter moves for each rank. */
 uint64_t exchangei_reduce_chunk(const exchange *self, bool is_staged, enum dtype wire);
 /* exchange_wait.c: waits until rank p has published the round. */

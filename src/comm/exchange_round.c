@@ -9,11 +9,19 @@
 #include "base/tile.h"
 #include "comm/exchange_internal.h"
 
+/* At the start of each chunk of an all-to-all: the bytes of the reader's parcel, and those of the
+ * writer's largest one, which decides the number of rounds. */
+struct exchange_lead {
+    uint64_t bytes, most_bytes;
+};
+typedef struct exchange_lead exchange_lead;
+
 /* A running collective. */
 struct passage {
     exchange *self;
     struct staged *gpu; /* NULL: host memory */
     const comm_call *call;
+    const comm_parcels *parcels;      /* of an all-to-all, whose `call` has a label and no more */
     uint64_t slot_bytes, chunk_count; /* per round: bytes (gather) or elements (reduce) */
     uint64_t wire_bytes;              /* of one byte or element as it travels */
     uint32_t first_round;
@@ -132,11 +140,12 @@ static int fill_slots(passage *way, uint32_t round, uint64_t at, uint64_t count)
     return 0;
 }
 
-static int send_slots(passage *way, uint32_t round, uint64_t count)
+/* `bytes`: of a chunk. */
+static int send_slots(passage *way, uint32_t round, uint64_t bytes)
 {
     exchange *self = way->self;
     uint32_t rank = self->group->rank;
-    uint64_t bytes = sizeof(segment_head) + count * way->wire_bytes;
+    bytes += sizeof(segment_head);
     for (uint32_t p = 0; self->has_remote && p < self->group->world; p++) {
         if (!self->peers[p].is_remote)
             continue;
@@ -147,12 +156,11 @@ static int send_slots(passage *way, uint32_t round, uint64_t count)
     return 0;
 }
 
-static int publish(passage *way, uint64_t index)
+/* Waits until the round's half is free, and puts the head in it. */
+static int open_round(passage *way, uint32_t round)
 {
     exchange *self = way->self;
-    uint32_t rank = self->group->rank, round = way->first_round + (uint32_t)index;
-    uint64_t at = index * way->chunk_count, count = round_count(way, at);
-    segment_page *page = self->peers[rank].shared.page;
+    segment_page *page = self->peers[self->group->rank].shared.page;
     TRY(exchangei_wait_free(self, round, way->call->label));
     for (uint32_t p = 0; self->has_remote && p < self->group->world; p++) {
         /* room for the longest slot: a rank with another call sends another length */
@@ -163,6 +171,26 @@ static int publish(passage *way, uint64_t index)
     }
     way->head.round = round;
     page->heads[round & 1] = way->head;
+    return 0;
+}
+
+/* Shows the others the round's half, of which `sent` bytes count as sent, and sends its chunks of
+ * `bytes` to ranks on other hosts. */
+static int close_round(passage *way, uint32_t round, uint64_t sent, uint64_t bytes)
+{
+    exchange *self = way->self;
+    self->round = round;
+    segment_raise(&self->peers[self->group->rank].shared.page->published, round);
+    atomic_fetch_add_explicit(&self->group->sent_bytes, sent, memory_order_relaxed);
+    return send_slots(way, round, bytes);
+}
+
+static int publish(passage *way, uint64_t index)
+{
+    exchange *self = way->self;
+    uint32_t rank = self->group->rank, round = way->first_round + (uint32_t)index;
+    uint64_t at = index * way->chunk_count, count = round_count(way, at);
+    TRY(open_round(way, round));
     if (way->head.kind == EXCHANGE_REDUCE) {
         TRY(fill_slots(way, round, at, count));
     } else {
@@ -170,12 +198,8 @@ static int publish(passage *way, uint64_t index)
         TRY(copy(way, slot, (const unsigned char *)way->call->source + at, count, DEVICE_TO_HOST));
         TRY(finish(way));
     }
-    self->round = round;
-    segment_raise(&page->published, round);
-    atomic_fetch_add_explicit(&self->group->sent_bytes,
-                              count * way->wire_bytes * (self->group->world - 1),
-                              memory_order_relaxed);
-    return send_slots(way, round, count);
+    uint64_t bytes = count * way->wire_bytes;
+    return close_round(way, round, bytes * (self->group->world - 1), bytes);
 }
 
 /* ---- read ---- */
@@ -184,6 +208,8 @@ static const char *kind_text(const segment_head *head, char text[96])
 {
     if (head->kind == EXCHANGE_GATHER)
         (void)snprintf(text, 96, "all-gather of %" PRIu64 " bytes", head->count);
+    else if (head->kind == EXCHANGE_PARCELS)
+        (void)snprintf(text, 96, "all-to-all");
     else
         (void)snprintf(text, 96, "reduce-scatter of %" PRIu64 " elements as %s", head->count,
                        dtype_name(head->wire < DTYPE_COUNT ? (enum dtype)head->wire : DTYPE_FP32));
@@ -313,6 +339,108 @@ int exchangei_run(exchange *self, struct staged *gpu, enum exchange_kind kind,
     int rc = gpu != NULL ? stagedi_attach(gpu) : 0;
     if (rc == 0)
         rc = run(&way);
+    if (rc < 0 && !commi_is_aborted(self->group))
+        return comm_fail(self->group, rc, err_text());
+    return rc;
+}
+
+/* ---- all-to-all ---- */
+
+static uint64_t parcels_chunk(const exchange *self)
+{
+    uint64_t bytes = self->reduce_slot_bytes - sizeof(segment_head) - sizeof(exchange_lead);
+    return bytes / 16 * 16;
+}
+
+/* The bytes of a parcel that the round at `begin` moves. */
+static uint64_t parcel_count(const passage *way, uint64_t parcel_bytes, uint64_t begin)
+{
+    return begin < parcel_bytes ? size_min(way->chunk_count, parcel_bytes - begin) : 0;
+}
+
+static int publish_parcels(passage *way, uint64_t index, uint64_t most_bytes)
+{
+    exchange *self = way->self;
+    uint32_t rank = self->group->rank, round = way->first_round + (uint32_t)index;
+    uint64_t at = index * way->chunk_count, sent = 0, longest = 0;
+    TRY(open_round(way, round));
+    for (uint32_t p = 0; p < self->group->world; p++) {
+        const comm_parcel *parcel = &way->parcels->sent[p];
+        if (p == rank)
+            continue;
+        const exchange_lead lead = {parcel->bytes, most_bytes};
+        uint64_t count = parcel_count(way, parcel->bytes, at);
+        unsigned char *slot =
+            half_data(self, rank, round) + slot_offset(way, rank, p) + sizeof(segment_head);
+        memcpy(slot, &lead, sizeof lead);
+        if (count > 0)
+            memcpy(slot + sizeof lead,
+                   (const unsigned char *)way->parcels->source + parcel->begin + at, count);
+        sent += count;
+        longest = size_max(longest, count);
+    }
+    return close_round(way, round, sent, sizeof(exchange_lead) + longest);
+}
+
+/* *most_bytes becomes the size of the largest parcel that any rank sends to another one. */
+static int read_parcels(passage *way, uint64_t index, uint64_t *most_bytes)
+{
+    exchange *self = way->self;
+    uint32_t rank = self->group->rank, round = way->first_round + (uint32_t)index;
+    uint64_t at = index * way->chunk_count;
+    for (uint32_t p = 0; p < self->group->world; p++) {
+        comm_parcel *parcel = &way->parcels->received[p];
+        const unsigned char *chunk;
+        exchange_lead lead;
+        if (p == rank)
+            continue;
+        TRY(come_in(way, p, round, &chunk));
+        memcpy(&lead, chunk, sizeof lead);
+        if (index == 0)
+            TRY(commi_check_parcel(way->parcels, p, rank, lead.bytes));
+        parcel->bytes = lead.bytes;
+        *most_bytes = size_max(*most_bytes, lead.most_bytes);
+        uint64_t count = parcel_count(way, lead.bytes, at);
+        if (count > 0)
+            memcpy((unsigned char *)way->parcels->target + parcel->begin + at, chunk + sizeof lead,
+                   count);
+    }
+    segment_raise(&self->peers[rank].shared.page->consumed, round);
+    progress_note();
+    return 0;
+}
+
+static int run_parcels(passage *way)
+{
+    const comm_parcels *parcels = way->parcels;
+    uint32_t rank = way->self->group->rank, world = way->self->group->world;
+    const comm_parcel *own = &parcels->sent[rank];
+    uint64_t most_bytes = 0;
+    for (uint32_t p = 0; p < world; p++)
+        most_bytes = p == rank ? most_bytes : size_max(most_bytes, parcels->sent[p].bytes);
+    TRY(publish_parcels(way, 0, most_bytes));
+    TRY(commi_check_parcel(parcels, rank, rank, own->bytes));
+    if (own->bytes > 0)
+        memcpy((unsigned char *)parcels->target + parcels->received[rank].begin,
+               (const unsigned char *)parcels->source + own->begin, own->bytes);
+    parcels->received[rank].bytes = own->bytes;
+    TRY(read_parcels(way, 0, &most_bytes));
+    uint64_t rounds = size_max(size_div_up(most_bytes, way->chunk_count), 1);
+    for (uint64_t i = 1; i < rounds; i++) {
+        TRY(publish_parcels(way, i, most_bytes));
+        TRY(read_parcels(way, i, &most_bytes));
+    }
+    return 0;
+}
+
+int exchangei_run_parcels(exchange *self, const comm_parcels *call)
+{
+    passage way;
+    const comm_call named = {.label = call->label};
+    begin(&way, self, NULL, EXCHANGE_PARCELS, &named);
+    way.parcels = call;
+    way.chunk_count = parcels_chunk(self);
+    int rc = run_parcels(&way);
     if (rc < 0 && !commi_is_aborted(self->group))
         return comm_fail(self->group, rc, err_text());
     return rc;

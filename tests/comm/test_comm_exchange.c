@@ -1,6 +1,7 @@
-/* All-gather and reduce-scatter between ranks, compared with a serial reference by memcmp, for many
- * numbers of ranks, sizes of staging, counts, wires and placements of ranks on hosts. The number of
- * bytes sent is checked too. A rank that dies, stays away or calls something else ends all ranks.
+/* All-gather, reduce-scatter and all-to-all between ranks, compared with a serial reference by
+ * memcmp, for many numbers of ranks, sizes of staging, counts, wires and placements of ranks on
+ * hosts. The number of bytes sent is checked too. A rank that dies, stays away or calls something
+ * else ends all ranks.
  *
  *   test_comm_exchange          forked ranks of one host
  *   test_comm_exchange mpirun   four ranks of mpirun that are told to be on 1 to 4 hosts */
@@ -156,6 +157,51 @@ static int check_gather(comm *self, unsigned char *source, unsigned char *target
     return 0;
 }
 
+/* Bytes that rank `from` sends to rank `to`: of very different sizes, some of them 0. */
+static uint64_t parcel_bytes(uint32_t from, uint32_t to, uint64_t count)
+{
+    return (from + to) % 3 == 0 ? 0 : count * (1 + (from * 5 + to * 3) % 4) / 4;
+}
+
+static int check_parcels(comm *self, unsigned char *source, unsigned char *target, uint64_t count)
+{
+    uint32_t world = comm_get_world(self), rank = comm_get_rank(self);
+    comm_parcel sent[COMM_FIXTURE_RANKS_MAX], received[COMM_FIXTURE_RANKS_MAX];
+    uint64_t end = 0, must_send = 0;
+    for (uint32_t p = 0; p < world; p++) {
+        sent[p] = (comm_parcel){end, parcel_bytes(rank, p, count)};
+        for (uint64_t i = 0; i < sent[p].bytes; i++)
+            source[end + i] = (unsigned char)(i * 31 + rank * 7 + p * 3 + (i >> 8));
+        end += sent[p].bytes;
+        must_send += p == rank ? 0 : sent[p].bytes;
+        received[p] = (comm_parcel){p * (count + 16), count};
+    }
+    memset(target, 0x5a, world * (count + 16));
+    uint64_t before = comm_sent_bytes(self);
+    const comm_parcels call = {.label = "all-to-all of the test",
+                               .source = source,
+                               .target = target,
+                               .sent = sent,
+                               .received = received};
+    TRY(comm_all_to_all(self, &call));
+    if (comm_sent_bytes(self) - before != must_send)
+        return err_set(ERR_INTERNAL, "other bytes were sent than %llu",
+                       (unsigned long long)must_send);
+    for (uint32_t p = 0; p < world; p++) {
+        const unsigned char *at = target + p * (count + 16);
+        if (received[p].bytes != parcel_bytes(p, rank, count))
+            return err_set(ERR_INTERNAL, "rank %u has %llu bytes of rank %u", rank,
+                           (unsigned long long)received[p].bytes, p);
+        for (uint64_t i = 0; i < count + 16; i++) {
+            unsigned char expected = (unsigned char)(i * 31 + p * 7 + rank * 3 + (i >> 8));
+            if (at[i] != (i < received[p].bytes ? expected : 0x5a))
+                return err_set(ERR_INTERNAL, "rank %u: byte %llu of rank %u", rank,
+                               (unsigned long long)i, p);
+        }
+    }
+    return 0;
+}
+
 static int open_case(comm *self, const values_case *which)
 {
     for (uint32_t p = 0; p < self->world; p++) {
@@ -184,6 +230,7 @@ static int check_values(comm *self)
     mem_seal();
     for (int c = 0; c < COUNTS; c++) {
         TRY(check_gather(self, (unsigned char *)source, (unsigned char *)target, counts[c]));
+        TRY(check_parcels(self, (unsigned char *)source, (unsigned char *)target, counts[c]));
         for (enum dtype wire = DTYPE_FP32; wire < DTYPE_COUNT; wire++)
             TRY(check_reduce(self, source, target, counts[c], wire));
     }
@@ -219,6 +266,22 @@ static void values_are_those_of_a_serial_sum(void **state)
 
 /* ---- refusals ---- */
 
+static int large_parcel_body(comm *self, void *user)
+{
+    (void)user;
+    static unsigned char source[64], target[64];
+    comm_parcel sent[2] = {{0, 16}, {16, 32}}, received[2] = {{0, 16}, {16, 16}};
+    TRY(open_case(self, &(values_case){0}));
+    const comm_parcels call = {.label = "rows of block.4",
+                               .source = source,
+                               .target = target,
+                               .sent = sent,
+                               .received = received};
+    if (comm_get_rank(self) == 1)
+        sent[1].bytes = 16;
+    return comm_all_to_all(self, &call);
+}
+
 static int open_body(comm *self, void *user)
 {
     return open_case(self, user);
@@ -231,6 +294,15 @@ static void expect_all(const comm_fixture *run, int code, const char *part)
         assert_int_equal(run->codes[p], code);
         assert_non_null(strstr(run->texts[p], part));
     }
+}
+
+static void parcels_without_room_are_refused(void **state)
+{
+    (void)state;
+    comm_fixture run = {.world = 2};
+    comm_fixture_run(&run, large_parcel_body, NULL);
+    assert_int_equal(run.codes[1], ERR_INTERNAL); /* rank 0 may be through */
+    assert_non_null(strstr(run.texts[1], "rank 0 sends 32 bytes to rank 1, which has room for 16"));
 }
 
 static void hosts_without_mpi_are_refused(void **state)
@@ -443,6 +515,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(loops_have_the_bits_of_dtype),
         cmocka_unit_test(values_are_those_of_a_serial_sum),
+        cmocka_unit_test(parcels_without_room_are_refused),
         cmocka_unit_test(hosts_without_mpi_are_refused),
         cmocka_unit_test(too_little_staging_is_refused),
         cmocka_unit_test(another_order_is_found),
