@@ -97,6 +97,8 @@ static const char *role_name(uint8_t role)
         [ROLE_CACHE] = "cache",
         [ROLE_HITS] = "hits",
         [ROLE_EXPANDED] = "expanded params",
+        [ROLE_SENT] = "rows sent to other ranks' experts",
+        [ROLE_RECEIVED] = "rows received for own experts",
     };
     return role < ROLE_COUNT && names[role] ? names[role] : "of unknown role";
 }

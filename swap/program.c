@@ -53,6 +53,8 @@ uint64_t op_moved_bytes(const op *item)
     case OP_ALL_GATHER:
     case OP_REDUCE_SCATTER:
     case OP_UNITE_HITS:
+    case OP_DISPATCH:
+    case OP_RETURN:
         return item->demand.comm_bytes;
     default:
         return 0;
@@ -88,7 +90,8 @@ static uint64_t hash_op(const program *prog, const op *item, uint64_t hash)
     canonical_put(&words, item->operand_count);
     canonical_put(&words, item->first_micro_batch);
     canonical_put(&words, item->unit);
-    canonical_put(&words, (uint64_t)item->if_commits << 8 | item->if_applied);
+    canonical_put(&words,
+                  (uint64_t)item->step << 16 | (uint64_t)item->if_commits << 8 | item->if_applied);
     canonical_put(&words, item->stage);
     canonical_put(&words, item->pass);
     canonical_put(&words, item->micro_batch);
@@ -139,6 +142,11 @@ uint64_t program_hash(const program *prog)
         hash = canonical_hash(&words, hash);
     }
     return hash;
+}
+
+uint64_t program_parcel_table_bytes(uint64_t world)
+{
+    return size_round_up(world * sizeof(struct parcel_place), 256);
 }
 
 uint64_t program_united_bytes(uint64_t unit_count, uint64_t world)
@@ -240,6 +248,8 @@ const char *op_kind_name(enum op_kind kind)
         [OP_COMMIT] = "commit",
         [OP_DIRECTION] = "direction",
         [OP_ORTHOGONALIZE] = "orthogonalize",
+        [OP_DISPATCH] = "dispatch",
+        [OP_RETURN] = "return",
     };
     return name_at(names, OP_KIND_COUNT, kind);
 }

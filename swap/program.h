@@ -37,6 +37,15 @@
  * An all-gather needs all ranks, so its byte must be the same on all of them: OP_UNITE_HITS makes a
  * unit hit on all ranks if it is hit on one.
  *
+ * EXPERTS OF OTHER RANKS. Where each rank owns whole experts (plan_job.is_owned), tokens travel and
+ * params do not. For each micro-batch a pass of such experts is five ops:
+ *
+ *   compute   STEP_SEND                STEP_EXPERTS              STEP_COMBINE
+ *   comm               OP_DISPATCH                   OP_RETURN
+ *
+ * The buffers SENT and RECEIVED have room for the worst case. How much of them is used depends on
+ * what the router chose, and both begin with a table of that (struct parcel_place).
+ *
  * Pure data: built by one thread, then read-only and shared. */
 #ifndef SLUICE_SWAP_PROGRAM_H
 #define SLUICE_SWAP_PROGRAM_H
@@ -111,6 +120,11 @@ enum op_kind {
     OP_COMMIT,
     OP_DIRECTION,     /* unit, tile: STATE, SOURCE (gradient) -> TARGET (fp32: Muon's direction) */
     OP_ORTHOGONALIZE, /* unit: TARGET (direction of the whole unit) in place, with WORKSPACE */
+    /* stage, pass, micro-batch: an all-to-all of rows for experts that other ranks own. SOURCE (the
+     * rows for each rank) -> TARGET (the rows of each rank), device (EXPERTS OF OTHER RANKS) */
+    OP_DISPATCH,
+    /* The same back: SOURCE (results for each rank) -> TARGET (those of the rows sent before) */
+    OP_RETURN,
     OP_KIND_COUNT
 };
 
@@ -137,7 +151,18 @@ enum operand_role {
     ROLE_CACHE,     /* generation: keys and values of all blocks for the positions so far */
     ROLE_HITS,      /* one byte per unit of experts, host: not 0 if the unit is hit (HITS) */
     ROLE_EXPANDED,  /* packed params in the working dtype, device: the first micro-batch writes */
+    ROLE_SENT,      /* rows for the ranks that own their experts; after OP_RETURN: the results */
+    ROLE_RECEIVED,  /* rows of all ranks for the experts of this one; then their results */
     ROLE_COUNT
+};
+
+/* Which part of a pass an op computes. */
+enum op_step {
+    STEP_WHOLE,
+    /* A pass whose experts are owned by ranks has three ops, one after the other: */
+    STEP_SEND,    /* -> SENT */
+    STEP_EXPERTS, /* PARAMS, RECEIVED -> RECEIVED; a backward: GRADS += */
+    STEP_COMBINE, /* SENT -> what the pass writes */
 };
 
 /* A byte range of a buffer that an op uses. */
@@ -178,7 +203,8 @@ struct op {
     uint8_t first_micro_batch;
     uint8_t if_applied; /* 1: skipped if the update is skipped */
     uint8_t if_commits; /* 1: skipped if the run of the program does not commit */
-    uint8_t reserved[2];
+    uint8_t step;       /* enum op_step */
+    uint8_t reserved;
     uint32_t unit;        /* the unit served, or PROGRAM_NONE */
     uint32_t stage;       /* place in the forward order, or PROGRAM_NONE */
     uint32_t pass;        /* part of the stage's phase; 0 unless units are cut */
@@ -273,6 +299,8 @@ uint64_t op_moved_bytes(const op *item);
  *    its TARGET. Each rank has whole blocks of SHARD_ELEMS_STEP elements (without state_kind, for
  *    the norm's sums, of fp64). Operands of a collective do not overlap. Collectives have no
  *    condition except if_applied, and are all on one lane, in one order;
+ *  - an OP_DISPATCH reads SOURCE and writes TARGET, an OP_RETURN reads SOURCE and updates TARGET.
+ *    Both run in any case, and only passes have SENT, RECEIVED and steps;
  *  - an OP_GRAD_ADD reads SOURCE and adds it to TARGET, which is as large;
  *  - ROLE_HITS is in one home in host memory. Forward ops and OP_UNITE_HITS write it, and ops that
  *    read it read one byte. No other op has it than reads, copies to the device, all-gathers, and
@@ -316,6 +344,14 @@ int program_check_seam(const program *from, const program *to) MUST_CHECK;
 /* Bytes of WORKSPACE that an OP_UNITE_HITS of `unit_count` units needs: hits of the rank, then of
  * `world` ranks, each rounded up to 8. */
 uint64_t program_united_bytes(uint64_t unit_count, uint64_t world);
+
+/* The place of one rank's rows in SENT or RECEIVED. A table of them is at the begin of each buffer,
+ * from which offsets count. */
+struct parcel_place {
+    uint64_t begin_bytes, size_bytes;
+};
+/* Bytes of the table, a multiple of 256. */
+uint64_t program_parcel_table_bytes(uint64_t world);
 
 /* A 64-bit hash of all ops, dependencies, operands and offsets: equal on all ranks, or they must
  * not start. Element ranges are part of it. Demands, predictions and budgets are not. */

@@ -41,6 +41,8 @@ static const struct kind_rule kind_rules[OP_KIND_COUNT] = {
                       ROLE_BIT(ROLE_STATE) | ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
     [OP_ORTHOGONALIZE] = {LANE_UPDATE, 0, 0, 0, 0, 1,
                           ROLE_BIT(ROLE_TARGET) | ROLE_BIT(ROLE_WORKSPACE)},
+    [OP_DISPATCH] = {LANE_COMM, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
+    [OP_RETURN] = {LANE_COMM, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
 };
 
 static_assert(ROLE_COUNT <= 32, "a role is a bit of roles_required");
@@ -345,6 +347,39 @@ static int check_unite_hits(const program *prog, uint32_t op_idx)
     return 0;
 }
 
+/* Checks the ops of experts that ranks own: the exchange of rows, and the steps of their passes. */
+static int check_exchange(const program *prog, uint32_t op_idx)
+{
+    const op *item = &prog->ops[op_idx];
+    char text[SWAPI_OP_TEXT_BYTES];
+    bool exchanges = item->kind == OP_DISPATCH || item->kind == OP_RETURN;
+    bool is_pass = item->kind == OP_FORWARD || item->kind == OP_BACKWARD;
+    bool has_rows = op_operand(item, ROLE_SENT) || op_operand(item, ROLE_RECEIVED);
+    if (!is_pass && (item->step != STEP_WHOLE || has_rows))
+        return err_set(ERR_INTERNAL, "program: %s has a step or rows of a pass, and is none",
+                       swapi_op_text(prog, op_idx, text));
+    if (has_rows != (item->step != STEP_WHOLE))
+        return err_set(ERR_INTERNAL, "program: %s has step %u, but %s SENT or RECEIVED",
+                       swapi_op_text(prog, op_idx, text), item->step, has_rows ? "has" : "lacks");
+    if (!exchanges)
+        return 0;
+    uint8_t access = item->kind == OP_DISPATCH ? ACCESS_WRITE : ACCESS_UPDATE;
+    const operand *source = op_operand(item, ROLE_SOURCE), *target = op_operand(item, ROLE_TARGET);
+    uint64_t table = program_parcel_table_bytes(world_of(prog));
+    if (item->operand_count != 2 || source->access != ACCESS_READ || target->access != access ||
+        item->if_commits || item->if_applied)
+        return err_set(
+            ERR_INTERNAL, "program: %s reads SOURCE and %s TARGET, no more, and in any case",
+            swapi_op_text(prog, op_idx, text), item->kind == OP_DISPATCH ? "writes" : "updates");
+    if (source->size_bytes < table || target->size_bytes < table)
+        return err_set(ERR_INTERNAL,
+                       "program: %s has %llu and %llu bytes, but the table of %llu ranks has %llu",
+                       swapi_op_text(prog, op_idx, text), (unsigned long long)source->size_bytes,
+                       (unsigned long long)target->size_bytes, (unsigned long long)world_of(prog),
+                       (unsigned long long)table);
+    return 0;
+}
+
 /* Checks the norm of several ranks: it takes the sums of all ranks and puts them in the order of
  * the model's blocks. */
 static int check_norm(const program *prog, uint32_t op_idx)
@@ -468,6 +503,7 @@ static int check_op(const program *prog, uint32_t op_idx)
                        (unsigned long long)op_operand(item, ROLE_TARGET)->size_bytes);
     TRY(check_collective(prog, op_idx));
     TRY(check_unite_hits(prog, op_idx));
+    TRY(check_exchange(prog, op_idx));
     TRY(check_norm(prog, op_idx));
     TRY(check_grad_add(prog, op_idx));
     return check_state(prog, op_idx);

@@ -1,6 +1,6 @@
   // ---- the timeline ----
   // Each lane has rows of measured ops, and below them a thin row of predicted ops.
-  const kindColour = {read: "k-read", write: "k-write", h2d: "k-copy", d2h: "k-recompute", all_gather: "k-comm", reduce_scatter: "k-comm",
+  const kindColour = {read: "k-read", write: "k-write", h2d: "k-copy", d2h: "k-recompute", all_gather: "k-comm", reduce_scatter: "k-comm", dispatch: "k-comm", return: "k-comm",
     forward: "k-forward", recompute: "k-recompute", backward: "k-backward", grad_add: "k-close",
     grad_close: "k-close", norm: "k-close", update: "k-update", init: "k-update", working_copy: "k-update", commit: "k-other", other: "k-other"};
   const indexWord = {forward: "micro-batch", recompute: "micro-batch", backward: "micro-batch", grad_add: "tile",

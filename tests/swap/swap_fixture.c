@@ -90,6 +90,8 @@ uint32_t builder_op(builder *self, enum op_kind kind)
         [OP_GRAD_ADD] = LANE_COMPUTE,
         [OP_DIRECTION] = LANE_UPDATE,
         [OP_ORTHOGONALIZE] = LANE_UPDATE,
+        [OP_DISPATCH] = LANE_COMM,
+        [OP_RETURN] = LANE_COMM,
     };
     program *prog = &self->prog;
     prog->ops = grown(prog->ops, prog->op_count, &self->op_capacity, sizeof *prog->ops);

@@ -327,26 +327,114 @@ static const struct fault faults[] = {
     FAULT(gather_before_its_part, "nothing orders them"),
 };
 
-static void names_each_fault(void **state)
+static void check_faults(void (*build)(program *out), const struct fault *list, size_t count)
 {
-    (void)state;
     program prog;
-    build_step(&prog);
+    build(&prog);
     if (program_check(&prog) != 0)
         fail_msg("%s", err_text());
     program_fini(&prog);
     uint64_t missed = 0;
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
-        build_step(&prog);
-        faults[i].apply(&prog);
+    for (size_t i = 0; i < count; i++) {
+        build(&prog);
+        list[i].apply(&prog);
         int rc = program_check(&prog);
-        if (rc != ERR_INTERNAL || !strstr(err_text(), faults[i].text)) {
-            printf("%s: code %d, text \"%s\"\n", faults[i].name, rc, rc < 0 ? err_text() : "");
+        if (rc != ERR_INTERNAL || !strstr(err_text(), list[i].text)) {
+            printf("%s: code %d, text \"%s\"\n", list[i].name, rc, rc < 0 ? err_text() : "");
             missed++;
         }
         program_fini(&prog);
     }
     assert_int_equal(missed, 0);
+}
+
+static void names_each_fault(void **state)
+{
+    (void)state;
+    check_faults(build_step, faults, sizeof faults / sizeof *faults);
+}
+
+/* --- experts of other ranks ------------------------------------------------------------------ */
+
+enum { SEND, DISPATCH, EXPERTS, RETURN, COMBINE };
+enum { B_SAVED, B_SENT, B_RECEIVED };
+
+/* A forward pass whose experts belong to ranks. */
+static void build_exchange(program *out)
+{
+    static const uint8_t steps[] = {STEP_SEND, STEP_WHOLE, STEP_EXPERTS, STEP_WHOLE, STEP_COMBINE};
+    builder b;
+    builder_init(&b, PROGRAM_EVAL, 4 * SPACE, 0, 0);
+    b.prog.world = WORLD;
+    builder_home(&b, TIER_DEVICE, 0, PART);
+    builder_transient(&b, TIER_DEVICE, SPACE, WHOLE);
+    builder_transient(&b, TIER_DEVICE, 2 * SPACE, WHOLE);
+    builder_op(&b, OP_FORWARD);
+    builder_use(&b, ROLE_SAVED, ACCESS_READ, B_SAVED, 0, PART);
+    builder_use(&b, ROLE_SENT, ACCESS_WRITE, B_SENT, 0, WHOLE);
+    builder_op(&b, OP_DISPATCH);
+    builder_use(&b, ROLE_SOURCE, ACCESS_READ, B_SENT, 0, WHOLE);
+    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, B_RECEIVED, 0, WHOLE);
+    builder_dep(&b, SEND);
+    builder_op(&b, OP_FORWARD);
+    builder_use(&b, ROLE_RECEIVED, ACCESS_UPDATE, B_RECEIVED, 0, WHOLE);
+    builder_dep(&b, DISPATCH);
+    builder_op(&b, OP_RETURN);
+    builder_use(&b, ROLE_SOURCE, ACCESS_READ, B_RECEIVED, 0, WHOLE);
+    builder_use(&b, ROLE_TARGET, ACCESS_UPDATE, B_SENT, 0, WHOLE);
+    builder_dep(&b, EXPERTS);
+    builder_op(&b, OP_FORWARD);
+    builder_use(&b, ROLE_SENT, ACCESS_READ, B_SENT, 0, WHOLE);
+    builder_use(&b, ROLE_SAVED, ACCESS_UPDATE, B_SAVED, 0, PART);
+    builder_dep(&b, RETURN);
+    for (int i = SEND; i <= COMBINE; i++)
+        b.prog.ops[i].step = steps[i];
+    builder_finish(&b, out);
+}
+
+static void step_without_rows(program *p)
+{
+    p->ops[EXPERTS].operands[0].role = ROLE_SAVED;
+}
+static void rows_without_step(program *p)
+{
+    p->ops[SEND].step = STEP_WHOLE;
+}
+static void step_of_no_pass(program *p)
+{
+    p->ops[RETURN].step = STEP_COMBINE;
+}
+static void return_of_a_commit(program *p)
+{
+    p->ops[RETURN].if_commits = 1;
+}
+static void return_anew(program *p)
+{
+    p->ops[RETURN].operands[1].access = ACCESS_WRITE;
+}
+static void rows_without_a_table(program *p)
+{
+    p->ops[DISPATCH].operands[0].size_bytes = 128;
+}
+static void results_before_the_experts(program *p)
+{
+    p->deps[p->ops[RETURN].dep_begin] = DISPATCH;
+}
+
+static const struct fault exchange_faults[] = {
+    FAULT(step_without_rows, "has step 2, but lacks SENT or RECEIVED"),
+    FAULT(rows_without_step, "has step 0, but has SENT or RECEIVED"),
+    FAULT(step_of_no_pass, "has a step or rows of a pass, and is none"),
+    FAULT(return_of_a_commit, "reads SOURCE and updates TARGET, no more, and in any case"),
+    FAULT(return_anew, "reads SOURCE and updates TARGET, no more, and in any case"),
+    FAULT(rows_without_a_table, "the table of 3 ranks has 256"),
+    FAULT(results_before_the_experts, "nothing orders them"),
+};
+
+static void names_each_fault_of_an_exchange(void **state)
+{
+    (void)state;
+    check_faults(build_exchange, exchange_faults, sizeof exchange_faults / sizeof *exchange_faults);
 }
 
 /* --- what one rank has
@@ -502,6 +590,7 @@ int main(int argc, char **argv)
     rig_mode_from(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_each_fault),
+        cmocka_unit_test(names_each_fault_of_an_exchange),
         cmocka_unit_test(one_rank_is_no_special_case),
         cmocka_unit_test(the_hash_holds_the_world),
         cmocka_unit_test(totals_count_what_is_sent),
