@@ -27,6 +27,13 @@ struct pass {
      * likely. If no token of the micro-batches chose one, the unit is not hit, and the pass runs
      * without its params. 0: the params are always needed. */
     double miss;
+    /* Expert parallelism: the pass's experts are owned by ranks, which exchange rows (OP_DISPATCH,
+     * OP_RETURN). The sizes of the buffers of rows that a rank sends and receives, for the worst
+     * case; 0: it exchanges nothing. */
+    uint64_t sent_bytes, received_bytes;
+    /* Bytes that a rank sends to others, there and back, if all choices are equally likely; and
+     * bytes that the steps before and after the experts read and write. */
+    uint64_t dispatched_bytes, returned_bytes, moved_bytes;
     /* A forward that finds out which units of its stage are hit: units [told_begin, told_begin +
      * told_count), in which those of its adapters lie too. 0: it finds out nothing. */
     uint32_t told_begin, told_count;

@@ -22,13 +22,24 @@ void *modeli_at_spot(const modeli_run *run, modeli_spot spot)
     return modeli_at(call->saved, spot.offset_bytes);
 }
 
+/* True if the call's step has the layer. In a pass whose experts belong to ranks, the layers before
+ * the owner come in the first step of a forward and in the last one of a backward. */
+static bool is_in_step(const modeli_run *run, uint32_t idx)
+{
+    enum model_step step = run->call->step;
+    if (step == MODEL_STEP_WHOLE || idx == run->part->owner)
+        return true;
+    bool is_before = (idx < run->part->owner) == (run->turn != MODELI_TURN_BACKWARD);
+    return step == (is_before ? MODEL_STEP_SEND : MODEL_STEP_COMBINE);
+}
+
 static int run_forward(const modeli_run *run, modeli_range range)
 {
     for (uint32_t i = range.begin; i < range.end; i++) {
         const modeli_layer *layer = &run->list->layers[i];
         bool is_needed = run->turn == MODELI_TURN_FORWARD || layer->is_recomputed[run->kept];
         bool may_adapt = layer->kind->has_matrix && run->kept == KEPT_NONE;
-        if (is_needed || may_adapt)
+        if ((is_needed || may_adapt) && is_in_step(run, i))
             TRY(layer->kind->forward(run, layer));
     }
     return 0;
@@ -40,7 +51,8 @@ static int run_backward(const modeli_run *run, modeli_range range)
     const modeli_layer *first = modeli_first_owner(run->list);
     for (uint32_t i = range.end; i-- > range.begin;) {
         const modeli_layer *layer = &run->list->layers[i];
-        if (layer->kind->backward != NULL && (layer >= first || run->wants_inner))
+        if (layer->kind->backward != NULL && (layer >= first || run->wants_inner) &&
+            is_in_step(run, i))
             TRY(layer->kind->backward(run, layer));
     }
     return 0;

@@ -13,6 +13,9 @@
  * order and the backward in descending order, as the parts run; so the cut into parts changes no
  * bit.
  *
+ * Experts that belong to ranks (owned_experts.c) take the rows that each rank has sent, one rank
+ * after the other, and leave the results in their place.
+ *
  * The sizes of blocks follow from what the router chose, so the host must know the offsets of the
  * slots (read_back). An expert without slots is not computed; if no expert of the part has any,
  * the part's params need not be there. Allocates nothing after model_prepare. */
@@ -41,8 +44,9 @@ uint64_t modeli_choices_of(const modeli_layer *layer)
 uint64_t modeli_experts_per_unit(const model_spec *spec)
 {
     uint64_t elems = 3 * spec->expert_ffn_size * spec->hidden_size, all = spec->expert_count;
-    uint64_t count = size_min(size_max(MODEL_EXPERTS_UNIT_ELEMS / elems, 1), all);
-    while (all % count != 0)
+    uint64_t groups = size_max(spec->expert_ranks, 1); /* a rank moves its own group alone */
+    uint64_t count = size_min(size_max(MODEL_EXPERTS_UNIT_ELEMS / elems, 1) * groups, all);
+    while (count > 1 && (all % count != 0 || count % groups != 0))
         count--;
     return count;
 }
@@ -173,6 +177,9 @@ struct experts_run {
     const modeli_mixture *by;
     struct room at;
     experts_rows_args rows; /* what is common to all calls */
+    /* Experts that belong to ranks: the rows of one rank; where its group is in the gradients. */
+    const modeli_parcel_rows *parcel;
+    uint64_t grads_group;
     /* The expert's matrices, and its biases, which may be NULL. */
     const void *up, *down, *up_bias, *down_bias;
     float *up_grad, *down_grad, *up_bias_grad, *down_bias_grad;
@@ -188,9 +195,7 @@ static int begin_run(struct experts_run *of, const modeli_run *run, const modeli
     const modeli_layer *router = router_of(run->list, layer);
     modeli_routing at = modeli_routing_of(router);
     char *routed = modeli_value_at(run, router->writes);
-    of->run = run;
-    of->layer = layer;
-    of->by = modeli_mixture_of(layer);
+    *of = (struct experts_run){.run = run, .layer = layer, .by = modeli_mixture_of(layer)};
     of->up_count = modeli_expert_down(layer);
     of->at = room_of(layer, run->turn == MODELI_TURN_BACKWARD);
     of->rows = (experts_rows_args){
@@ -208,34 +213,45 @@ static int begin_run(struct experts_run *of, const modeli_run *run, const modeli
                                 of->offsets, (at.experts + 1) * sizeof(int32_t));
 }
 
-/* The place of number `idx` of parts of `elems` elements each. */
-static uint64_t part_at(uint64_t first, uint64_t idx, uint64_t elems)
+/* The place of number `idx` of parts of `elems` elements each, in a group. */
+static uint64_t part_at(uint64_t first, uint64_t idx, uint64_t group, uint64_t elems)
 {
-    return first == MODELI_ABSENT ? first : first + idx * elems;
+    return first == MODELI_ABSENT ? first : first + group + idx * elems;
 }
 
-/* Finds the matrices and biases of an expert, counted from the part's first. */
+/* The same gradient in the group of a rank. */
+static float *grad_at(const struct experts_run *of, uint64_t offset_elems)
+{
+    uint64_t begin = of->grads_group * of->run->part->group_elems;
+    return modeli_layer_grad(of->run, of->layer, part_at(offset_elems, 0, begin, 0));
+}
+
+/* Finds the matrices and biases of an expert, counted from the part's first, or from the first one
+ * of the own group. */
 static void take_expert(struct experts_run *of, uint64_t idx)
 {
     const modeli_run *run = of->run;
     const modeli_layer *layer = of->layer;
     modeli_params params = modeli_params_of(run, layer);
     uint64_t width = modeli_expert_width(layer);
-    uint64_t up = part_at(params.weight, idx, 2 * width * layer->in);
-    uint64_t down = part_at(params.second, idx, width * layer->in);
-    uint64_t up_bias = part_at(params.bias, idx, 2 * width);
-    uint64_t down_bias = part_at(params.second_bias, idx, layer->in);
+    uint64_t each = run->part->rows / modeli_expert_groups(layer);
+    uint64_t group = idx / each * run->part->group_elems, within = idx % each;
+    uint64_t up = part_at(params.weight, within, group, 2 * width * layer->in);
+    uint64_t down = part_at(params.second, within, group, width * layer->in);
+    uint64_t up_bias = part_at(params.bias, within, group, 2 * width);
+    uint64_t down_bias = part_at(params.second_bias, within, group, layer->in);
     of->up = modeli_layer_param(run, layer, up);
     of->down = modeli_layer_param(run, layer, down);
     of->up_bias = modeli_layer_param(run, layer, up_bias);
     of->down_bias = modeli_layer_param(run, layer, down_bias);
-    of->up_grad = modeli_layer_grad(run, layer, up);
-    of->down_grad = modeli_layer_grad(run, layer, down);
-    of->up_bias_grad = modeli_layer_grad(run, layer, up_bias);
-    of->down_bias_grad = modeli_layer_grad(run, layer, down_bias);
+    of->up_grad = grad_at(of, up);
+    of->down_grad = grad_at(of, down);
+    of->up_bias_grad = grad_at(of, up_bias);
+    of->down_bias_grad = grad_at(of, down_bias);
     for (uint32_t i = 0; i < of->up_count; i++)
-        of->up_lora[i] = modeli_expert_lora_of(run, layer, i, idx, &of->at.lora);
-    of->down_lora = modeli_expert_lora_of(run, layer, of->up_count, idx, &of->at.lora);
+        of->up_lora[i] = modeli_expert_lora_of(run, layer, i, idx, of->grads_group, &of->at.lora);
+    of->down_lora =
+        modeli_expert_lora_of(run, layer, of->up_count, idx, of->grads_group, &of->at.lora);
 }
 
 static void *room_at(const struct experts_run *of, uint64_t offset)
@@ -283,17 +299,36 @@ static int gather(const struct experts_run *of, const experts_rows_args *rows, c
     return self->ops->experts_gather(self->context, of->run->stream, &args);
 }
 
+/* A block's rows in a parcel. */
+static void *parcel_rows(const struct experts_run *of, const experts_rows_args *rows, char *base)
+{
+    return base + rows->slot_begin * of->layer->in * dtype_bytes(of->run->self->type);
+}
+
+static void *inputs_of(const struct experts_run *of, const experts_rows_args *rows)
+{
+    return of->parcel ? parcel_rows(of, rows, of->parcel->inputs) : room_at(of, of->at.inputs);
+}
+
+/* The outputs of a block; in a backward their gradients, and then those of the inputs. */
+static void *outputs_of(const struct experts_run *of, const experts_rows_args *rows)
+{
+    return of->parcel ? parcel_rows(of, rows, of->parcel->rows) : room_at(of, of->at.outputs);
+}
+
 /* Computes the block of slots of `rows` up to the gate. */
 static int run_up(const struct experts_run *of, const experts_rows_args *rows, uint32_t size)
 {
     const model *self = of->run->self;
     activation_args gate = gate_of(of, rows->slot_count);
+    const void *inputs = inputs_of(of, rows);
     gate.output = room_at(of, of->at.gated);
-    TRY(gather(of, rows, modeli_value_at(of->run, of->layer->reads[0]), of->at.inputs));
-    TRY(multiply(of, &of->by->up[size], MODELI_FORWARD, room_at(of, of->at.inputs), of->up,
-                 of->up_bias, room_at(of, of->at.up)));
+    if (!of->parcel)
+        TRY(gather(of, rows, modeli_value_at(of->run, of->layer->reads[0]), of->at.inputs));
+    TRY(multiply(of, &of->by->up[size], MODELI_FORWARD, inputs, of->up, of->up_bias,
+                 room_at(of, of->at.up)));
     for (uint32_t i = 0; i < of->up_count; i++) {
-        TRY(modeli_expert_lora_inner(&of->up_lora[i], size, room_at(of, of->at.inputs)));
+        TRY(modeli_expert_lora_inner(&of->up_lora[i], size, inputs));
         TRY(modeli_expert_lora_outer(&of->up_lora[i], size, room_at(of, of->at.up)));
     }
     return self->ops->activation_forward(self->context, of->run->stream, &gate);
@@ -303,12 +338,14 @@ static int forward_block(const struct experts_run *of, const experts_rows_args *
 {
     const model *self = of->run->self;
     experts_rows_args args = *rows;
+    args.slot_rows = outputs_of(of, rows);
     TRY(run_up(of, rows, size));
     TRY(multiply(of, &of->by->down[size], MODELI_FORWARD, room_at(of, of->at.gated), of->down,
-                 of->down_bias, room_at(of, of->at.outputs)));
+                 of->down_bias, args.slot_rows));
     TRY(modeli_expert_lora_inner(&of->down_lora, size, room_at(of, of->at.gated)));
-    TRY(modeli_expert_lora_outer(&of->down_lora, size, room_at(of, of->at.outputs)));
-    args.slot_rows = room_at(of, of->at.outputs);
+    TRY(modeli_expert_lora_outer(&of->down_lora, size, args.slot_rows));
+    if (of->parcel)
+        return 0;
     return self->ops->experts_combine(self->context, of->run->stream, &args);
 }
 
@@ -333,7 +370,7 @@ static int weigh(const struct experts_run *of, const experts_rows_args *rows)
     args.channels = of->layer->in;
     args.output = NULL;
     args.bias = of->down_bias;
-    args.slot_rows = room_at(of, of->at.outputs);
+    args.slot_rows = outputs_of(of, rows);
     return self->ops->experts_weights_backward(self->context, of->run->stream, &args);
 }
 
@@ -346,12 +383,14 @@ static int backward_block(const struct experts_run *of, const experts_rows_args 
     enum modeli_product lora_product = is_first && fresh[1] ? MODELI_FIRST : MODELI_WEIGHT;
     const model *self = of->run->self;
     const modeli_matrix *up = &of->by->up[size], *down = &of->by->down[size];
-    void *outputs = room_at(of, of->at.outputs), *gated_grad = room_at(of, of->at.gated_grad);
+    void *inputs = inputs_of(of, rows), *outputs = outputs_of(of, rows);
+    void *gated_grad = room_at(of, of->at.gated_grad);
     void *up_grad = room_at(of, of->at.up);
     activation_args gate = gate_of(of, rows->slot_count);
     experts_rows_args args = *rows;
     TRY(run_up(of, rows, size));
-    TRY(gather(of, rows, modeli_at_spot(of->run, of->layer->output_grad), of->at.outputs));
+    if (!of->parcel)
+        TRY(gather(of, rows, modeli_at_spot(of->run, of->layer->output_grad), of->at.outputs));
     TRY(multiply(of, down, MODELI_INPUT_GRAD, outputs, of->down, NULL, gated_grad));
     TRY(modeli_expert_lora_inner(&of->down_lora, size, room_at(of, of->at.gated)));
     TRY(modeli_expert_lora_input_grad(&of->down_lora, size, outputs, gated_grad));
@@ -363,14 +402,14 @@ static int backward_block(const struct experts_run *of, const experts_rows_args 
     gate.output_grad = gated_grad;
     gate.input_grad = up_grad;
     TRY(self->ops->activation_backward(self->context, of->run->stream, &gate));
-    TRY(add_grads(of, up, product, up_grad, room_at(of, of->at.inputs), of->up_grad,
-                  of->up_bias_grad));
+    TRY(add_grads(of, up, product, up_grad, inputs, of->up_grad, of->up_bias_grad));
     TRY(multiply(of, up, MODELI_INPUT_GRAD, up_grad, of->up, NULL, outputs));
     for (uint32_t i = 0; i < of->up_count; i++) {
         TRY(modeli_expert_lora_input_grad(&of->up_lora[i], size, up_grad, outputs));
-        TRY(modeli_expert_lora_grads(&of->up_lora[i], size, lora_product, up_grad,
-                                     room_at(of, of->at.inputs)));
+        TRY(modeli_expert_lora_grads(&of->up_lora[i], size, lora_product, up_grad, inputs));
     }
+    if (of->parcel)
+        return 0;
     args.weights = NULL;
     args.slot_rows = outputs;
     return self->ops->experts_combine(self->context, of->run->stream, &args);
@@ -397,7 +436,7 @@ static int clear_grads(const struct experts_run *of)
 static int run_expert(struct experts_run *of, uint64_t idx)
 {
     bool is_backward = of->run->turn == MODELI_TURN_BACKWARD;
-    uint64_t expert = of->run->part->row_begin + idx;
+    uint64_t expert = of->parcel ? idx : of->run->part->row_begin + idx;
     uint64_t at = (uint64_t)of->offsets[expert], end = (uint64_t)of->offsets[expert + 1];
     bool is_first = true;
     if (at == end && !is_backward)
@@ -426,17 +465,59 @@ static int begin_sums(const struct experts_run *of)
                            of->rows.rows * of->layer->in * sizeof(float));
 }
 
+/* The rows that a rank has sent, through the own experts. */
+static int run_parcel(struct experts_run *of, uint64_t rank)
+{
+    const modeli_part *part = of->run->part;
+    uint64_t count = part->rows / modeli_expert_groups(of->layer);
+    bool is_backward = of->run->turn == MODELI_TURN_BACKWARD;
+    modeli_parcel_rows parcel;
+    modeli_open_parcel(of->run, of->layer, rank, &parcel, of->offsets);
+    of->parcel = &parcel;
+    of->grads_group = rank;
+    of->rows = (experts_rows_args){
+        .type = of->run->self->type,
+        .rows = (uint64_t)of->offsets[count],
+        .choices = 1,
+        .channels = of->layer->in,
+        .order = parcel.order,
+        .weights = parcel.weights,
+        .weights_grad = parcel.weights_grad,
+    };
+    for (uint64_t i = 0; i < count; i++)
+        TRY(run_expert(of, is_backward ? count - 1 - i : i));
+    modeli_close_parcel(of->run, of->layer, rank, (uint64_t)of->offsets[count]);
+    return 0;
+}
+
+static int run_parcels(const modeli_run *run, const modeli_layer *layer)
+{
+    struct experts_run of = {.run = run, .layer = layer, .by = modeli_mixture_of(layer)};
+    of.up_count = modeli_expert_down(layer);
+    of.at = room_of(layer, run->turn == MODELI_TURN_BACKWARD);
+    for (uint64_t r = 0; r < modeli_expert_groups(layer); r++)
+        TRY(run_parcel(&of, r));
+    return 0;
+}
+
 static int forward(const modeli_run *run, const modeli_layer *layer)
 {
     struct experts_run of;
     const model *self = run->self;
+    enum model_step step = run->call->step;
     assert(run->part != NULL);
     if (run->turn == MODELI_TURN_RECOMPUTE)
         return 0;
+    if (step == MODEL_STEP_EXPERTS)
+        return run_parcels(run, layer);
     TRY(begin_run(&of, run, layer));
+    if (step == MODEL_STEP_SEND)
+        return modeli_send_rows(run, layer, &of.rows, of.offsets);
     if (run->part->is_first)
         TRY(begin_sums(&of));
-    for (uint64_t i = 0; i < run->part->rows; i++)
+    if (step == MODEL_STEP_COMBINE)
+        TRY(modeli_take_results(run, layer, &of.rows, of.offsets));
+    for (uint64_t i = 0; i < run->part->rows && step == MODEL_STEP_WHOLE; i++)
         TRY(run_expert(&of, i));
     if (!run->part->is_last)
         return 0;
@@ -448,10 +529,17 @@ static int forward(const modeli_run *run, const modeli_layer *layer)
 static int backward(const modeli_run *run, const modeli_layer *layer)
 {
     struct experts_run of;
+    enum model_step step = run->call->step;
+    if (step == MODEL_STEP_EXPERTS)
+        return run_parcels(run, layer);
     TRY(begin_run(&of, run, layer));
+    if (step == MODEL_STEP_SEND)
+        return modeli_send_rows(run, layer, &of.rows, of.offsets);
     if (run->part->is_last)
         TRY(begin_sums(&of));
-    for (uint64_t i = run->part->rows; i-- > 0;)
+    if (step == MODEL_STEP_COMBINE)
+        TRY(modeli_take_results(run, layer, &of.rows, of.offsets));
+    for (uint64_t i = run->part->rows; i-- > 0 && step == MODEL_STEP_WHOLE;)
         TRY(run_expert(&of, i));
     return run->part->is_first ? modeli_round_input_grad(run, layer) : 0;
 }

@@ -62,7 +62,8 @@
 enum {
     MODELI_ALIGN_BYTES = 256, /* alignment of every piece of `saved` and `temp` */
     MODELI_OPT_SKIPS = 2,     /* rows of OPT's table of positions before that of position 0 */
-    MODELI_TENSORS_MAX = 24,  /* of one unit */
+    MODELI_TENSORS_MAX = 24,  /* of one unit, or of one group of its experts */
+    MODELI_GROUPED_MAX = 64,  /* of a unit of experts in groups */
     MODELI_LAYERS_MAX = 20,   /* of one list */
     MODELI_VALUES_MAX = 24,   /* of one list */
     MODELI_ROW_TENSORS_MAX = 3,
@@ -356,9 +357,11 @@ struct modeli_part {
     /* Offsets within the part's unit, of the layers from the owner's forward_begin on. The layers
      * before the owner have them only in the first part, those after it only in the last. */
     modeli_params at[MODELI_GROUP_MAX];
+    uint64_t group_elems; /* EXPERTS of ranks: from group to group; the offsets are of the first */
     /* The part has a second unit of adapters, which has the next number. EXPERTS, by number of the
      * matrix: offsets of A [experts,rank,in] and B [experts,out,rank] there. */
     bool has_adapters;
+    uint64_t adapter_group_elems; /* as group_elems */
     struct {
         uint64_t a, b;
     } adapters[MODELI_ROW_TENSORS_MAX];

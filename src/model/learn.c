@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/tile.h"
 #include "model/model_internal.h"
 
 enum { RANK_MAX = 4096 };
@@ -241,6 +242,11 @@ static int check_ranges(const model_spec *spec)
     return 0;
 }
 
+bool modeli_names_experts(const model_spec *spec)
+{
+    return spec->lora.rank > 0 && targets_of(spec, TARGETS_ROUTED) != 0;
+}
+
 static int check_lora(const model_spec *spec)
 {
     const model_lora *lora = &spec->lora;
@@ -386,8 +392,11 @@ static model_tensor *add_tensor(model *self, modeli_lister *list, const model_te
     return tensor;
 }
 
-void modeli_list_expert_adapters(model *self, const modeli_whole *whole, const modeli_layer *layer,
-                                 modeli_part *part, modeli_lister *lister)
+/* Lists the adapters of `count` experts from `first_expert` on. Notes their offsets, unless `part`
+ * is NULL. */
+static void list_group_adapters(model *self, const modeli_whole *whole, const modeli_layer *layer,
+                                uint64_t first_expert, uint64_t count, modeli_part *part,
+                                modeli_lister *lister)
 {
     uint64_t rank = self->spec.lora.rank, experts = layer->matrix_rows;
     uint32_t first = first_target(self->products->family, layer->row);
@@ -399,13 +408,29 @@ void modeli_list_expert_adapters(model *self, const modeli_whole *whole, const m
         for (uint32_t is_b = 0; is_b < 2; is_b++) {
             uint64_t each = is_b ? target->rows / experts : rank; /* rows of one expert */
             model_tensor *tensor =
-                add_tensor(self, lister, target, is_b ? "lora_B" : "lora_A", part->rows * each,
+                add_tensor(self, lister, target, is_b ? "lora_B" : "lora_A", count * each,
                            is_b ? rank : target->columns,
                            is_b ? TENSOR_INIT_ZERO : TENSOR_INIT_UNIFORM, number + is_b);
-            tensor->row_begin = part->row_begin * each;
+            tensor->row_begin = first_expert * each;
             tensor->whole_rows = experts * each;
-            *(is_b ? &part->adapters[which].b : &part->adapters[which].a) = tensor->offset_elems;
+            if (part != NULL)
+                *(is_b ? &part->adapters[which].b : &part->adapters[which].a) =
+                    tensor->offset_elems;
         }
+    }
+}
+
+void modeli_list_expert_adapters(model *self, const modeli_whole *whole, const modeli_layer *layer,
+                                 modeli_part *part, modeli_lister *lister)
+{
+    uint64_t groups = modeli_expert_groups(layer), count = part->rows / groups;
+    for (uint64_t g = 0; g < groups; g++) {
+        if (g > 0)
+            lister->end_elems = g * part->adapter_group_elems;
+        list_group_adapters(self, whole, layer, part->row_begin + g * count, count,
+                            g == 0 ? part : NULL, lister);
+        if (g == 0)
+            part->adapter_group_elems = size_round_up(lister->end_elems, SHARD_ELEMS_STEP);
     }
 }
 

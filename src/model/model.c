@@ -149,6 +149,7 @@ int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_
     if (modeli_has_rope(full.family))
         TRY(modeli_check_rope(&full));
     TRY(modeli_check_learn(&full));
+    TRY(modeli_check_expert_ranks(&full));
     TRY(check_window(&full, micro_batch, window));
 
     model *self = mem_alloc(1, sizeof *self, "model");

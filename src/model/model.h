@@ -86,6 +86,23 @@
  * cut matrix are packed apart, and so are the matrices of each expert. A unit of constants
  * (model_tensor.is_exact) is packed too; passes read its fp32 values as they are kept.
  *
+ * EXPERTS OF RANKS. With spec.expert_ranks G, the tensors of a unit of routed experts are listed
+ * group by group, of rows / G experts each, and every group begins at a multiple of a shard:
+ *
+ *   unit    [up of group 0, down of group 0, zeros)[up of group 1, down of group 1, zeros) ...
+ *   shards  [rank 0                               )[rank 1                               ) ...
+ *
+ * Where G ranks run (spec.owns_experts), each has the params of its own group alone. A pass of such
+ * experts is called in three steps (model_call.step), with an all-to-all between them: rows that
+ * chose experts of other ranks go there, and results come back. An expert takes the rows of one
+ * rank after the other, in the blocks in which that rank itself would take them, and results are
+ * added where the rows came from. So every product and every sum is that of a model without expert
+ * parallelism, bit by bit. Gradients are kept apart by the rank that the rows came from:
+ *
+ *   grads   [group, of rows of rank 0)[group, of rows of rank 1) ...     as long as the unit
+ *
+ * The memory of such a model is the host's, as that of the CPU backends.
+ *
  * MODULES. A model can also be described by data (base/module.h). model_create_module makes its
  * units and stages, and model_run hands each pass to the program that computes it.
  *
@@ -100,6 +117,7 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/module.h"
+#include "base/size.h"
 #include "base/stage.h"
 #include "kernels/ops.h"
 
@@ -231,7 +249,12 @@ struct model_spec {
      * shared_ffn_size: those of the expert that all tokens have, in families with one. */
     uint64_t expert_count, experts_per_token, expert_ffn_size, shared_ffn_size;
     uint64_t experts_per_unit; /* 0: as many as make about MODEL_EXPERTS_UNIT_ELEMS */
-    uint64_t dense_blocks;     /* deepseek, glm4_moe: the first blocks, which have no experts */
+    /* Expert parallelism over so many ranks: the routed experts of a unit lie in so many groups of
+     * equal size, which are the shards of the ranks (EXPERTS OF RANKS). 0 or 1: one group. */
+    uint64_t expert_ranks;
+    bool owns_experts;     /* this rank has the params of its own group alone */
+    uint32_t expert_rank;  /* then the number of this rank, below expert_ranks */
+    uint64_t dense_blocks; /* deepseek, glm4_moe: the first blocks, which have no experts */
     /* The weights of a token's experts are divided by their sum; and multiplied by this, if it is
      * not 0. */
     bool normalizes_experts;
@@ -403,6 +426,19 @@ int model_fill_constants(model *self, void *stream, void *constants) MUST_CHECK;
 void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t begin,
                       uint64_t count, float *master);
 
+enum model_step { MODEL_STEP_WHOLE, MODEL_STEP_SEND, MODEL_STEP_EXPERTS, MODEL_STEP_COMBINE };
+
+struct model_parcel {
+    uint64_t begin_bytes, size_bytes;
+};
+typedef struct model_parcel model_parcel;
+
+/* Bytes of a table of parcels. */
+static inline uint64_t model_parcel_table_bytes(uint64_t ranks)
+{
+    return size_round_up(ranks * sizeof(model_parcel), 256);
+}
+
 /* The memory of one call: one pass of a stage, one micro-batch. A buffer that the pass does not use
  * (struct pass) may be NULL. All buffers are device memory and no two overlap. output and
  * input_grad serve as scratch before their value is written. */
@@ -417,6 +453,15 @@ struct model_call {
      * told_count). It becomes 1 where a token chose an expert of the unit. NULL: not wanted. In
      * passes of units that are not hit, params may be NULL. */
     uint8_t *hits;
+    /* For a pass whose experts belong to ranks: the step; the rows for each rank in the first and
+     * the last step; those of each rank in the second one. Both buffers begin with a table of
+     * model_parcel, by rank, whose offsets count from the begin of the buffer:
+     *   MODEL_STEP_SEND      fills `sent` and its table
+     *   MODEL_STEP_EXPERTS   computes; leaves the results in `received`, and their places in its
+     *                        table
+     *   MODEL_STEP_COMBINE   finds the results at the offsets of the table of `sent` */
+    enum model_step step;
+    void *sent, *received;
     const int32_t *tokens;  /* [B,T]: only embed and head use it (may always be set) */
     const int32_t *targets; /* [B,T]; -1 ignored: head */
     /* [B,T]: the position in its window at which each token's document begins; NULL: a window is
@@ -510,6 +555,9 @@ bool model_has_packed(const model *self);
 uint64_t model_totals_bytes(const model *self);
 /* Computes the two losses of a micro-batch, without their coefficients, from its totals. */
 void model_router_losses(const model *self, const double *totals, double *balance, double *z);
+
+/* True if the unit's experts belong to ranks. */
+bool model_is_owned(const model *self, uint32_t unit);
 
 /* True if the unit has matrices of a block and nothing else. */
 bool model_has_only_matrices(const model *self, uint32_t unit);

@@ -10,7 +10,7 @@
 /* The place of a unit's tensors in the model that is not cut. Initial weights depend on it. */
 struct modeli_origin {
     uint32_t unit;
-    uint32_t tensors[MODELI_TENSORS_MAX]; /* index within that unit */
+    uint32_t tensors[MODELI_GROUPED_MAX]; /* index within that unit */
 };
 typedef struct modeli_origin modeli_origin;
 
@@ -82,6 +82,7 @@ modeli_range modeli_layers_of(const modeli_list *list, const modeli_part *part, 
 struct modeli_lister {
     model_unit *unit;
     uint64_t end_elems;
+    uint32_t capacity; /* of unit->tensors */
 };
 typedef struct modeli_lister modeli_lister;
 
@@ -120,6 +121,9 @@ struct modeli_work {
 
 /* Checks spec.learn and spec.lora of a checked spec. Equal selections get one form. */
 int modeli_check_learn(model_spec *spec) MUST_CHECK;
+/* True if an adapter's target is a matrix of experts; and if a family's experts have biases. */
+bool modeli_names_experts(const model_spec *spec);
+bool modeli_has_expert_biases(enum model_family family);
 /* Both are for modeli_cut: which lists are split, when the parts are known; and a check of that. */
 void modeli_choose_split(model *self);
 int modeli_check_split(const model *self) MUST_CHECK;
@@ -377,9 +381,10 @@ struct modeli_expert_lora {
     void *u, *u_grad, *delta;
 };
 typedef struct modeli_expert_lora modeli_expert_lora;
-/* That of expert `idx` of the part. */
+/* The adapter of expert `idx` of the part, or of the own group. Its gradients are in group
+ * `grads_group` after the expert's own. */
 modeli_expert_lora modeli_expert_lora_of(const modeli_run *run, const modeli_layer *layer,
-                                         uint32_t matrix, uint64_t idx,
+                                         uint32_t matrix, uint64_t idx, uint64_t grads_group,
                                          const modeli_expert_room *at);
 /* inner: computes u. outer: adds to the output. input_grad: computes du, and adds to the gradient
  * of the input. grads: those of A and B, from u and du. clear: these are zero. */
@@ -444,6 +449,45 @@ uint64_t modeli_expert_elems(const modeli_layer *layer);
 /* The experts of a unit where the spec does not say: a divisor of their number, so that all units
  * are alike. */
 uint64_t modeli_experts_per_unit(const model_spec *spec);
+/* Groups in which the experts of each of the layer's units lie. */
+static inline uint64_t modeli_expert_groups(const modeli_layer *layer)
+{
+    bool is_routed = layer->kind->has_experts && !layer->row->is_shared;
+    return is_routed ? size_max(layer->net->spec.expert_ranks, 1) : 1;
+}
+/* True if the layer's experts belong to ranks that exchange rows. */
+static inline bool modeli_are_owned(const modeli_layer *layer)
+{
+    return layer->net->spec.owns_experts && modeli_expert_groups(layer) > 1;
+}
+
+/* ---- experts that belong to ranks: owned_experts.c ---- */
+/* Checks spec.expert_ranks of a complete spec. */
+int modeli_check_expert_ranks(const model_spec *spec) MUST_CHECK;
+/* Fills the figures of an owned part's pass that concern the exchange. */
+void modeli_size_exchange(const modeli_layer *layer, const modeli_part *part, bool backward,
+                          struct pass *pass);
+/* One rank's rows for the own experts. Slots count from 0. */
+struct modeli_parcel_rows {
+    int32_t *counts;     /* [own experts] slots of each */
+    int32_t *order;      /* backward: as in experts_rows_args; of a choice the slot itself */
+    float *weights;      /* backward: of each slot */
+    float *weights_grad; /* backward: the gradients of these */
+    char *inputs, *rows; /* [slots,C]: x; and y, or dy and then dx. In a forward they are one */
+};
+typedef struct modeli_parcel_rows modeli_parcel_rows;
+/* Finds the rows that came from a rank. offsets: [own experts + 1], the slots of each. */
+void modeli_open_parcel(const modeli_run *run, const modeli_layer *layer, uint64_t rank,
+                        modeli_parcel_rows *view, int32_t *offsets);
+/* Leaves the results of so many slots for that rank. */
+void modeli_close_parcel(const modeli_run *run, const modeli_layer *layer, uint64_t rank,
+                         uint64_t slots);
+/* The first and the last step of a pass. `rows`: what is common to all calls for this rank's own
+ * rows; offsets: [E + 1]. */
+int modeli_send_rows(const modeli_run *run, const modeli_layer *layer,
+                     const experts_rows_args *rows, const int32_t *offsets) MUST_CHECK;
+int modeli_take_results(const modeli_run *run, const modeli_layer *layer,
+                        const experts_rows_args *rows, const int32_t *offsets) MUST_CHECK;
 
 /* ---- dropout.c ----
  *

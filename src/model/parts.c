@@ -30,12 +30,14 @@ static uint64_t part_elems(const model *self, const modeli_list *list, const mod
     for (uint32_t i = is_first ? owner->forward_begin : idx; i < owner->forward_end; i++) {
         const modeli_layer *layer = &list->layers[i];
         if (layer->kind->has_experts) {
-            uint64_t matrix = rows * modeli_expert_elems(layer) / 3;
-            uint64_t wide = rows * 2 * modeli_expert_width(layer), narrow = rows * layer->in;
+            uint64_t groups = modeli_expert_groups(layer), count = size_div_up(rows, groups);
+            uint64_t matrix = count * modeli_expert_elems(layer) / 3;
+            uint64_t wide = count * 2 * modeli_expert_width(layer), narrow = count * layer->in;
             bool has_bias = layer->at.bias != MODELI_ABSENT;
             end = add_aligned(end, 2 * matrix);
             end = add_aligned(end, matrix);
             end = has_bias ? add_aligned(add_aligned(end, wide), narrow) : end;
+            end = groups > 1 ? groups * size_round_up(end, SHARD_ELEMS_STEP) : end;
             continue;
         }
         const uint64_t params[] = {layer->at.weight, layer->at.second, layer->at.bias};
@@ -79,7 +81,7 @@ static uint64_t rows_of_part(const model *self, const modeli_list *list, const m
             high = middle;
     }
     if (owner->kind->has_experts)
-        return low;
+        return low - low % modeli_expert_groups(owner);
     uint64_t step = ROWS_STEP_MAX;
     while (step > ROWS_STEP_MIN && low < 4 * step)
         step /= 2;
@@ -96,7 +98,8 @@ static uint64_t least_part_bytes(const model *self)
     for (uint32_t k = 0; k < sizeof lists / sizeof lists[0]; k++)
         for (uint32_t i = 0; i < lists[k]->layer_count; i++) {
             const modeli_layer *layer = &lists[k]->layers[i];
-            uint64_t least = layer->kind->is_one_part ? layer->matrix_rows : 1;
+            uint64_t least =
+                layer->kind->is_one_part ? layer->matrix_rows : modeli_expert_groups(layer);
             if (layer->forward_end > i)
                 elems = size_max(elems, part_elems(self, lists[k], layer, true, least));
         }
@@ -108,9 +111,11 @@ static int refuse_row(const model *self, const modeli_list *list, const modeli_l
 {
     bool has_rows = owner->matrix_rows > 0;
     bool has_before = is_first && &list->layers[owner->forward_begin] != owner;
-    uint64_t least = owner->kind->is_one_part ? owner->matrix_rows : 1;
+    uint64_t least = owner->kind->is_one_part ? owner->matrix_rows : modeli_expert_groups(owner);
     uint64_t need = part_elems(self, list, owner, is_first, least) * dtype_bytes(self->type);
-    const char *what = !has_rows                  ? "the final norm"
+    const char *what = !has_rows ? "the final norm"
+                       : least > 1 && owner->kind->has_experts
+                           ? "one expert of each rank of the layer"
                        : owner->kind->has_experts ? "one expert of the layer"
                        : owner->kind->is_one_part ? "a norm and the layer"
                        : has_before               ? "a norm and one row of the layer"

@@ -229,6 +229,10 @@ static void fill_pass(const model *self, enum phase phase, uint32_t stage_idx, u
         pass->losses = totals_access(self, stage_idx, part, phase);
     }
     find_hits(self, stage_idx, part, phase, pass);
+    const modeli_layer *owner =
+        part != NULL ? &modeli_list_of(self, stage_idx)->layers[part->owner] : NULL;
+    if (owner != NULL && phase != PHASE_RECOMPUTE && modeli_are_owned(owner))
+        modeli_size_exchange(owner, part, backward, pass);
     if (part == NULL) /* the caller decides whether to keep `saved` */
         pass->saved = ACCESS_NONE;
     if (part == NULL && !work.input)

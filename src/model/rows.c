@@ -312,12 +312,20 @@ static void add_tensors(const model *self, modeli_layer *layer, uint32_t idx, bo
     }
 }
 
+bool modeli_has_expert_biases(enum model_family family)
+{
+    const modeli_row *row = modeli_family_of(family)->experts;
+    while (row != NULL && row->kind != NULL && !(row->kind->has_experts && !row->is_shared))
+        row++;
+    return row != NULL && row->has_bias != MODELI_UNSET;
+}
+
 void modeli_list_whole(const model *self, modeli_list *list, uint64_t block, modeli_whole *whole)
 {
     memset(whole, 0, sizeof *whole);
     whole->unit.tensors = whole->tensors;
     whole->block = block;
-    modeli_lister lister = {.unit = &whole->unit};
+    modeli_lister lister = {.unit = &whole->unit, .capacity = MODELI_TENSORS_MAX};
     for (uint32_t i = 0; i < list->layer_count; i++) {
         modeli_layer *layer = &list->layers[i];
         if (layer->kind == &modeli_output && self->spec.tie_embeddings) {

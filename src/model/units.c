@@ -17,7 +17,7 @@ model_tensor *modeli_append(modeli_lister *list, uint64_t rows, uint64_t columns
                             bool with_previous)
 {
     model_unit *unit = list->unit;
-    assert(unit->tensor_count < MODELI_TENSORS_MAX);
+    assert(unit->tensor_count < list->capacity);
     model_tensor *tensor = &unit->tensors[unit->tensor_count++];
     tensor->rows = tensor->whole_rows = rows;
     tensor->columns = columns;
@@ -34,8 +34,10 @@ static int open_unit(model *self, uint32_t unit_idx, uint32_t whole_unit, modeli
 {
     model_unit *unit = &self->units[unit_idx];
     self->products->origins[unit_idx].unit = whole_unit;
-    unit->tensors = mem_alloc(MODELI_TENSORS_MAX, sizeof *unit->tensors, "model.tensors");
-    *list = (modeli_lister){.unit = unit};
+    *list = (modeli_lister){.unit = unit, .capacity = MODELI_TENSORS_MAX};
+    if (self->spec.expert_ranks > 1)
+        list->capacity = MODELI_GROUPED_MAX;
+    unit->tensors = mem_alloc(list->capacity, sizeof *unit->tensors, "model.tensors");
     return unit->tensors == NULL ? -ENOMEM : 0;
 }
 
@@ -122,10 +124,10 @@ static uint64_t add_rows(model *self, modeli_lister *list, const modeli_whole *w
     return offset;
 }
 
-/* Adds the matrices and biases of the part's experts. */
-static void add_experts(model *self, modeli_lister *list, const modeli_whole *whole, uint32_t layer,
-                        const modeli_params *of, uint64_t experts, const modeli_part *part,
-                        modeli_params *at)
+/* Adds the matrices and biases of `count` experts from `first` on. */
+static void add_group(model *self, modeli_lister *list, const modeli_whole *whole, uint32_t layer,
+                      const modeli_params *of, uint64_t experts, uint64_t first, uint64_t count,
+                      modeli_params *at)
 {
     for (uint32_t i = 0; i < whole->unit.tensor_count; i++) {
         const model_tensor *tensor = &whole->tensors[i];
@@ -138,12 +140,29 @@ static void add_experts(model *self, modeli_lister *list, const modeli_whole *wh
                            : tensor->offset_elems == of->second_bias ? &at->second_bias
                                                                      : NULL;
         uint64_t rows = (is_vector ? tensor->columns : tensor->rows) / experts;
-        uint64_t begin = part->row_begin * rows;
-        uint64_t offset = add_slice(self, list, tensor, i, begin, begin + part->rows * rows,
-                                    is_vector, target == NULL);
+        uint64_t begin = first * rows;
+        uint64_t offset = add_slice(self, list, tensor, i, begin, begin + count * rows, is_vector,
+                                    target == NULL);
         if (target != NULL)
             *target = offset;
     }
+}
+
+/* Adds the part's experts, group by group. Notes the offsets of the first group. */
+static void add_experts(model *self, modeli_lister *list, const modeli_whole *whole, uint32_t layer,
+                        const modeli_layer *owner, modeli_part *part, modeli_params *at)
+{
+    uint64_t groups = modeli_expert_groups(owner), count = part->rows / groups;
+    modeli_params others;
+    for (uint64_t g = 0; g < groups; g++) {
+        if (g > 0)
+            list->end_elems = g * part->group_elems;
+        add_group(self, list, whole, layer, &owner->at, owner->matrix_rows,
+                  part->row_begin + g * count, count, g == 0 ? at : &others);
+        if (g == 0)
+            part->group_elems = size_round_up(list->end_elems, SHARD_ELEMS_STEP);
+    }
+    assert(groups == 1 || list->unit->elems == groups * part->group_elems);
 }
 
 /* Adds all vectors of a layer without a matrix. */
@@ -180,7 +199,7 @@ static int list_part(model *self, uint32_t unit_idx, uint32_t whole_unit, const 
             continue;
         }
         if (layer->kind->has_experts) {
-            add_experts(self, &list, whole, i, &layer->at, layer->matrix_rows, part, at);
+            add_experts(self, &list, whole, i, layer, part, at);
             continue;
         }
         at->weight = add_rows(self, &list, whole, i, part, false);
@@ -278,6 +297,17 @@ static bool ends_with(const char *text, const char *end)
 {
     size_t length = strlen(text), end_length = strlen(end);
     return length >= end_length && strcmp(text + length - end_length, end) == 0;
+}
+
+bool model_is_owned(const model *self, uint32_t unit)
+{
+    for (uint32_t s = 1; s + 1 < self->stage_count && self->spec.owns_experts; s++)
+        for (uint32_t p = 0; p < self->stages[s].pass_count[PHASE_FORWARD]; p++) {
+            const struct pass *pass = &self->stages[s].passes[PHASE_FORWARD][p];
+            if (pass->units[0] == unit || (pass->unit_count > 1 && pass->units[1] == unit))
+                return pass->sent_bytes > 0;
+        }
+    return false;
 }
 
 bool model_has_only_matrices(const model *self, uint32_t unit)
