@@ -5,6 +5,8 @@
  *   norm            block sums of own shards                ->  all ranks' sums, then their norm,
  *                                                               some units at a time
  *   hits            of each rank                            ->  hit on all ranks if hit on one
+ *   dispatch        rows for each rank's experts            ->  rows of each rank (owned experts)
+ *   return          results for each rank                   ->  results from each rank
  *
  * All of them are on the comm lane, in device memory (hits: on the host), and the same on every
  * rank: only the run knows the part of the unit that belongs to a rank. */
@@ -80,6 +82,26 @@ void plani_unite_hits(plani_builder *b, plani_range hits, uint32_t stage)
     b->ops[idx].stage = stage;
     collective_demand(b, &b->ops[idx].demand, peers(b) * own, bytes, bytes,
                       (double)bytes / copied_bytes_per_second);
+}
+
+void plani_exchange(plani_builder *b, uint32_t stage, uint32_t pass, uint32_t unit,
+                    uint32_t micro_batch, enum op_kind kind, uint32_t source, uint32_t target,
+                    uint64_t sent)
+{
+    uint32_t idx = collective(b, kind, STATE_ACTIVATIONS, unit);
+    plani_use(b, idx, plani_whole(b, source), ROLE_SOURCE, ACCESS_READ);
+    plani_use(b, idx, plani_whole(b, target), ROLE_TARGET,
+              kind == OP_DISPATCH ? ACCESS_WRITE : ACCESS_UPDATE);
+    if (b->error < 0)
+        return;
+    op *item = &b->ops[idx];
+    item->stage = stage;
+    item->pass = pass;
+    item->micro_batch = micro_batch;
+    /* In shared memory: the rows for others out, those of others in; and the own rows. */
+    uint64_t own = sent / size_max(peers(b), 1), copied = 2 * sent + own;
+    collective_demand(b, &item->demand, sent, copied, copied,
+                      (double)copied / copied_bytes_per_second);
 }
 
 uint32_t plani_reduce_scatter(plani_builder *b, uint32_t unit, uint32_t accumulator, uint32_t sums)

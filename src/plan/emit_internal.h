@@ -350,6 +350,11 @@ void plani_all_gather(plani_builder *b, plani_range source, plani_range target, 
 uint32_t plani_reduce_scatter(plani_builder *b, uint32_t unit, uint32_t accumulator, uint32_t sums);
 /* Makes a unit hit on all ranks if it is hit on one; `hits` are those of the stage's units. */
 void plani_unite_hits(plani_builder *b, plani_range hits, uint32_t stage);
+/* Rows of a pass of owned experts to the ranks that own these, or their results back. `sent`: bytes
+ * for other ranks, if all choices are equally likely. */
+void plani_exchange(plani_builder *b, uint32_t stage, uint32_t pass, uint32_t unit,
+                    uint32_t micro_batch, enum op_kind kind, uint32_t source, uint32_t target,
+                    uint64_t sent);
 /* The norm's sums of all ranks, part by part, and the norm itself; returns its op. */
 uint32_t plani_norm(plani_builder *b);
 

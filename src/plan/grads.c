@@ -3,6 +3,7 @@
  *   one rank        accumulator [whole] fp32  <-> its home, between passes that add to it
  *                   accumulator               --close--> gradient
  *   several ranks   accumulator of one pass   --reduce-scatter--> [own shard] fp32
+ *                   an owned unit's, with a shard of each rank's rows   --add--> [own shard] fp32
  *                   that, and the sum that rests --add--> the sum --> its home
  *                   the sum                   --close--> gradient of the own shard
  *
@@ -127,11 +128,33 @@ static uint32_t add_to_sum(plani_builder *b, uint32_t unit, uint32_t reduced)
     return is_near ? home : reduced;
 }
 
+/* Adds an owned unit's gradients from all ranks' rows, in the order of ranks, tile by tile. The
+ * sums replace those from the rows of rank 0. */
+static void add_rows_of_ranks(plani_builder *b, uint32_t unit, uint32_t accumulator)
+{
+    uint64_t elems = plani_shard_elems(b->job, unit), width = sizeof(float);
+    for (uint64_t k = 0; k < plani_tiles_of(b, elems) && b->error >= 0; k++)
+        for (uint32_t r = 1; r < plani_world(b->job) && b->error >= 0; r++) {
+            struct plani_tile t = plani_tile_at(b, unit, elems, k);
+            plani_range target = plani_elems_of(accumulator, t.begin, t.count, width);
+            plani_range source = plani_elems_of(accumulator, r * elems + t.begin, t.count, width);
+            uint32_t idx = plani_tile_op(b, OP_GRAD_ADD, LANE_COMPUTE, &t);
+            plani_use(b, idx, source, ROLE_SOURCE, ACCESS_READ);
+            plani_use(b, idx, target, ROLE_TARGET, ACCESS_UPDATE);
+            if (b->error >= 0)
+                plani_add_device_bytes(b->job, &b->ops[idx].demand, 3 * t.count * width);
+        }
+}
+
 /* The sum over ranks of the own shard, with this contribution. `into`: where it goes if it is the
  * first one, or PROGRAM_NONE. */
 static uint32_t reduce_grads(plani_builder *b, uint32_t unit, uint32_t accumulator, bool has_sum,
                              uint32_t into)
 {
+    if (plan_is_owned(b->job, unit)) {
+        add_rows_of_ranks(b, unit, accumulator);
+        return accumulator; /* nothing of it rests, since layer-major passes add to it once */
+    }
     uint32_t reduced = plani_reduce_scatter(b, unit, accumulator, has_sum ? PROGRAM_NONE : into);
     return has_sum && b->error >= 0 ? add_to_sum(b, unit, reduced) : reduced;
 }

@@ -39,6 +39,8 @@ bool plan_is_sharded(const plan_job *job, enum state_kind kind, uint32_t unit)
     static const uint32_t from_stage[STATE_KIND_COUNT] = {
         [STATE_OPTIMIZER] = 1, [STATE_GRADS] = 2, [STATE_PARAMS] = 3};
     uint32_t least = from_stage[kind];
+    if (plan_is_owned(job, unit))
+        return least > 0;
     if (job->world < 2 || least == 0 || job->zero_stage < least)
         return false;
     return kind != STATE_PARAMS || !job->stays_gathered || !job->stays_gathered[unit];

@@ -43,6 +43,18 @@ static inline uint64_t plani_whole_elems(const plan_job *job, uint32_t unit)
     return shard_whole_elems(job->unit_elems[unit], plani_world(job));
 }
 
+/* Elements of the unit's params that its passes use on the device. */
+static inline uint64_t plani_used_elems(const plan_job *job, uint32_t unit)
+{
+    return plan_is_owned(job, unit) ? plani_shard_elems(job, unit) : plani_whole_elems(job, unit);
+}
+
+/* True if a rank's params are only a shard of those that passes use, which are gathered. */
+static inline bool plani_is_gathered(const plan_job *job, uint32_t unit)
+{
+    return plan_is_sharded(job, STATE_PARAMS, unit) && !plan_is_owned(job, unit);
+}
+
 /* True if the stage has a backward: it, or a stage before it, learns. */
 static inline bool plani_goes_back(const plan_job *job, uint32_t stage)
 {

@@ -29,6 +29,12 @@
  * and embedding are reduced each. Layer-major reduces once for all micro-batches. With several
  * ranks and micro-batches the orders therefore round differently.
  *
+ * Owned units (is_owned). Each rank owns whole experts, which are its shard, and rows of
+ * activations travel instead of params and gradients. The accumulator of such a unit has as many
+ * shards as there are ranks: shard r holds the own experts' gradients from the rows of rank r. They
+ * are added in the order of ranks, as a reduce-scatter in fp32 adds them, so that the bits are
+ * those of ZeRO.
+ *
  * Split masters (tile_master_is_split of state_streams). The update of a tile reads and writes
  * the working copy, which is part of the state: it has places on the slab as the tiles have, is
  * saved where they are saved, and is brought back, not made anew. It rests in the params' home
@@ -130,6 +136,10 @@ struct plan_job {
     /* [unit_count] 1: with stage 3 the unit's params are whole on each rank, as in stage 2
      * (stage3_param_persistence_threshold). NULL: no unit. */
     const uint8_t *stays_gathered;
+    /* [unit_count] 1: a unit of experts of which each rank owns a shard for good (expert
+     * parallelism). In every stage from 1 on its params rest and are used as shards: they are not
+     * gathered, and its gradients are not reduced. NULL: no unit. */
+    const uint8_t *is_owned;
     /* Bytes of a gradient's element on its way to other ranks: 4 or 2; 0 acts as 4. */
     uint32_t wire_bytes;
     /* Device memory that a reduce-scatter gets as ROLE_WORKSPACE: so many bytes for each element of
@@ -223,6 +233,11 @@ typedef struct plan_job plan_job;
 uint64_t plan_rest_elems(const plan_job *job, enum state_kind kind, uint32_t unit);
 /* True if they are the shard alone; false where there is one rank. */
 bool plan_is_sharded(const plan_job *job, enum state_kind kind, uint32_t unit);
+/* True if each rank owns its shard of the unit. */
+static inline bool plan_is_owned(const plan_job *self, uint32_t unit)
+{
+    return self->is_owned && self->is_owned[unit] && self->world > 1;
+}
 /* True if the unit's update orthogonalizes matrices. */
 static inline bool plan_has_matrices(const plan_job *self, uint32_t unit)
 {

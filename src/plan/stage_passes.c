@@ -315,14 +315,20 @@ static void use_workspace(plani_builder *b, const struct pass_run *run, uint32_t
     plani_use(b, idx, expanded, ROLE_EXPANDED, expands ? ACCESS_WRITE : ACCESS_READ);
 }
 
-static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t mb)
+/* Adds the tables that computing ops read. */
+static void use_tables(plani_builder *b, const struct pass_run *run, uint32_t idx)
 {
-    static const enum op_kind kinds[PHASE_COUNT] = {
-        [PHASE_FORWARD] = OP_FORWARD,
-        [PHASE_RECOMPUTE] = OP_RECOMPUTE,
-        [PHASE_BACKWARD] = OP_BACKWARD,
-    };
-    uint32_t idx = plani_op(b, kinds[run->phase], LANE_COMPUTE);
+    use_if(b, idx, b->set->homes.constants, ROLE_CONSTANTS, ACCESS_READ);
+    use_if(b, idx, b->set->homes.tokens_device, ROLE_TOKENS, ACCESS_READ);
+    if (run->phase == PHASE_FORWARD)
+        use_if(b, idx, b->set->homes.cache, ROLE_CACHE, ACCESS_UPDATE);
+}
+
+/* An op of the pass without operands. */
+static uint32_t pass_op(plani_builder *b, const struct pass_run *run, enum op_kind kind,
+                        enum lane_kind lane, uint32_t mb)
+{
+    uint32_t idx = plani_op(b, kind, lane);
     if (b->error < 0)
         return idx;
     op *item = &b->ops[idx];
@@ -330,6 +336,21 @@ static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t 
     item->stage = run->s;
     item->pass = run->pass_idx;
     item->micro_batch = mb;
+    return idx;
+}
+
+static const enum op_kind kinds[PHASE_COUNT] = {
+    [PHASE_FORWARD] = OP_FORWARD,
+    [PHASE_RECOMPUTE] = OP_RECOMPUTE,
+    [PHASE_BACKWARD] = OP_BACKWARD,
+};
+
+static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t mb)
+{
+    uint32_t idx = pass_op(b, run, kinds[run->phase], LANE_COMPUTE, mb);
+    if (b->error < 0)
+        return idx;
+    op *item = &b->ops[idx];
     item->demand.device_flops = run->pass->flops;
     item->demand.device_seconds = run->pass->seconds;
     uint64_t memory_bytes = run->pass->dram_bytes;
@@ -348,10 +369,7 @@ static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t 
     if (mb == run->mb_begin)
         item->first_micro_batch = (uint8_t)((run->fresh[0] ? 1 : 0) | (run->fresh[1] ? 2 : 0));
     use_workspace(b, run, idx, mb);
-    use_if(b, idx, b->set->homes.constants, ROLE_CONSTANTS, ACCESS_READ);
-    use_if(b, idx, b->set->homes.tokens_device, ROLE_TOKENS, ACCESS_READ);
-    if (run->phase == PHASE_FORWARD)
-        use_if(b, idx, b->set->homes.cache, ROLE_CACHE, ACCESS_UPDATE);
+    use_tables(b, run, idx);
     return idx;
 }
 
@@ -376,19 +394,10 @@ static plani_range told_hits(const plani_builder *b, const struct pass_run *run)
                          tells ? run->pass->told_count : 0};
 }
 
-static void run_micro_batch(plani_builder *b, struct plani_step *st, const struct pass_run *run,
-                            uint32_t mb)
+/* The params, gradients and hit of the pass's units. */
+static void use_units(plani_builder *b, const struct pass_run *run, uint32_t idx, uint32_t mb)
 {
     const struct pass *pass = run->pass;
-    uint8_t access = saved_access(b, run);
-    uint32_t input = bring_input(b, st, run, mb);
-    uint32_t saved = bring_saved(b, st, run, mb, access);
-    uint32_t output = output_buffer(b, st, run, mb);
-    uint32_t output_grad = output_grad_buffer(b, st, run, mb);
-    uint32_t input_grad = input_grad_buffer(b, st, run, mb);
-    uint32_t idx = begin_op(b, run, mb);
-    if (b->error < 0)
-        return;
     for (uint32_t i = 0; i < pass->unit_count; i++) {
         if (pass->reads_params[i])
             use_if(b, idx, run->params[i], i == 0 ? ROLE_PARAMS0 : ROLE_PARAMS1, ACCESS_READ);
@@ -399,17 +408,96 @@ static void run_micro_batch(plani_builder *b, struct plani_step *st, const struc
     }
     if (run->hit.size_bytes > 0)
         plani_use(b, idx, run->hit, ROLE_HITS, ACCESS_READ);
+}
+
+/* The buffers of the micro-batch's activations; PROGRAM_NONE where the pass does not use one. */
+struct pass_buffers {
+    uint32_t input, saved, output, output_grad, input_grad;
+    uint8_t saved_access;
+};
+
+/* A step of a pass of owned experts, before or after these. */
+static void outer_step(plani_builder *b, const struct pass_run *run, uint32_t mb,
+                       const struct pass_buffers *with, enum op_step step, uint32_t sent)
+{
+    const struct pass *pass = run->pass;
+    bool is_last = step == STEP_COMBINE;
+    uint32_t idx = pass_op(b, run, kinds[run->phase], LANE_COMPUTE, mb);
+    if (b->error < 0)
+        return;
+    b->ops[idx].step = (uint8_t)step;
+    plani_add_device_bytes(b->job, &b->ops[idx].demand, pass->moved_bytes);
+    use_if(b, idx, b->set->homes.workspace, ROLE_WORKSPACE, ACCESS_WRITE);
+    use_tables(b, run, idx);
+    use_if(b, idx, sent, ROLE_SENT, is_last ? ACCESS_READ : ACCESS_WRITE);
+    use_if(b, idx, with->saved, ROLE_SAVED, with->saved_access);
+    use_if(b, idx, with->output_grad, ROLE_OUTPUT_GRAD, pass->output_grad);
+    if (!is_last)
+        return;
+    use_if(b, idx, with->input, ROLE_INPUT, pass->input);
+    use_if(b, idx, with->output, ROLE_OUTPUT, pass->output);
+    use_if(b, idx, with->input_grad, ROLE_INPUT_GRAD, pass->input_grad);
+}
+
+/* A pass of owned experts: rows go to the ranks that own their experts, and results come back. */
+static void run_owned(plani_builder *b, const struct pass_run *run, uint32_t mb,
+                      const struct pass_buffers *with)
+{
+    const struct pass *pass = run->pass;
+    uint32_t unit = pass->units[0];
+    uint32_t sent = device_scratch(b, pass->sent_bytes, STATE_ACTIVATIONS, unit);
+    outer_step(b, run, mb, with, STEP_SEND, sent);
+    uint32_t received = device_scratch(b, pass->received_bytes, STATE_ACTIVATIONS, unit);
+    plani_exchange(b, run->s, run->pass_idx, unit, mb, OP_DISPATCH, sent, received,
+                   pass->dispatched_bytes);
+    uint32_t idx = begin_op(b, run, mb);
+    if (b->error < 0)
+        return;
+    b->ops[idx].step = STEP_EXPERTS;
+    use_units(b, run, idx, mb);
+    use_if(b, idx, received, ROLE_RECEIVED, ACCESS_UPDATE);
+    plani_exchange(b, run->s, run->pass_idx, unit, mb, OP_RETURN, received, sent,
+                   pass->returned_bytes);
+    outer_step(b, run, mb, with, STEP_COMBINE, sent);
+}
+
+/* The one op of any other pass. */
+static void run_at_once(plani_builder *b, const struct pass_run *run, uint32_t mb,
+                        const struct pass_buffers *with)
+{
+    const struct pass *pass = run->pass;
+    uint32_t idx = begin_op(b, run, mb);
+    if (b->error < 0)
+        return;
+    use_units(b, run, idx, mb);
     plani_range told = told_hits(b, run); /* the first micro-batch begins them, others add */
     if (told.size_bytes > 0)
         plani_use(b, idx, told, ROLE_HITS, mb == run->mb_begin ? ACCESS_WRITE : ACCESS_UPDATE);
-    use_if(b, idx, input, ROLE_INPUT, pass->input);
-    use_if(b, idx, saved, ROLE_SAVED, access);
-    use_if(b, idx, output, ROLE_OUTPUT, pass->output);
-    use_if(b, idx, output_grad, ROLE_OUTPUT_GRAD, pass->output_grad);
-    use_if(b, idx, input_grad, ROLE_INPUT_GRAD, pass->input_grad);
+    use_if(b, idx, with->input, ROLE_INPUT, pass->input);
+    use_if(b, idx, with->saved, ROLE_SAVED, with->saved_access);
+    use_if(b, idx, with->output, ROLE_OUTPUT, pass->output);
+    use_if(b, idx, with->output_grad, ROLE_OUTPUT_GRAD, pass->output_grad);
+    use_if(b, idx, with->input_grad, ROLE_INPUT_GRAD, pass->input_grad);
     if (pass->losses != 0)
         plani_use(b, idx, losses_range(b, run, mb), ROLE_LOSSES, (enum operand_access)pass->losses);
-    leave_saved(b, st, run, mb, access);
+}
+
+static void run_micro_batch(plani_builder *b, struct plani_step *st, const struct pass_run *run,
+                            uint32_t mb)
+{
+    struct pass_buffers with = {.saved_access = saved_access(b, run)};
+    with.input = bring_input(b, st, run, mb);
+    with.saved = bring_saved(b, st, run, mb, with.saved_access);
+    with.output = output_buffer(b, st, run, mb);
+    with.output_grad = output_grad_buffer(b, st, run, mb);
+    with.input_grad = input_grad_buffer(b, st, run, mb);
+    if (run->pass->sent_bytes > 0)
+        run_owned(b, run, mb, &with);
+    else
+        run_at_once(b, run, mb, &with);
+    if (b->error < 0)
+        return;
+    leave_saved(b, st, run, mb, with.saved_access);
     leave_output(b, st, run, mb);
     leave_input_grad(b, st, run, mb);
 }

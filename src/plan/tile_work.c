@@ -416,6 +416,8 @@ struct plani_new_params plani_begin_params(plani_builder *b, uint32_t unit, uint
     uint32_t home = b->set->homes.params[unit];
     uint32_t high = b->set->homes.highs[unit];
     struct plani_new_params made = {unit, home, wanted, high, PROGRAM_NONE, wanted, home};
+    if (plan_is_owned(job, unit))
+        return made;
     if (plan_is_sharded(job, STATE_PARAMS, unit)) {
         made.tiles_also_to = PROGRAM_NONE;
         if (wanted == PROGRAM_NONE)
@@ -465,22 +467,20 @@ void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
 uint32_t plani_device_params(plani_builder *b, uint32_t unit)
 {
     uint32_t home = b->set->homes.params[unit];
-    bool is_whole = !plan_is_sharded(b->job, STATE_PARAMS, unit);
-    if (is_whole && plani_is_on_device(b, home))
+    if (!plani_is_gathered(b->job, unit) && plani_is_on_device(b, home))
         return home;
-    return device_params_of(b, unit, plani_whole_elems(b->job, unit));
+    return device_params_of(b, unit, plani_used_elems(b->job, unit));
 }
 
 uint32_t plani_fetch_params(plani_builder *b, uint32_t unit)
 {
     uint32_t home = b->set->homes.params[unit], arrived = home;
-    bool is_sharded = plan_is_sharded(b->job, STATE_PARAMS, unit);
     uint64_t elems = plan_rest_elems(b->job, STATE_PARAMS, unit);
     if (!plani_is_on_device(b, home)) {
         arrived = device_params_of(b, unit, elems);
         plani_move_elems(b, unit, elems, home, arrived, b->job->param_bytes, STATE_PARAMS);
     }
-    if (!is_sharded)
+    if (!plani_is_gathered(b->job, unit))
         return arrived;
     uint32_t whole = device_params_of(b, unit, plani_whole_elems(b->job, unit));
     if (b->error >= 0)

@@ -50,9 +50,9 @@ static uint64_t stage_elems(const plan_job *job, uint32_t s, bool gathered_only)
     for (uint32_t p = 0; p < stage->pass_count[PHASE_BACKWARD]; p++) {
         const struct pass *pass = &stage->passes[PHASE_BACKWARD][p];
         for (uint32_t i = 0; i < pass->unit_count; i++)
-            if ((!gathered_only || plan_is_sharded(job, STATE_PARAMS, pass->units[i])) &&
+            if ((!gathered_only || plani_is_gathered(job, pass->units[i])) &&
                 !is_seen(stage, PHASE_BACKWARD, p, pass->units[i]))
-                elems += plani_whole_elems(job, pass->units[i]);
+                elems += plani_used_elems(job, pass->units[i]);
     }
     return elems;
 }
@@ -62,9 +62,8 @@ static uint64_t pass_elems(const plan_job *job, const struct pass *pass, bool ga
 {
     uint64_t elems = 0;
     for (uint32_t i = 0; i < pass->unit_count; i++)
-        if (pass->reads_params[i] &&
-            (!gathered_only || plan_is_sharded(job, STATE_PARAMS, pass->units[i])))
-            elems += plani_whole_elems(job, pass->units[i]);
+        if (pass->reads_params[i] && (!gathered_only || plani_is_gathered(job, pass->units[i])))
+            elems += plani_used_elems(job, pass->units[i]);
     return elems;
 }
 
