@@ -55,6 +55,28 @@ static const char *report_origin(const struct setup_summary *plan)
     return plan->machine_is_measured ? ", measured" : "; not all rates are measured";
 }
 
+/* Says what a rank sends for routed experts, in the way that the plan has and in the other one. */
+static void report_expert_ranks(FILE *out, const struct setup_summary *plan)
+{
+    char zero[CLI_FIGURE_BYTES], rows[CLI_FIGURE_BYTES];
+    if (plan->expert_zero_bytes == 0 && plan->expert_rows_bytes == 0)
+        return;
+    report_bytes((double)plan->expert_zero_bytes, zero);
+    report_bytes((double)plan->expert_rows_bytes, rows);
+    if (plan->expert_parallel_size > 1)
+        fprintf(
+            out,
+            "             Experts are owned by ranks: %s of it are rows of tokens (by ZeRO: %s).\n",
+            rows, zero);
+    else
+        fprintf(
+            out,
+            "             Experts are cut by ZeRO: %s of it at most (expert_parallel_size=%" PRIu32
+            ": %s).\n",
+            zero, plan->world_size, rows);
+    fputs("             Rows are counted as if all choices of experts were equally likely.\n", out);
+}
+
 static void report_job(FILE *out, const struct setup_summary *plan)
 {
     char text[CLI_FIGURE_BYTES];
@@ -89,6 +111,7 @@ static void report_job(FILE *out, const struct setup_summary *plan)
                 plan->world_size, plan->ranks_per_host, plan->zero_stage,
                 report_bytes((double)plan->sent_bytes, text), plan->sent_times,
                 plan->gathered_times, plan->reduced_times);
+    report_expert_ranks(out, plan);
 }
 
 /* ---- memory ---- */

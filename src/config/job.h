@@ -74,9 +74,10 @@ struct job_model {
     rope_form rope;
     /* Mixtures of experts; 0 experts: none. Widths 0: ffn_size; no shared expert. */
     uint64_t num_experts, num_experts_per_tok, expert_ffn_size, shared_ffn_size;
-    uint64_t experts_per_unit;    /* 0: as many as make a useful transfer */
-    bool norm_topk_prob;          /* the weights of a token's experts are divided by their sum */
-    double routed_scaling_factor; /* of the weights; 0: none */
+    uint64_t experts_per_unit;     /* 0: as many as make a useful transfer */
+    uint64_t expert_parallel_size; /* ranks that own experts; 1: none; 0: what moves fewer bytes */
+    bool norm_topk_prob;           /* the weights of a token's experts are divided by their sum */
+    double routed_scaling_factor;  /* of the weights; 0: none */
     enum job_scoring scoring_func;
     uint64_t n_group, topk_group;                    /* of experts; 0: no groups */
     uint64_t first_k_dense_replace;                  /* the first blocks, which have no experts */

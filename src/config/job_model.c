@@ -308,6 +308,7 @@ static int fill_variant(const configi_reader *reader, const struct rules *of,
         {"model.num_experts_per_tok", model->num_experts_per_tok != 0, of->has_experts},
         {"model.expert_ffn_size", model->expert_ffn_size != 0, of->has_experts},
         {"model.experts_per_unit", model->experts_per_unit != 0, of->has_experts},
+        {"model.expert_parallel_size", model->expert_parallel_size != 1, of->has_experts},
         {"model.norm_topk_prob", model->norm_topk_prob, of->has_experts},
         {"model.routed_scaling_factor", model->routed_scaling_factor != 0, of->has_experts},
         {"model.router_aux_loss_coef", model->router_aux_loss_coef != 0, of->has_experts},
@@ -319,6 +320,8 @@ static int fill_variant(const configi_reader *reader, const struct rules *of,
         {"model.topk_group", model->topk_group != 0, of->has_dense},
         {"model.first_k_dense_replace", model->first_k_dense_replace != 0, of->has_dense},
     };
+    if (configi_is_auto(reader, "model.expert_parallel_size"))
+        model->expert_parallel_size = 0;
     bool is_mixture = of->has_experts && !(of->has_dense && model->num_experts == 0 &&
                                            model->first_k_dense_replace >= model->num_layers);
     if (is_mixture && !configi_get(reader, "model.norm_topk_prob"))

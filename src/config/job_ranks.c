@@ -39,7 +39,7 @@ static int check_parallelism(const configi_reader *reader)
                             "3 splits all states"},
         {"pipeline", "blocks are not dealt out to ranks; leave it out: zero_optimization.stage 3 "
                      "splits all states"},
-        {"expert_parallel", "these models have no experts; leave it out"},
+        {"expert_parallel", "set model.expert_parallel_size to the number of ranks in place of it"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (asks_several(configi_get(reader, rows[i].path)))

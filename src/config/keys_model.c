@@ -32,7 +32,8 @@ const configi_key configi_model_keys[] = {
         "deepseek_v3, glm4_moe), relative to the current directory. Its config.json defines "
         "the model, and a new run begins with its "
         "weights. The block may add seq_length (default: 1024, or less if the model allows less), "
-        "max_part_bytes and experts_per_unit. Other keys may only repeat what config.json says."),
+        "max_part_bytes, experts_per_unit and expert_parallel_size. Other keys may only repeat "
+        "what config.json says."),
     KEY("model.module", ANY, NOWHERE, NONE, NONE, NONE, FIXED,
         "A model whose passes a program computes, through the Python package or sluice_module_* "
         "(src/sluice.h): its description, or the path of a JSON file with it, relative to the "
@@ -211,6 +212,15 @@ const configi_key configi_model_keys[] = {
         "gradient, but sums by units: the gradient norm, and scales of state.params and of "
         "approximate moments. "
         "Default: a divisor of num_experts, as many as have about 16 million parameters."),
+    KEY("model.expert_parallel_size", INT, AT(model.expert_parallel_size), "1", "[1,1024]", "ranks",
+        FIXED,
+        "Expert parallelism. 1: experts are cut over the ranks like all units (ZeRO), and their "
+        "parameters and gradients travel. The number of ranks: each rank owns whole experts for "
+        "good, and rows of tokens travel to them and back (all-to-all). \"auto\": the way that "
+        "moves fewer bytes, if all choices are equally likely; sluice plan states both. "
+        "Losses and gradients have the same bits (communication_data_type fp32). It must divide "
+        "num_experts and experts_per_unit. On the CPU, with zero_optimization.stage 1 or more and "
+        "schedule.order layer_major; not with packed parameters."),
     KEY("model.vocab_size", INT, AT(model.vocab_size), NONE, "[1,1000000000]", "tokens", FIXED,
         "Rows of the embedding. Default with the tokenizer \"bytes\": 256.", .why = token_ids),
     KEY("model.seq_length", INT, AT(model.seq_length), NONE, "[1,16777216]", "tokens", FIXED,

@@ -90,6 +90,13 @@ static void fill_hits(struct engine *self, const program *prog, const op *item, 
     }
 }
 
+static const enum model_step steps[] = {
+    [STEP_WHOLE] = MODEL_STEP_WHOLE,
+    [STEP_SEND] = MODEL_STEP_SEND,
+    [STEP_EXPERTS] = MODEL_STEP_EXPERTS,
+    [STEP_COMBINE] = MODEL_STEP_COMBINE,
+};
+
 static void fill_call(struct engine *self, const program *prog, const op *item, model_call *call)
 {
     const struct setup *setup = self->setup;
@@ -136,6 +143,9 @@ static void fill_call(struct engine *self, const program *prog, const op *item, 
         .dropout_seed = self->step.seed,
         .micro_batch = item->micro_batch,
         .trains = prog->kind != PROGRAM_EVAL,
+        .step = steps[item->step],
+        .sent = enginei_role_address(self, prog, item, ROLE_SENT),
+        .received = enginei_role_address(self, prog, item, ROLE_RECEIVED),
     };
     fill_hits(self, prog, item, call);
 }
@@ -341,6 +351,11 @@ void enginei_name_collective(const struct engine *self, const op *item,
     if (item->kind == OP_UNITE_HITS)
         snprintf(label, COMM_LABEL_BYTES, "step %llu, hits of the experts of stage %u",
                  (unsigned long long)self->step.step, item->stage);
+    else if (item->kind == OP_DISPATCH || item->kind == OP_RETURN)
+        snprintf(label, COMM_LABEL_BYTES, "step %llu, %s of %.40s, pass %u, micro-batch %u",
+                 (unsigned long long)self->step.step,
+                 item->kind == OP_DISPATCH ? "rows for experts" : "results",
+                 net->units[item->unit].name, item->pass, item->micro_batch);
     else if (item->unit < net->unit_count)
         snprintf(label, COMM_LABEL_BYTES, "step %llu, %s of %s of %.40s",
                  (unsigned long long)self->step.step, kind,
@@ -359,6 +374,8 @@ int enginei_run_collective(void *user, const program *prog, const op *item)
     char label[COMM_LABEL_BYTES];
     if (item->kind == OP_UNITE_HITS) /* on a worker: it is complete when the call returns */
         return enginei_unite_hits(self, prog, item, NULL);
+    if (item->kind == OP_DISPATCH || item->kind == OP_RETURN)
+        return enginei_exchange_rows(self, prog, item);
     comm *members = self->setup->ranks.comm;
     enginei_name_collective(self, item, label);
     comm_note(members, label);
@@ -390,6 +407,9 @@ static int wait_in_place(const struct engine *self, const program *prog, const o
     const operand *hits = op_operand(item, ROLE_HITS);
     if (hits && hits->access != ACCESS_READ) /* nothing is skipped */
         memset(address(self, prog, hits), 1, hits->size_bytes);
+    if (item->step == STEP_SEND) /* no rows go to any rank */
+        memset(enginei_role_address(self, prog, item, ROLE_SENT), 0,
+               program_parcel_table_bytes(self->setup->ranks.world));
     double seconds = self->setup->gpu ? 0 : setup_watched_seconds(self->setup, item);
     struct timespec left = {.tv_sec = (time_t)seconds};
     left.tv_nsec = (long)((seconds - (double)left.tv_sec) * 1e9);

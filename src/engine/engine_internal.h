@@ -58,6 +58,9 @@ int enginei_unite_hits(struct engine *self, const program *prog, const op *item,
                        void *stream) MUST_CHECK;
 void enginei_take_hits(struct engine *self, const program *prog, const op *item);
 
+/* ---- exchange_rows.c: rows of activations, for experts that belong to ranks ---- */
+int enginei_exchange_rows(struct engine *self, const program *prog, const op *item) MUST_CHECK;
+
 /* ---- run_update.c: the optimizer's ops, for compute.c ---- */
 
 /* The kernels and the context with which an op of the optimizer computes. */

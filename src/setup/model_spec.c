@@ -96,6 +96,7 @@ model_spec setup_model_spec(const struct job_model *from)
         .expert_ffn_size = from->expert_ffn_size,
         .shared_ffn_size = from->shared_ffn_size,
         .experts_per_unit = from->experts_per_unit,
+        .expert_ranks = from->expert_parallel_size, /* setup corrects it where it is "auto" */
         .normalizes_experts = from->norm_topk_prob,
         .routed_scaling = from->routed_scaling_factor,
         .sigmoid_scores = from->scoring_func == JOB_SIGMOID,
@@ -174,6 +175,7 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         {"expert_ffn_size", (double)spec->expert_ffn_size},
         {"shared_ffn_size", (double)spec->shared_ffn_size},
         {"experts_per_unit", (double)spec->experts_per_unit},
+        {"expert_parallel_size", spec->expert_ranks > 1 ? (double)spec->expert_ranks : 0},
         {"norm_topk_prob", spec->normalizes_experts},
         {"routed_scaling_factor", spec->routed_scaling},
         {"scoring_func", spec->sigmoid_scores},

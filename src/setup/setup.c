@@ -62,6 +62,7 @@ static int make_family(struct setup *self, const struct setup_options *options)
 {
     model_spec spec = setup_model_spec(&self->job->model);
     TRY(setup_fill_learning(self->job, &spec));
+    TRY(setupi_choose_expert_ranks(self, options, &spec));
     /* Nothing learns in an evaluation, so that everything may be packed. */
     if (options->only_eval && model_asks_packed(&spec) && spec.lora.rank == 0 &&
         !spec.learn.is_given)
@@ -77,14 +78,15 @@ static int make_family(struct setup *self, const struct setup_options *options)
 
 static int make_model(struct setup *self, const struct setup_options *options)
 {
+    if (self->is_described)
+        TRY(setupi_described_device(self));
+    else
+        TRY(setupi_choose_backend(self));
     if (self->job->model.module)
         TRY(model_create_module(self->job->model.module, self->job->type, &self->net));
     else
         TRY(make_family(self, options));
-    if (self->is_described) {
-        TRY(setupi_described_device(self));
-    } else {
-        TRY(setupi_choose_backend(self));
+    if (!self->is_described) {
         TRY(setupi_choose_collectives(self));
         TRY(place_cores(self));
         TRY(setupi_make_cpu_context(self));
@@ -276,6 +278,7 @@ static int make_rank_inputs(struct setup *self)
     plan->world = self->ranks.world;
     plan->zero_stage = asked->zero_stage;
     plan->stays_gathered = self->stays_gathered;
+    TRY(setupi_find_owned(self));
     plan->wire_bytes = (uint32_t)dtype_bytes(asked->comm.wire);
     bool is_nccl = self->collectives == COMM_NCCL;
     plan->reduce_scratch_bytes = is_nccl && plan->wire_bytes < 4 ? plan->wire_bytes : 0;
@@ -504,6 +507,7 @@ void setup_destroy(struct setup *self)
     mem_free(self->matrix_flops);
     mem_free(self->unit_streams);
     mem_free(self->stays_gathered);
+    mem_free(self->is_owned);
     model_destroy(self->single);
     model_destroy(self->net);
     if (self->context)

@@ -58,6 +58,10 @@ struct setup {
         *stages; /* [stage_count] of net, as the plan takes them; the passes are net's own */
     uint64_t *unit_elems;    /* [unit_count] model_unit.rest_elems */
     uint8_t *stays_gathered; /* [unit_count] plan_job.stays_gathered */
+    uint8_t *is_owned;       /* [unit_count] plan_job.is_owned; NULL: no unit is owned */
+    /* Bytes that a rank sends in a step for routed experts: by ZeRO, and if ranks own them. Both 0:
+     * there are none, or they cannot be divided over the ranks. */
+    uint64_t expert_zero_bytes, expert_rows_bytes;
     /* [unit_count] 1: the unit does not learn, so its params are part of the state. All 0 with
      * params_alone. */
     uint8_t *is_frozen;
@@ -183,6 +187,8 @@ int setup_gpu_used(const struct setup *self, uint64_t *used_bytes) MUST_CHECK;
 int setup_name_import(const struct job *asked, const model *net, manifest *record) MUST_CHECK;
 /* True if the identity in the manifest is that of an import. */
 bool setup_is_imported(const manifest *found);
+/* The ranks that own experts in a run, 1: none. For a job that leaves it open ("auto"). */
+uint64_t setup_recorded_expert_ranks(const manifest *found);
 /* The directories of the job's slabs, as absolute paths. Placeholders of ranks are kept. */
 int setup_job_drives(const struct job *asked, slab_drive drives[DRIVES_MAX],
                      uint32_t *count) MUST_CHECK;

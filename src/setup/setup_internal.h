@@ -37,6 +37,15 @@ int setupi_check_import(const manifest *found, const char *identity,
  * params_alone. */
 uint32_t setupi_state_streams(const struct job *asked, bool params_alone);
 
+/* ---- experts that ranks own: expert_ranks.c ---- */
+
+/* Fills the spec's members about ranks, and setup's bytes of both ways. ERR_CONFIG if the job asks
+ * for something that is not possible. Call it when it is known what computes. */
+int setupi_choose_expert_ranks(struct setup *self, const struct setup_options *options,
+                               model_spec *spec) MUST_CHECK;
+/* Fills plan.is_owned. Call it when the model is made. */
+int setupi_find_owned(struct setup *self) MUST_CHECK;
+
 /* ---- device, drives, machine ---- */
 
 /* Sets `ops`, and for a GPU also `gpu` and `context`. ERR_CONFIG if the job demands a GPU that is

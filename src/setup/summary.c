@@ -325,7 +325,8 @@ static void summarize_volume(const struct setup *self, struct setup_summary *out
         all += (double)shard_whole_elems(plan->unit_elems[u], self->ranks.world);
     for (uint64_t i = 0; i < prog->op_count; i++) {
         const op *item = &prog->ops[i];
-        if (item->lane != LANE_COMM || item->unit == PROGRAM_NONE)
+        bool is_rows = item->kind == OP_DISPATCH || item->kind == OP_RETURN;
+        if (item->lane != LANE_COMM || item->unit == PROGRAM_NONE || is_rows)
             continue;
         double elems = plan_share(&item->demand) *
                        (double)shard_whole_elems(plan->unit_elems[item->unit], self->ranks.world);
@@ -384,6 +385,9 @@ static void summarize_job(const struct setup *self, struct setup_summary *out)
     out->world_size = self->ranks.world;
     out->ranks_per_host = (uint32_t)size_max(self->ranks.local_world, 1);
     out->zero_stage = self->job->zero_stage;
+    out->expert_zero_bytes = self->expert_zero_bytes;
+    out->expert_rows_bytes = self->expert_rows_bytes;
+    out->expert_parallel_size = self->is_owned ? self->ranks.world : 1;
     out->micro_batch = self->net->micro_batch;
     out->micro_batch_count = self->job->accumulation;
     out->seq_length = self->net->tokens;

@@ -81,6 +81,10 @@ struct setup_summary {
     double model_flops;    /* of a step of all ranks, without recomputation, as the field does */
     double hardware_flops; /* of a step of one rank, with recomputation */
     uint64_t sent_bytes;   /* by each rank to others in a steady step */
+    /* The part of that for routed experts, in both ways: by ZeRO, and if ranks own them. 0: there
+     * are none, or they cannot be divided. And the number of ranks that own them; 1: ZeRO. */
+    uint64_t expert_zero_bytes, expert_rows_bytes;
+    uint32_t expert_parallel_size;
     /* How often a steady step gathers and reduces the model's padded parameters, and the sum of
      * both, as ZeRO counts it. Each of N ranks sends (N - 1) / N of that, and the norm's sums. */
     double gathered_times, reduced_times, sent_times;

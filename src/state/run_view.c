@@ -87,6 +87,8 @@ static void read_model(state_view *self)
         return;
     }
     model_spec spec = setup_model_spec(&self->asked->model);
+    if (spec.expert_ranks == 0)
+        spec.expert_ranks = setup_recorded_expert_ranks(&self->record);
     if (setup_fill_learning(self->asked, &spec) < 0 ||
         model_create(&spec, self->asked->type, self->asked->micro_batch, &self->net) < 0)
         self->net = NULL;

@@ -163,7 +163,7 @@ static void wrong_for_ranks(void **state)
         {"tensor_parallel={\"autotp_size\": 2}", "not built for 2 ranks"},
         {"tensor_parallel={\"tp\": {\"tp_size\": 4}}", "not built for 2 ranks"},
         {"pipeline={\"stages\": 2}", "not built for 2 ranks"},
-        {"expert_parallel={\"size\": 2}", "no experts"},
+        {"expert_parallel={\"size\": 2}", "model.expert_parallel_size"},
         {"gradient_allreduce_op=sum", "\"sum\" is not built for 2 ranks"},
         {"comm.backend=gloo", "none of auto|mpi|staged|nccl"},
         {"comm.timeout_seconds=1", "must be in [2,86400]"},

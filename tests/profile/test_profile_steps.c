@@ -277,6 +277,31 @@ static void experts_are_counted(void **state)
     assert_nothing_left("experts");
 }
 
+/* A rank that owns experts works without the other ranks, also if it only moves bytes. */
+static void ranks_that_own_experts_are_pretended(void **state)
+{
+    (void)state;
+    static const fixture_model mixture = {.family = "mixtral", .layers = 2, .hidden = 64};
+    fixture_sets sets = drive_sets();
+    fixture_set(&sets, "model.num_experts=4");
+    fixture_set(&sets, "model.expert_parallel_size=2");
+    fixture_set(&sets, "zero_optimization.stage=2");
+    for (int only = 0; only < 2; only++) {
+        job *asked = fixture_job_ranks("owned", &mixture, &sets, 2);
+        struct profile_options options = {.job = asked,
+                                          .steps = STEPS,
+                                          .no_advice = true,
+                                          .as_rank = 1,
+                                          .of_ranks = 2,
+                                          .only_transfers = only};
+        if (profile_run(&options, &summary) < 0)
+            fail_msg("%s", err_text());
+        assert_int_equal(summary.plan.expert_parallel_size, 2);
+        job_destroy(asked);
+    }
+    assert_nothing_left("owned");
+}
+
 /* The advice depends on the machine, so only its form is asserted: sorted by gain, no gain too
  * small, no two changes alike. */
 static void changes_are_simulated(void **state)
@@ -331,6 +356,7 @@ int main(void)
         cmocka_unit_test(fp16_without_data_is_measured),
         cmocka_unit_test(a_rank_is_measured_alone),
         cmocka_unit_test(experts_are_counted),
+        cmocka_unit_test(ranks_that_own_experts_are_pretended),
         cmocka_unit_test(changes_are_simulated),
         cmocka_unit_test(ends_leave_nothing),
     };

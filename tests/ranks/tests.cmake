@@ -116,6 +116,11 @@ if(TARGET sluice_profile)
         ranks_test(test_ranks_stages ${ranks} more-draws slow any draws=${ranks}000-${ranks}039)
     endforeach()
 
+    ranks_program(test_ranks_owned)
+    ranks_test(test_ranks_owned 2 experts "cpu;mpi")
+    ranks_test(test_ranks_owned 4 experts "cpu;mpi" owned_experts*)
+    ranks_test(test_ranks_owned 4 all slow)
+
     ranks_program(test_ranks_memory)
     foreach(ranks 1 2 4)
         ranks_test(test_ranks_memory ${ranks} gpt2 "cpu;mpi" gpt2-bf16)

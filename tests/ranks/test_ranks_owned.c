@@ -1,0 +1,302 @@
+/* Expert parallelism: ranks own whole experts, and rows of tokens travel to them.
+ *
+ * Losses have the bits of ZeRO at the same number of ranks, for even and uneven routing. Stages,
+ * placements and ways to fetch agree in every bit of norms and weights too. Norms may differ from
+ * those of ZeRO by rounding, since blocks of a unit's vector hold other experts. A run goes on
+ * after a stop, on as many ranks or on one. The bytes sent are those of the plan, exactly so where
+ * every token has all experts.
+ *
+ * test_ranks_owned RANKS [NAME OF A TEST] */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+#include "setup/summary.h"
+#include "tests/ranks/mpi_fixture.h"
+#include "train/train.h"
+
+static fixture_model shape = {.family = "mixtral", .layers = 2, .hidden = 64};
+
+/* 8 experts in units of 4 or 8. Without clipping, so that no bit of a norm acts on a weight. */
+static void begin_sets(fixture_sets *sets, bool is_owned)
+{
+    memset(sets, 0, sizeof *sets);
+    fixture_set(sets, "run.steps=4");
+    fixture_set(sets, "run.eval_every=2");
+    fixture_set(sets, "gradient_clipping=0");
+    fixture_set(sets, "communication_data_type=fp32");
+    fixture_set(sets, "model.seq_length=16");
+    fixture_set(sets, "model.num_experts=8");
+    fixture_set(sets, "model.experts_per_unit=%d", mpi_world > 2 ? 8 : 4);
+    fixture_set(sets, "model.expert_parallel_size=%u", is_owned ? mpi_world : 1);
+    fixture_set(sets, "zero_optimization.stage3_param_persistence_threshold=0");
+}
+
+/* The same losses in every bit, and norms as good as equal. */
+static void assert_same_losses(const char *what, const mpi_result *zero, const mpi_result *owned)
+{
+    if (mpi_rank != 0)
+        return;
+    assert_int_equal(zero->run.step_count, owned->run.step_count);
+    for (uint64_t i = 0; i < zero->run.step_count; i++) {
+        if (zero->run.loss_bits[i] != owned->run.loss_bits[i])
+            fail_msg("%s: step %llu: %.9g by ZeRO, %.9g with owned experts", what,
+                     (unsigned long long)i + 1, zero->run.losses[i], owned->run.losses[i]);
+        if (!(fabs(zero->norms[i] / owned->norms[i] - 1) < 1e-12))
+            fail_msg("%s: step %llu: norm %.17g by ZeRO, %.17g with owned experts", what,
+                     (unsigned long long)i + 1, zero->norms[i], owned->norms[i]);
+    }
+    for (uint32_t i = 0; i < zero->eval_count; i++)
+        assert_true(zero->eval_losses[i] == owned->eval_losses[i]);
+    assert_int_equal(owned->run.plan.expert_parallel_size, mpi_world);
+}
+
+struct way {
+    const char *name;
+    const char *sets[6];
+};
+
+static const struct way ways[] = {
+    {"stage 3", {"zero_optimization.stage=3"}},
+    {"stage 1", {"zero_optimization.stage=1"}},
+    {"stage 2, after the backward",
+     {"zero_optimization.stage=2", "schedule.update=after_backward"}},
+    {"stage 3, all on drives",
+     {"zero_optimization.stage=3", "tiers.place.optimizer=nvme", "tiers.place.params=nvme",
+      "tiers.place.grads=nvme", "tiers.place.activations=nvme", "schedule.experts=hit"}},
+    {"stage 2, in host memory, checked",
+     {"zero_optimization.stage=2", "tiers.place.optimizer=host", "tiers.place.params=host",
+      "tiers.place.activations=host", "run.paranoid=true"}},
+};
+
+/* All ways with these settings agree, and their losses are those of ZeRO. */
+static void compare(const char *what, const char *const sets[3], size_t way_count)
+{
+    static mpi_result zero, first, result;
+    static fixture_sets asked;
+    for (size_t i = 0; i <= way_count; i++) {
+        begin_sets(&asked, i > 0);
+        for (int k = 0; k < 3 && sets[k]; k++)
+            fixture_set(&asked, "%s", sets[k]);
+        const struct way *way = &ways[i == 0 ? 0 : i - 1];
+        for (int k = 0; k < 6 && way->sets[k]; k++)
+            fixture_set(&asked, "%s", way->sets[k]);
+        mpi_train_good("owned", &shape, &asked, i == 0 ? &zero : i == 1 ? &first : &result);
+        if (i == 1)
+            assert_same_losses(what, &zero, &first);
+        if (i > 1)
+            mpi_assert_same(way->name, &first, &result);
+    }
+    if (mpi_rank == 0)
+        printf("%u ranks, %s: %zu ways agree\n", mpi_world, what, way_count);
+}
+
+enum { WAYS = sizeof ways / sizeof ways[0] };
+
+static void owned_experts_have_the_bits_of_zero(void **state)
+{
+    (void)state;
+    static const char *const all[3] = {NULL}, *const uneven[3] = {
+                                                  "model.num_experts_per_tok=1",
+                                                  "model.seq_length=4",
+                                                  "train_micro_batch_size_per_gpu=1"};
+    /* Logits that are all 0: every token chooses the first experts. */
+    static const char *const alike[3] = {"model.init_std=1e-25"};
+    shape.bf16 = false;
+    compare("fp32", all, WAYS);
+    compare("few tokens, one expert each", uneven, 2);
+    compare("all tokens choose the same experts", alike, 2);
+    shape.bf16 = true;
+    compare("bf16", all, WAYS);
+    shape.bf16 = false;
+}
+
+static void frozen_experts_have_them_too(void **state)
+{
+    (void)state;
+    static const char *const adapters[3] = {"train.lora={\"rank\":2,\"targets\":[\"q_proj\"]}"};
+    static const char *const block[3] = {"train.only=[\"blocks.1\"]",
+                                         "model.router_aux_loss_coef=0.01"};
+    static const char *const of_experts[3] = {
+        "train.lora={\"rank\":2,\"targets\":[\"experts.down_proj\",\"experts.gate_up_proj\"]}",
+        "model.num_experts_per_tok=3"};
+    compare("adapters of attention", adapters, 2);
+    compare("adapters of experts", of_experts, WAYS);
+    compare("a block alone, and a loss of routers", block, 3);
+}
+
+/* ---- bytes ---- */
+
+static void check_sent(const char *what, const mpi_result *result)
+{
+    for (uint32_t r = 0; mpi_rank == 0 && r < mpi_world; r++)
+        if (result->run.summary.ranks[r].sent_bytes != result->run.plan.sent_bytes)
+            fail_msg("%s: rank %u sent %llu bytes, the plan says %llu", what, r,
+                     (unsigned long long)result->run.summary.ranks[r].sent_bytes,
+                     (unsigned long long)result->run.plan.sent_bytes);
+}
+
+/* If every token has all experts, the number of rows does not depend on the router. */
+static void plans_say_what_is_sent(void **state)
+{
+    (void)state;
+    static mpi_result zero, owned;
+    static fixture_sets asked;
+    for (int i = 0; i < 2; i++) {
+        begin_sets(&asked, i > 0);
+        fixture_set(&asked, "model.num_experts_per_tok=8");
+        fixture_set(&asked, "zero_optimization.stage=3");
+        fixture_set(&asked, "zero_optimization.stage3_max_reuse_distance=0");
+        mpi_train_good("sent", &shape, &asked, i == 0 ? &zero : &owned);
+    }
+    assert_same_losses("every expert", &zero, &owned);
+    check_sent("ZeRO", &zero);
+    check_sent("owned", &owned);
+    if (mpi_rank != 0)
+        return;
+    const struct setup_summary *plan = &owned.run.plan;
+    assert_int_equal(plan->expert_zero_bytes, zero.run.plan.expert_zero_bytes);
+    assert_int_equal(plan->expert_rows_bytes, zero.run.plan.expert_rows_bytes);
+    /* The plans differ by the bytes that each of them states for experts, and by no others. */
+    uint64_t zero_rest = zero.run.plan.sent_bytes - plan->expert_zero_bytes;
+    uint64_t owned_rest = plan->sent_bytes - plan->expert_rows_bytes;
+    assert_int_equal(zero_rest, owned_rest);
+    printf("%u ranks: experts by ZeRO %llu bytes a step, as rows %llu\n", mpi_world,
+           (unsigned long long)plan->expert_zero_bytes,
+           (unsigned long long)plan->expert_rows_bytes);
+}
+
+static void auto_takes_the_smaller_volume(void **state)
+{
+    (void)state;
+    static mpi_result result;
+    static fixture_sets asked;
+    for (unsigned tokens = 4; tokens <= 64; tokens *= 16) {
+        begin_sets(&asked, false);
+        fixture_set(&asked, "model.expert_parallel_size=auto");
+        fixture_set(&asked, "model.seq_length=%u", tokens);
+        fixture_set(&asked, "train_micro_batch_size_per_gpu=%u", tokens > 4 ? 4 : 1);
+        fixture_set(&asked, "zero_optimization.stage=2");
+        fixture_set(&asked, "run.steps=2");
+        mpi_train_good("auto", &shape, &asked, &result);
+        const struct setup_summary *plan = &result.run.plan;
+        bool is_owned = plan->expert_rows_bytes < plan->expert_zero_bytes;
+        if (mpi_rank == 0) {
+            assert_int_equal(plan->expert_parallel_size, is_owned ? mpi_world : 1);
+            assert_int_equal(is_owned, tokens == 4);
+        }
+    }
+}
+
+/* ---- resuming ---- */
+
+static void runs_go_on(void **state)
+{
+    (void)state;
+    static mpi_result whole, half, rest;
+    static fixture_sets asked;
+    for (int i = 0; i < 3; i++) {
+        begin_sets(&asked, true);
+        fixture_set(&asked, "zero_optimization.stage=2");
+        fixture_set(&asked, "tiers.place.optimizer=nvme");
+        fixture_set(&asked, "run.steps=%d", i == 1 ? 3 : 6);
+        const mpi_call call = {.name = i == 0 ? "whole" : "stopped", .keeps = i > 0};
+        mpi_train_call(&call, &shape, &asked, i == 0 ? &whole : i == 1 ? &half : &rest);
+    }
+    if (mpi_rank == 0) {
+        assert_int_equal(whole.run.step_count, 6);
+        assert_int_equal(rest.run.step_count, 6);
+        for (int i = 0; i < 6; i++)
+            assert_int_equal(whole.run.loss_bits[i], rest.run.loss_bits[i]);
+        assert_true(whole.run.summary.weights_hash == rest.run.summary.weights_hash);
+    }
+    /* One rank goes on with all experts; its step has the sequences of all ranks. */
+    mpi_barrier();
+    if (mpi_rank == 0) {
+        static fixture_result alone;
+        fixture_set(&asked, "run.steps=8");
+        fixture_set(&asked, "gradient_accumulation_steps=%u", 2 * mpi_world);
+        fixture_set(&asked, "device.threads=1");
+        job *one = fixture_job("stopped", &shape, &asked);
+        const fixture_call call = {.name = "stopped"};
+        fixture_train(one, &call, &alone);
+        if (alone.rc < 0)
+            fail_msg("one rank: %s", alone.error);
+        assert_int_equal(alone.step_count, 8);
+        assert_true(fabs(alone.losses[7] / alone.losses[5] - 1) < 0.2);
+        job_destroy(one);
+        fixture_remove("stopped");
+    }
+    mpi_barrier();
+}
+
+/* On one rank experts lie in groups too, and nothing travels. */
+static void groups_change_no_bit_of_one_rank(void **state)
+{
+    (void)state;
+    static mpi_result plain, grouped;
+    static fixture_sets asked;
+    for (int i = 0; i < 2; i++) {
+        begin_sets(&asked, i > 0);
+        mpi_train_alone("grouped", &shape, &asked, 2, i ? &grouped : &plain);
+    }
+    for (uint64_t i = 0; mpi_rank == 0 && i < plain.run.step_count; i++)
+        assert_int_equal(plain.run.loss_bits[i], grouped.run.loss_bits[i]);
+}
+
+/* ---- refusals ---- */
+
+static void what_cannot_be_is_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *sets[3];
+        const char *text;
+    } cases[] = {
+        {{"zero_optimization.stage=0"}, "zero_optimization.stage is 0"},
+        {{"schedule.order=batch_major"}, "schedule.order is batch_major"},
+        {{"model.expert_parallel_size=8"}, "it must be 1 or the number of ranks"},
+        {{"model.num_experts=9"}, "must divide model.num_experts 9"},
+        {{"model.num_experts=16", "model.experts_per_unit=1"}, "must be a multiple of"},
+        {{"train.lora={\"rank\":2,\"targets\":[\"q_proj\"]}", "state.params=nf4"}, "packed"},
+    };
+    static struct setup_summary plan;
+    static fixture_sets asked;
+    const struct setup_plan_options options = {0};
+    for (size_t i = 0; mpi_rank == 0 && i < sizeof cases / sizeof cases[0]; i++) {
+        begin_sets(&asked, true);
+        fixture_set(&asked, "zero_optimization.stage=2");
+        for (int k = 0; k < 3 && cases[i].sets[k]; k++)
+            fixture_set(&asked, "%s", cases[i].sets[k]);
+        job *one = fixture_job_ranks("refused", &shape, &asked, mpi_world);
+        int rc = setup_plan_on(one, &options, &plan);
+        if (rc != ERR_CONFIG || !strstr(err_text(), cases[i].text))
+            fail_msg("case %zu: %d, %s", i, rc, err_text());
+        printf("refused: %s\n", err_text());
+        job_destroy(one);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest all[] = {
+        cmocka_unit_test(owned_experts_have_the_bits_of_zero),
+        cmocka_unit_test(frozen_experts_have_them_too),
+        cmocka_unit_test(plans_say_what_is_sent),
+        cmocka_unit_test(auto_takes_the_smaller_volume),
+        cmocka_unit_test(runs_go_on),
+        cmocka_unit_test(groups_change_no_bit_of_one_rank),
+        cmocka_unit_test(what_cannot_be_is_refused),
+    };
+    mpi_launch(argc, argv);
+    if (argc > 2)
+        cmocka_set_test_filter(argv[2]);
+    return mpi_end(cmocka_run_group_tests(all, mpi_setup, mpi_teardown));
+}
