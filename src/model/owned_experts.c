@@ -50,6 +50,13 @@ int modeli_check_expert_ranks(const model_spec *spec)
                        "model.expert_parallel_size is %llu, but at most %u is possible here (%u if "
                        "experts have neither biases nor adapters)",
                        ranks, MODELI_GROUPED_MAX / tensors, MODELI_GROUPED_MAX / 2);
+    /* They train with the bits of ZeRO, but src/hf takes a unit to have one part of each. */
+    if (modeli_names_experts(spec))
+        return err_set(ERR_CONFIG,
+                       "model.expert_parallel_size is %llu, but train.lora.targets names experts, "
+                       "whose adapters could not be exported: take experts out of the targets, or "
+                       "set model.expert_parallel_size to 1",
+                       ranks);
     if (model_asks_packed(spec))
         return err_set(ERR_CONFIG,
                        "model.expert_parallel_size is %llu, but state.params or state.rules asks "

@@ -124,11 +124,7 @@ static void frozen_experts_have_them_too(void **state)
     static const char *const adapters[3] = {"train.lora={\"rank\":2,\"targets\":[\"q_proj\"]}"};
     static const char *const block[3] = {"train.only=[\"blocks.1\"]",
                                          "model.router_aux_loss_coef=0.01"};
-    static const char *const of_experts[3] = {
-        "train.lora={\"rank\":2,\"targets\":[\"experts.down_proj\",\"experts.gate_up_proj\"]}",
-        "model.num_experts_per_tok=3"};
     compare("adapters of attention", adapters, 2);
-    compare("adapters of experts", of_experts, WAYS);
     compare("a block alone, and a loss of routers", block, 3);
 }
 
@@ -265,6 +261,7 @@ static void what_cannot_be_is_refused(void **state)
         {{"model.expert_parallel_size=8"}, "it must be 1 or the number of ranks"},
         {{"model.num_experts=9"}, "must divide model.num_experts 9"},
         {{"model.num_experts=16", "model.experts_per_unit=1"}, "must be a multiple of"},
+        {{"train.lora={\"rank\":2,\"targets\":[\"experts.down_proj\"]}"}, "names experts"},
         {{"train.lora={\"rank\":2,\"targets\":[\"q_proj\"]}", "state.params=nf4"}, "packed"},
     };
     static struct setup_summary plan;
