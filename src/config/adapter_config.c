@@ -42,9 +42,11 @@ static int check_kind(const struct adapter_config *self)
                                          "rank_pattern",        "alpha_pattern",
                                          "layers_to_transform", "layer_replication",
                                          "exclude_modules",     "trainable_token_indices",
-                                         "use_qalora",          "alora_invocation_tokens"};
-    /* They change the base too, so that adapters alone are not the model. */
-    static const char *const starts[] = {"pissa", "olora", "corda", "loftq"};
+                                         "use_qalora",          "alora_invocation_tokens",
+                                         "kasa_config",         "monteclora_config",
+                                         "use_bdlora",          "arrow_config"};
+    /* Others change the base too, so that adapters alone are not the model. */
+    static const char *const starts[] = {"gaussian", "eva", "orthogonal"};
     const char *type = json_string_value(json_object_get(self->doc, "peft_type"));
     const char *bias = json_string_value(json_object_get(self->doc, "bias"));
     const char *start = json_string_value(json_object_get(self->doc, "init_lora_weights"));
@@ -52,12 +54,14 @@ static int check_kind(const struct adapter_config *self)
         return refuse(self, "peft_type", "\"%.32s\" is not read; LORA is", type ? type : "");
     if (bias && strcmp(bias, "none") != 0)
         return refuse(self, "bias", "\"%.32s\" is not read; adapters without biases are", bias);
-    for (size_t i = 0; start && i < sizeof starts / sizeof starts[0]; i++)
-        if (strncmp(start, starts[i], strlen(starts[i])) == 0)
-            return refuse(self, "init_lora_weights",
-                          "\"%.32s\" changes the base too; save the adapters as plain LoRA (PEFT's "
-                          "path_initial_model_for_weight_conversion)",
-                          start);
+    bool keeps_base = !start;
+    for (size_t i = 0; i < sizeof starts / sizeof starts[0]; i++)
+        keeps_base = keeps_base || strcmp(start, starts[i]) == 0;
+    if (!keeps_base)
+        return refuse(self, "init_lora_weights",
+                      "\"%.32s\" may change the base too; save the adapters as plain LoRA (PEFT's "
+                      "path_initial_model_for_weight_conversion)",
+                      start);
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (!asks_nothing(json_object_get(self->doc, others[i])))
             return refuse(self, others[i],
@@ -75,7 +79,7 @@ static int put_number(const configi_reader *reader, const struct adapter_config 
     const json_t *given = configi_get(reader, path);
     if (!value || !json_is_number(value)) {
         json_decref(value);
-        return refuse(self, key, "it is no number");
+        return refuse(self, key, "it is not a number");
     }
     if (!given)
         return configi_put_path(reader, path, value);
@@ -89,9 +93,11 @@ static int put_number(const configi_reader *reader, const struct adapter_config 
 
 static bool has_text(const json_t *list, const char *text)
 {
-    for (size_t i = 0; i < json_array_size(list); i++)
-        if (strcmp(json_string_value(json_array_get(list, i)), text) == 0)
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *item = json_string_value(json_array_get(list, i));
+        if (item && strcmp(item, text) == 0) /* an item of another type is reported later */
             return true;
+    }
     return json_is_string(list) && strcmp(json_string_value(list), text) == 0;
 }
 
@@ -103,12 +109,13 @@ static int add_targets(const struct adapter_config *self, const char *key, json_
     if (asks_nothing(list))
         return 0;
     if (!json_is_array(list))
-        return refuse(self, key, "a list of names is read, and no pattern");
+        return refuse(self, key,
+                      "a pattern is not read; write the names of its layers there, such as q_proj");
     for (size_t i = 0; i < json_array_size(list); i++) {
         static const char end[] = ".weight";
         const char *name = json_string_value(json_array_get(list, i));
         if (!name)
-            return refuse(self, key, "entry %zu is no text", i);
+            return refuse(self, key, "entry %zu is not a string", i);
         size_t length = strlen(name), cut = strlen(end);
         bool is_cut = length > cut && strcmp(name + length - cut, end) == 0;
         if (json_array_append_new(names, json_stringn(name, length - (is_cut ? cut : 0))) < 0)
@@ -142,7 +149,7 @@ static int take(const configi_reader *reader, struct adapter_config *self)
     char targets[CONFIGI_VALUE_BYTES];
     TRY(configi_read_json(self->file, &self->doc));
     if (!json_is_object(self->doc))
-        return err_set(ERR_CONFIG, "%s: it is no object, { ... }", self->file);
+        return err_set(ERR_CONFIG, "%s: it is not an object, { ... }", self->file);
     TRY(check_kind(self));
     TRY(put_number(reader, self, "train.lora.rank", "r",
                    json_incref(json_object_get(self->doc, "r"))));

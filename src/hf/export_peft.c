@@ -236,9 +236,9 @@ static int write_config(const export_adapters *self, const char *base, const cha
 /* The stored name, such as "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight". PEFT
  * wraps the module of the experts once for each of its matrices, and names the adapters after the
  * wrappers: "..mlp.experts.lora_A.weight", and of a matrix within another wrapper
- * "..mlp.experts.base_layer.lora_A.weight". */
-void hfi_adapter_name(const model *net, uint32_t unit, const model_tensor *tensor, bool swaps,
-                      char *name, size_t name_bytes)
+ * "..mlp.experts.base_layer.lora_A.weight". The inner one is gate_up_proj, the module's first. */
+void hfi_adapter_name(const model *net, uint32_t unit, const model_tensor *tensor, char *name,
+                      size_t name_bytes)
 {
     static const char up[] = ".experts.gate_up_proj.", down[] = ".experts.down_proj.";
     const char *is_up = strstr(tensor->name, up), *is_down = strstr(tensor->name, down);
@@ -253,7 +253,7 @@ void hfi_adapter_name(const model *net, uint32_t unit, const model_tensor *tenso
         has_up = has_up || strstr(net->units[unit].tensors[i].name, up);
         has_down = has_down || strstr(net->units[unit].tensors[i].name, down);
     }
-    bool is_inner = has_up && has_down && (swaps ? is_down : is_up);
+    bool is_inner = has_up && has_down && is_up;
     snprintf(name, name_bytes, "base_model.model.%.*s.experts%s.%s", (int)(wrapped - tensor->name),
              tensor->name, is_inner ? ".base_layer" : "", wrapped + strlen(is_up ? up : down));
 }
@@ -261,19 +261,30 @@ void hfi_adapter_name(const model *net, uint32_t unit, const model_tensor *tenso
 /* The place in PEFT's matrix of element `at` of the whole A or B of experts. A has the rows of
  * expert 0, then of expert 1. B is [out, rank * experts], with a column of every expert for each
  * rank. */
-uint64_t hfi_adapter_place(const model *net, const model_tensor *tensor, uint64_t at)
+hfi_adapter_layout hfi_adapter_layout_of(const model *net, const model_tensor *tensor)
 {
-    uint64_t rank = net->spec.lora.rank, experts = net->spec.expert_count;
-    uint64_t each = rows_of_one(net, tensor), row = at / tensor->columns;
-    const hf_layout layout = hf_layout_of(net, tensor, false);
-    if (each == tensor->whole_rows)
-        return hf_layout_place(&layout, at).elem;
-    if (strstr(tensor->name, ".lora_A."))
+    uint64_t each = rows_of_one(net, tensor);
+    return (hfi_adapter_layout){.plain = hf_layout_of(net, tensor, false),
+                                .each = each,
+                                .columns = tensor->columns,
+                                .experts = net->spec.expert_count,
+                                .stride = net->spec.lora.rank * net->spec.expert_count,
+                                .is_plain = each == tensor->whole_rows,
+                                .is_a = strstr(tensor->name, ".lora_A.") != NULL,
+                                .is_paired = net->spec.family == MODEL_GPT_OSS &&
+                                             strstr(tensor->name, ".gate_up_proj.") != NULL};
+}
+
+uint64_t hfi_adapter_place(const hfi_adapter_layout *self, uint64_t at)
+{
+    uint64_t row = at / self->columns, out = row % self->each, half = self->each / 2;
+    if (self->is_plain)
+        return hf_layout_place(&self->plain, at).elem;
+    if (self->is_a)
         return at;
-    uint64_t out = row % each, half = each / 2;
-    if (net->spec.family == MODEL_GPT_OSS && strstr(tensor->name, ".gate_up_proj."))
+    if (self->is_paired)
         out = out % half * 2 + out / half; /* as in layout.h */
-    return out * rank * experts + at % tensor->columns * experts + row / each;
+    return out * self->stride + at % self->columns * self->experts + row / self->each;
 }
 
 /* Gathers a matrix of all experts from the units that have parts of it, from `unit` on. */
@@ -285,10 +296,11 @@ static void gather(const export_adapters *self, uint32_t unit, uint32_t idx, flo
         if (!self->values[unit])
             continue;
         const model_tensor *part = &net->units[unit].tensors[idx];
+        const hfi_adapter_layout layout = hfi_adapter_layout_of(net, part);
         uint64_t begin = part->row_begin * part->columns;
         assert(strcmp(part->name, first->name) == 0);
         for (uint64_t i = 0; i < part->rows * part->columns; i++)
-            target[hfi_adapter_place(net, part, begin + i)] =
+            target[hfi_adapter_place(&layout, begin + i)] =
                 self->values[unit][part->offset_elems + i];
         held += part->rows;
     }
@@ -356,7 +368,7 @@ int hfi_adapters_write(const export_adapters *self, kernel_context *context, con
             char *name = names + (size_t)row * NAME_BYTES;
             if (is_later_part(self, u, i))
                 continue;
-            hfi_adapter_name(net, u, tensor, false, name, NAME_BYTES);
+            hfi_adapter_name(net, u, tensor, name, NAME_BYTES);
             rows[row] = (safetensors_row){.name = name, .type = type, .dim_count = 2};
             hfi_adapter_shape(net, tensor, rows[row++].shape);
             *written_bytes += tensor->whole_rows * tensor->columns * dtype_bytes(type);

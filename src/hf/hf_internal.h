@@ -113,13 +113,22 @@ int hfi_adapters_take(export_adapters *self, uint64_t extent_idx, uint64_t begin
 void hfi_adapters_close(export_adapters *self);
 /* Allocates the memory alone. Close it in any case. */
 int hfi_adapters_reserve(const model *net, export_adapters *out) MUST_CHECK;
-/* The name of an adapter's tensor in files. The two matrices of experts are wrapped one in the
- * other: `swaps` takes the other order. */
-void hfi_adapter_name(const model *net, uint32_t unit, const model_tensor *tensor, bool swaps,
-                      char *name, size_t name_bytes);
+/* The name of an adapter's tensor in files. */
+void hfi_adapter_name(const model *net, uint32_t unit, const model_tensor *tensor, char *name,
+                      size_t name_bytes);
 void hfi_adapter_shape(const model *net, const model_tensor *tensor, uint64_t shape[2]);
+/* How a file orders the elements of an A or B; that of routed experts has all experts. */
+struct hfi_adapter_layout {
+    hf_layout plain; /* of a matrix that is no experts' */
+    uint64_t each, columns, experts,
+        stride;                     /* rows of one expert, ...; of a row of B in the file */
+    bool is_plain, is_a, is_paired; /* paired: rows of gate and up by turns */
+};
+typedef struct hfi_adapter_layout hfi_adapter_layout;
+
+hfi_adapter_layout hfi_adapter_layout_of(const model *net, const model_tensor *tensor);
 /* The place in the stored tensor of element `at` of the whole A or B. */
-uint64_t hfi_adapter_place(const model *net, const model_tensor *tensor, uint64_t at);
+uint64_t hfi_adapter_place(const hfi_adapter_layout *self, uint64_t at);
 
 /* ---- import_peft.c ----
  *

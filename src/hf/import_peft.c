@@ -32,38 +32,24 @@ static bool has_shape(const safetensors_tensor *found, const uint64_t shape[2])
     return found->dim_count == 2 && found->shape[0] == shape[0] && found->shape[1] == shape[1];
 }
 
-/* Finds the stored tensor. Of two matrices of experts either may be the inner one, as their order
- * in target_parameters was; the shapes tell. */
-static const safetensors_tensor *find(const struct adapter_file *self, uint32_t unit,
-                                      const model_tensor *tensor, char name[NAME_BYTES])
-{
-    uint64_t shape[2];
-    const model *net = self->to->net;
-    hfi_adapter_shape(net, tensor, shape);
-    hfi_adapter_name(net, unit, tensor, true, name, NAME_BYTES);
-    const safetensors_tensor *other = safetensors_find(&self->table, name);
-    hfi_adapter_name(net, unit, tensor, false, name, NAME_BYTES);
-    const safetensors_tensor *found = safetensors_find(&self->table, name);
-    return other && (!found || (!has_shape(found, shape) && has_shape(other, shape))) ? other
-                                                                                      : found;
-}
-
 static int check_tensor(const struct adapter_file *self, const model_tensor *tensor,
                         const safetensors_tensor *found, const char *name)
 {
     char is[SAFETENSORS_SHAPE_BYTES], text[SAFETENSORS_SHAPE_BYTES];
-    safetensors_tensor should = {.dim_count = 2};
-    hfi_adapter_shape(self->to->net, tensor, should.shape);
+    safetensors_tensor expected = {.dim_count = 2};
+    hfi_adapter_shape(self->to->net, tensor, expected.shape);
     if (!found)
         return err_set(
             ERR_INPUT,
-            "%s has no tensor %s: they are adapters of another model, or of fewer layers",
+            "%s has no tensor %s: its adapters are those of another model, or of fewer layers; "
+            "where adapter_config.json has short names such as down_proj, which several layers "
+            "have, write whole ones there, such as experts.down_proj",
             self->table.path, name);
-    if (!has_shape(found, should.shape))
+    if (!has_shape(found, expected.shape))
         return err_set(ERR_INPUT,
                        "%s: tensor %s has shape %s, and the model with these adapters has %s",
                        self->table.path, found->name, safetensors_shape(found, is),
-                       safetensors_shape(&should, text));
+                       safetensors_shape(&expected, text));
     if (found->type == SAFETENSORS_OTHER)
         return err_set(ERR_INPUT,
                        "%s: tensor %s has dtype %s, and adapters are read from F32, "
@@ -82,10 +68,11 @@ static void scatter(const struct adapter_file *self, uint32_t unit, uint32_t idx
         const model_tensor *part = &net->units[unit].tensors[idx];
         if (!self->to->values[unit] || strcmp(part->name, first->name) != 0)
             continue;
+        const hfi_adapter_layout layout = hfi_adapter_layout_of(net, part);
         uint64_t begin = part->row_begin * part->columns;
         for (uint64_t i = 0; i < part->rows * part->columns; i++)
             self->to->values[unit][part->offset_elems + i] =
-                stored[hfi_adapter_place(net, part, begin + i)];
+                stored[hfi_adapter_place(&layout, begin + i)];
         held += part->rows;
     }
 }
@@ -95,7 +82,8 @@ static int read_tensor(struct adapter_file *self, uint32_t unit, uint32_t idx)
     const model_tensor *tensor = &self->to->net->units[unit].tensors[idx];
     uint64_t count = tensor->whole_rows * tensor->columns;
     char name[NAME_BYTES];
-    const safetensors_tensor *found = find(self, unit, tensor, name);
+    hfi_adapter_name(self->to->net, unit, tensor, name, NAME_BYTES);
+    const safetensors_tensor *found = safetensors_find(&self->table, name);
     TRY(check_tensor(self, tensor, found, name));
     self->is_used[found - self->table.tensors] = true;
     void *raw = mem_alloc(count, sizeof(float), "adapters");

@@ -187,10 +187,14 @@ static int compare_copies(const state_commit *commit, uint64_t count)
                     ERR_CORRUPT,
                     "with ZeRO stage 0 all ranks have the same state, but tile %u of unit "
                     "%s on rank %u differs from rank 0's (checksum %016llx, not %016llx): "
-                    "the memory or the processor of one of the two hosts is faulty",
+                    "%s",
                     tile->tile, self->setup->net->units[tile->unit].name, r,
                     (unsigned long long)all[r * count + i].checksum,
-                    (unsigned long long)all[i].checksum);
+                    (unsigned long long)all[i].checksum,
+                    self->first_elems
+                        ? "the program gave the ranks different weights to begin with (draw them "
+                          "from one seed), or memory or a processor is faulty"
+                        : "the memory or the processor of one of the two hosts is faulty");
         }
     return 0;
 }

@@ -38,9 +38,11 @@ static _Atomic int held_fds[LOCKS_MAX]; /* descriptors + 1; 0: none */
 
 static void close_locks(void)
 {
-    for (int i = 0; i < LOCKS_MAX; i++)
-        if (held_fds[i] > 0)
-            close(held_fds[i] - 1);
+    for (int i = 0; i < LOCKS_MAX; i++) {
+        int fd = atomic_exchange(&held_fds[i], 0) - 1; /* a child may fork, too */
+        if (fd >= 0)
+            close(fd);
+    }
 }
 
 static void watch_forks(void)

@@ -180,11 +180,14 @@ static void refusals(void **state)
     change(CONFIG("4", "[\"lm_head\"]", ""));
     refuse("other", "", "\"lm_head\" is not a linear layer");
     change(CONFIG("4", "\".*_proj\"", ""));
-    refuse("other", "", "target_modules: a list of names is read");
+    refuse("other", "", "target_modules: a pattern is not read");
     change(CONFIG("4", "[\"o_proj\", \"up_proj\"]", ", \"use_dora\": true"));
     refuse("other", "", "use_dora: it is set");
     change(CONFIG("4", "[\"o_proj\", \"up_proj\"]", ", \"rank_pattern\": {\"o_proj\": 2}"));
     refuse("other", "", "rank_pattern: it is set");
+    change(CONFIG("4", "[\"o_proj\", \"up_proj\"]", ", \"init_lora_weights\": \"lora_ga\""));
+    refuse("other", "", "init_lora_weights: \"lora_ga\" may change the base");
+    refuse("adapters", ", \"targets\": [1, \"up_proj\"]", "train.lora.targets");
     change("{\"peft_type\": \"IA3\"}");
     refuse("other", "", "peft_type: \"IA3\" is not read");
     assert_true(train("wrong", NULL, from_of("adapters", ""), 0, 0) == ERR_CONFIG);

@@ -68,6 +68,8 @@ class Kills(unittest.TestCase):
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
         self.directory = scratch.name
+        self.errors = os.path.join(scratch.name, "errors")
+        self.done = 0  # steps that the run to be killed has printed
         seed = SEED if SEED is not None else random.randrange(1 << 30)
         self.random = random.Random(seed)
         print(f"seed {seed}", file=sys.stderr)
@@ -77,15 +79,19 @@ class Kills(unittest.TestCase):
             tests=os.path.dirname(os.path.abspath(__file__)), steps=STEPS,
             drive=os.path.join(self.directory, "drive"), run=os.path.join(self.directory, run),
         )
-        return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, text=True)
+        with open(self.errors, "w") as errors:
+            return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=errors, text=True)
 
     def run_until(self, program, run, kill_at):
         """Kills the process soon after it has printed kill_at losses; None: lets it end. Returns
-        the losses that it printed, by step, and its process."""
+        the losses that it printed, by step, and fails if it began before its last commit."""
         process = self.start(program, run)
         losses, count = {}, 0
         for line in process.stdout:
+            if line.startswith("begins"):
+                begins = int(line.split()[1])
+                self.assertGreaterEqual(begins, self.done // 3 * 3 - 3)
+                self.assertLessEqual(begins, self.done + 1)
             if line.startswith("loss"):
                 _, step, bits = line.split()
                 losses[int(step)] = bits
@@ -94,9 +100,13 @@ class Kills(unittest.TestCase):
                 time.sleep(self.random.random() * self.step_seconds)
                 process.send_signal(signal.SIGKILL)
                 kill_at = None
-        error = process.stderr.read()
         process.communicate()
-        return losses, process.returncode, error
+        with open(self.errors) as file:
+            status, text = process.returncode, file.read()
+        if kill_at is not None or status != -signal.SIGKILL:
+            self.assertEqual(status, 0, text)
+        self.done = max(losses, default=self.done - 1) + 1
+        return losses
 
     def verify(self, run):
         command = os.environ.get("SLUICE_COMMAND")
@@ -107,24 +117,22 @@ class Kills(unittest.TestCase):
 
     def check(self, program):
         begun = time.perf_counter()
-        expected, status, error = self.run_until(program, "whole", None)
-        self.assertEqual(status, 0, error)
+        expected = self.run_until(program, "whole", None)
         self.assertEqual(sorted(expected), list(range(STEPS)))
         self.step_seconds = (time.perf_counter() - begun) / STEPS
-        killed = 0
-        while killed < KILLS:
-            found, error = self.run_until(program, "killed", self.random.randint(0, STEPS // 2))[::2]
-            self.assertFalse("Error" in error, error)
+        self.done = 0
+        for _ in range(KILLS):
+            found = self.run_until(program, "killed", self.random.randint(0, STEPS // 2))
             for step, bits in found.items():
                 self.assertEqual(bits, expected[step], f"step {step}")
-            killed += 1
             if STEPS - 1 in found:  # it has ended: another one begins
                 subprocess.run(["rm", "-rf", os.path.join(self.directory, "killed")], check=True)
+                self.done = 0
             elif os.path.exists(os.path.join(self.directory, "killed", "state", "manifest-0")):
                 self.verify("killed")
-        found, status, error = self.run_until(program, "killed", None)
-        self.assertEqual(status, 0, error)
+        found = self.run_until(program, "killed", None)
         self.assertEqual(found, {step: bits for step, bits in expected.items() if step in found})
+        self.assertIn(STEPS - 1, found)
         self.verify("killed")
 
     def test_engine(self):

@@ -37,3 +37,13 @@ def share_of_launcher() -> Optional[Callable[[bytes], bytes]]:
     """What the extension calls to give all ranks rank 0's bytes; None: torchrun has not started
     this process."""
     return _share if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+
+def count_ranks() -> int:
+    """How many processes the launcher has started, by its environment."""
+    names = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        names.append("WORLD_SIZE")
+    if "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_PROCID"):
+        names.append("SLURM_STEP_NUM_TASKS")
+    return max(int(os.environ.get(name) or 1) for name in names)

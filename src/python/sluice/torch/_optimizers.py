@@ -18,6 +18,7 @@ import torch
 
 from .._errors import Error, NoFit, WrongJob
 from .._job import Path
+from .._launch import count_ranks
 from ._core import Bytes, close_at_end, give_up, list_drives, open_core
 from ._groups import send_group
 from ._holding import view_of
@@ -39,11 +40,11 @@ _STATES: Dict[str, Dict[str, str]] = {
 }
 
 
-_open: "weakref.WeakSet[_Optimizer]" = weakref.WeakSet()
+_living: "weakref.WeakSet[_Optimizer]" = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for optimizer in list(_open):
+    for optimizer in list(_living):
         optimizer._take_away_params()
 
 
@@ -69,6 +70,12 @@ class _Optimizer(torch.optim.Optimizer):
     ) -> None:
         if state not in _STATES:
             raise WrongJob(f'state is "{state}", and must be one of {", ".join(_STATES)}')
+        world = count_ranks()
+        if world > 1:
+            raise WrongJob(
+                f"this process is one of {world} ranks, and an optimizer alone does not share its "
+                "state with others: use sluice.torch.Engine, or start one process"
+            )
         super().__init__(params, numbers)
         self._units = self._cut()
         self._overlap = overlap
@@ -210,11 +217,14 @@ class _Optimizer(torch.optim.Optimizer):
         try:
             self._core = open_core(job, first=first, machine=machine, verbose=verbose)
         except NoFit as error:
-            reason = str(error).split("; ")[0]
-            raise NoFit(f"{reason}: host= is the budget of an optimizer, so give it more") from None
+            reason, _, advice = str(error).partition("; ")
+            mine = "host" if "nvme" in job["tiers"] or self._device.type != "cpu" else "device"
+            if f"of {mine}, has" not in reason:
+                raise
+            raise NoFit(f"{reason}, which is what host= says: give more; {advice}") from error
         places: Dict[int, int] = {}  # by id(slot): the address in the run's memory
         self._places = places
-        _open.add(self)
+        _living.add(self)
         slots = [slot for unit in self._units for slot in unit.slots]
         self._process = os.getpid()
         self._finalizer = weakref.finalize(
@@ -396,6 +406,7 @@ class _Optimizer(torch.optim.Optimizer):
         _give_memory([slot for unit in self._units for slot in unit.slots], self._places)
         core, self._core = self._core, None
         self._failure = WrongJob("this optimizer is closed")
+        _living.discard(self)
         self._finalizer.detach()
         try:
             core.close()
