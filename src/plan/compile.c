@@ -38,16 +38,14 @@ static int compile_kind(const plan_job *job, const struct plani_point *point,
                         plani_work *work)
 {
     const uint32_t stages = out->held_stages, passes = out->held_passes;
-    uint64_t budgets[TIER_COUNT];
-    memcpy(budgets, job->budget_bytes, sizeof budgets);
-    if (kind == PROGRAM_STEADY)
-        plani_steady_budgets(job, point, budgets);
     struct plani_request asked = {.kind = kind, .whole = true, .work = work};
+    if (kind == (job->only_eval ? PROGRAM_EVAL : PROGRAM_STEADY))
+        memcpy(asked.ahead, point->ahead, sizeof asked.ahead);
     asked.bounds = kind == PROGRAM_STEADY ? out : NULL;
-    int rc = plani_compile_one(job, out, layout, &asked, budgets, &out->programs[kind]);
+    int rc = plani_compile_one(job, out, layout, &asked, job->budget_bytes, &out->programs[kind]);
     if (rc == ERR_NO_FIT && stages + passes > 0) {
         out->held_stages = out->held_passes = 0;
-        rc = plani_compile_one(job, out, layout, &asked, budgets, &out->programs[kind]);
+        rc = plani_compile_one(job, out, layout, &asked, job->budget_bytes, &out->programs[kind]);
         out->held_stages = stages;
         out->held_passes = passes;
     }

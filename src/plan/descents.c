@@ -3,8 +3,9 @@
  *
  *   1  from its best starts (starts.c), with half of the work
  *   2  if its best point is near the best of all: from that point with one word set, which stays
- *      at first: a kind of state on one tier, or another value of one coordinate. Again from the
- *      beginning while a word has gained. Then from points some drawn moves away. The nearest way
+ *      at first: all or half of a kind of state on one tier, or another value of one coordinate.
+ *      Again from the beginning while a word has gained. Then the same with memory that is reserved
+ *      less far ahead. Then from points some drawn moves away. The nearest way
  *      comes first, and also has the work that ways which are not near have left; each next one has
  *      what the one before it has left.
  *
@@ -26,6 +27,7 @@ static const double near_bound = 1.003;
 static const double near_homes = 0.5;
 enum {
     WORD_PARTS = 5,  /* words of numbers: a half of their range, a quarter, and so on */
+    AHEAD_WORDS = 3, /* of each arena: by the whole range, a half and a quarter */
     PATIENCE = 256,  /* so many drawn points may gain nothing */
     MOVES_DRAWN = 4, /* at least, for each of them; most move nothing */
 };
@@ -128,19 +130,22 @@ static void give_way(const plani_search *self, struct plani_point *point, int ki
         *excess = INFINITY;
 }
 
-/* Puts the kind on the tier (TIER_COUNT: recomputed), as much of it as has room once other kinds,
- * `giver` first, have given way. False: nothing moved. */
+/* Puts the first `most` units of the kind on the tier (TIER_COUNT: recomputed), as many of them as
+ * have room once other kinds, `giver` first, have given way. Those after them stay where they are,
+ * but are no nearer. False: nothing moved. */
 static bool set_kind(const plani_search *self, struct plani_point *point, int kind, int tier,
-                     int giver)
+                     uint32_t most, int giver)
 {
     const struct plani_point before = *point;
     if (!plani_has_homes(self, point, kind) || (tier == TIER_NVME && !self->asked->has_drives))
         return false;
     for (int t = 0; t < TIER_COUNT; t++)
-        point->until[kind][t] = t < tier ? 0 : self->counts[kind];
+        point->until[kind][t] = t < tier    ? 0
+                                : t == tier ? most
+                                            : (uint32_t)size_max(most, before.until[kind][t]);
     if (tier < TIER_NVME) {
-        double most = fmax(bytes_on(self, &before, tier), self->room_bytes[tier]);
-        double excess = bytes_on(self, point, tier) - most;
+        double room = fmax(bytes_on(self, &before, tier), self->room_bytes[tier]);
+        double excess = bytes_on(self, point, tier) - room;
         for (int i = 0; i < STATE_KIND_COUNT; i++)
             if ((giver + i) % STATE_KIND_COUNT != kind)
                 give_way(self, point, (giver + i) % STATE_KIND_COUNT, tier, &excess);
@@ -148,7 +153,7 @@ static bool set_kind(const plani_search *self, struct plani_point *point, int ki
         if (excess > 0)
             return false;
     }
-    return memcmp(&before, point, sizeof before) != 0;
+    return plani_point_is_legal(self, point) && memcmp(&before, point, sizeof before) != 0;
 }
 
 /* Goes down from the point, first with the coordinate as it is, then with all open: others may give
@@ -177,29 +182,31 @@ static int try_word(plani_search *self, struct plani_point point, int frozen, ui
     return 0;
 }
 
-static int try_kind_words(plani_search *self, int kind, bool *gained)
+/* Words of the first units of a kind on one tier: all of them, or the `part`-th part. */
+static int try_kind_words(plani_search *self, int kind, uint32_t part, bool *gained)
 {
-    int end = kind == STATE_INNER_ACTIVATIONS ? TIER_COUNT + 1 : TIER_COUNT;
+    uint32_t most = self->counts[kind] / part;
+    int end = part > 1 ? TIER_NVME : kind == STATE_INNER_ACTIVATIONS ? TIER_COUNT + 1 : TIER_COUNT;
     for (int tier = 0; tier < end; tier++)
         for (int giver = 0; giver < (tier < TIER_NVME ? STATE_KIND_COUNT : 1); giver++) {
             struct plani_point point = self->best.point;
             if (giver != kind && plani_search_may_go_on(self) &&
-                set_kind(self, &point, kind, tier, giver))
-                TRY(try_word(self, point, PLANI_COORDINATES + kind, 1, gained));
+                set_kind(self, &point, kind, tier, most, giver))
+                TRY(try_word(self, point, PLANI_COORDINATES + kind, part, gained));
         }
     return 0;
 }
 
-/* Goes down from the best point once more, where steps may leave memory unused. That seldom gains,
- * and before it would be in the way of homes. */
-static int try_idle(plani_search *self)
+/* Goes down from the best point once more, with moves that reserve memory less far ahead. They come
+ * after all others, so that those have more of the work. */
+static int try_ahead(plani_search *self)
 {
     struct plani_scored next = self->best;
     bool gained;
-    self->may_idle = true;
+    self->may_shorten = true;
     if (plani_search_best(self))
         TRY(descend(self, &next, 1, &gained));
-    self->may_idle = false;
+    self->may_shorten = false;
     return 0;
 }
 
@@ -248,7 +255,7 @@ static int try_drawn(plani_search *self)
         if (isfinite(next.score))
             TRY(descend(self, &next, (finest + 1) / 2, &gained));
         if (gained) {
-            TRY(try_idle(self));
+            TRY(try_ahead(self));
             left = PATIENCE;
         }
     }
@@ -261,7 +268,7 @@ static int improve_best(plani_search *self)
     while (gained && plani_search_may_go_on(self)) {
         gained = false;
         for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-            TRY(try_kind_words(self, kind, &gained));
+            TRY(try_kind_words(self, kind, 1, &gained));
         for (int i = 0; i < WORD_PARTS * 2 * PLANI_COORDINATES && plani_search_may_go_on(self);
              i++) {
             uint32_t part = UINT32_C(2) << i / (2 * PLANI_COORDINATES);
@@ -271,7 +278,26 @@ static int improve_best(plani_search *self)
             if (plani_move_mode(self, &point, coordinate, part, i % 2 == 0))
                 TRY(try_word(self, point, coordinate, part, &gained));
         }
+        for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+            TRY(try_kind_words(self, kind, 2, &gained));
     }
+    return 0;
+}
+
+/* Sets how far ahead memory is reserved, as words are set. With more memory the shortest steps may
+ * have coarser tiles and reserve less far ahead, and neither gains alone. */
+static int try_ahead_words(plani_search *self)
+{
+    bool gained = false;
+    self->may_shorten = true;
+    for (int i = 0; i < AHEAD_WORDS * TIER_NVME && plani_search_may_go_on(self); i++) {
+        struct plani_point point = self->best.point;
+        int coordinate = PLANI_AHEAD_DEVICE + i % TIER_NVME;
+        plani_point_apply(self, &point);
+        if (plani_move_mode(self, &point, coordinate, UINT32_C(1) << i / TIER_NVME, true))
+            TRY(try_word(self, point, coordinate, 2, &gained));
+    }
+    self->may_shorten = false;
     return 0;
 }
 
@@ -358,7 +384,8 @@ static int improve_way(plani_search *self, struct way *way, const struct plani_s
     if (gained)
         TRY(descend(self, &other, 1, &moved));
     TRY(improve_best(self));
-    TRY(try_idle(self));
+    TRY(try_ahead(self));
+    TRY(try_ahead_words(self));
     TRY(try_drawn(self));
     end_way(self, way);
     return 0;
@@ -467,7 +494,8 @@ static int improve_selective(plani_search *self, struct way *way)
              giver++) {
             struct plani_point point = self->best.point;
             point.whole = 0;
-            if (set_kind(self, &point, STATE_INNER_ACTIVATIONS, tier, giver))
+            if (set_kind(self, &point, STATE_INNER_ACTIVATIONS, tier,
+                         self->counts[STATE_INNER_ACTIVATIONS], giver))
                 TRY(try_word(self, point, PLANI_COORDINATES + STATE_INNER_ACTIVATIONS, 1, &gained));
         }
     self->is_selective = false;

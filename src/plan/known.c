@@ -37,8 +37,8 @@ uint64_t plani_trial_key(const plan_job *job, const struct plani_point *point)
                                 point->tile_elems,
                                 point->copy_parts,
                                 point->carried_parts,
-                                point->idle_parts[TIER_DEVICE],
-                                point->idle_parts[TIER_HOST],
+                                point->ahead[TIER_DEVICE],
+                                point->ahead[TIER_HOST],
                                 point->commit,
                                 point->fetches_hit};
     hash = plani_hash(hash, figures, sizeof figures);

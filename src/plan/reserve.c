@@ -375,7 +375,7 @@ static void fill_queues(struct walk *w, int arena)
 }
 
 int plani_reserve(plani_builder *b, const struct plani_graph *graph,
-                  const uint64_t budget_bytes[TIER_COUNT], uint64_t lookahead_ops,
+                  const uint64_t budget_bytes[TIER_COUNT], const uint64_t lookahead_ops[TIER_COUNT],
                   struct plani_peaks *peaks)
 {
     struct walk w = {.b = b, .graph = graph};
@@ -388,7 +388,7 @@ int plani_reserve(plani_builder *b, const struct plani_graph *graph,
         if (w.floor_bytes > w.budget_bytes)
             rc = err_set(ERR_NO_FIT, "homes do not fit");
         else if (w.waiting[QUEUES - 1].end > 0 || w.carried_end > 0) /* nvme has homes alone */
-            rc = walk_arena(&w, lookahead_ops);
+            rc = walk_arena(&w, lookahead_ops[a]);
         peaks->bytes[a] = w.peak_bytes;
         peaks->buffer[a] = w.peak_buffer;
     }

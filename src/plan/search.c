@@ -21,7 +21,7 @@ static const struct {
                      * also compared and summed between ops. 151M params through 170 MiB: tiles of 1
                      * Mi in place of 4 Mi elements made a step 9 % shorter. */
     double older;   /* a commit is one step older: a crash loses one step more */
-    double idle;    /* memory beside homes is left unused */
+    double ahead;   /* memory is reserved less far ahead than there is room */
     double batch;   /* batch-major: every gradient is added to once a micro-batch */
 } price = {0.0003, 0.0003, 0.0005, 0.0001, 0.0002, 0.0003, 0.0006, 0.004, 0.0015, 0.0002, 0.001};
 
@@ -59,7 +59,7 @@ static double factor_of(const plani_search *self, const struct plani_point *poin
                     price.halved * fmin(larger, 8) +
                     held_factor(job, point, kept / fmax(count, 1)) +
                     price.older * (point->commit != plani_usual_commit(job)) +
-                    price.idle * (point->idle_parts[0] + point->idle_parts[1]) / PLANI_PARTS +
+                    price.ahead * (point->ahead[0] + point->ahead[1]) / PLANI_AHEAD_MOST +
                     price.batch * (point->order == ORDER_BATCH_MAJOR) +
                     price.carried * point->carried_parts / PLANI_PARTS;
     if (point->copy_parts == 0)
@@ -67,9 +67,8 @@ static double factor_of(const plani_search *self, const struct plani_point *poin
     double copies = (double)point->copy_parts / PLANI_PARTS;
     double tile_bytes = (double)tile_state_bytes(job->state_streams, point->tile_elems) +
                         (double)point->tile_elems * (job->param_bytes + job->grad_bytes);
-    double used = 1 - (double)point->idle_parts[TIER_HOST] / PLANI_PARTS;
     double rest = fmax(1 - copies - (double)point->carried_parts / PLANI_PARTS, 0);
-    double under_way = used * rest * (double)plani_room_beside(job, TIER_HOST) / tile_bytes;
+    double under_way = rest * (double)plani_room_beside(job, TIER_HOST) / tile_bytes;
     return factor + price.copies * copies +
            price.crowded * fmax(1 - under_way / TILES_UNDER_WAY, 0);
 }
@@ -104,10 +103,9 @@ int plani_search_check(plani_search *self, const struct plani_point *point)
 struct plani_crowd plani_crowd_of(const plani_search *self, const struct plani_point *point)
 {
     struct plani_point plain = plani_plain_point(&self->job, point->tile_elems);
-    uint32_t used = PLANI_PARTS - point->idle_parts[TIER_HOST];
     plain.commit = point->commit;
-    return (struct plani_crowd){plani_trial_key(&self->job, &plain), used * point->copy_parts,
-                                used * point->carried_parts};
+    return (struct plani_crowd){plani_trial_key(&self->job, &plain), point->copy_parts,
+                                point->carried_parts};
 }
 
 /* True where some program had no room with at most as many copies and as many carried tiles. */
@@ -174,10 +172,10 @@ static uint32_t *number_of(const plani_search *self, struct plani_point *point, 
     case PLANI_HELD:
         *most = plani_held_most(job);
         return &point->held;
-    case PLANI_IDLE_DEVICE:
-    case PLANI_IDLE_HOST:
-        *most = self->is_closed || self->may_idle ? PLANI_PARTS * 3 / 4 : 0;
-        return &point->idle_parts[coordinate - PLANI_IDLE_DEVICE];
+    case PLANI_AHEAD_DEVICE:
+    case PLANI_AHEAD_HOST:
+        *most = self->is_closed || self->may_shorten ? PLANI_AHEAD_MOST : 0;
+        return &point->ahead[coordinate - PLANI_AHEAD_DEVICE];
     case PLANI_PARKED:
         *most = self->is_closed || plani_parked_bytes(job) == 0 ? 0 : job->micro_batch_count;
         return &point->parked_near;
@@ -295,8 +293,7 @@ static int trade(plani_search *self, struct plani_scored *best, int kind, int ti
 int plani_try_relieved(plani_search *self, struct plani_point point, struct plani_scored *best,
                        bool *gained)
 {
-    static const int ways[] = {PLANI_HELD, PLANI_IDLE_DEVICE, PLANI_IDLE_HOST,
-                               PLANI_TILE, PLANI_CARRIED,     PLANI_COPIES};
+    static const int ways[] = {PLANI_HELD, PLANI_TILE, PLANI_CARRIED, PLANI_COPIES};
     for (size_t i = 0; i < sizeof ways / sizeof ways[0] && !self->last_fits; i++) {
         plani_point_apply(self, &point);
         if (ways[i] != self->frozen &&

@@ -37,15 +37,16 @@ struct plani_point {
      * parts, passes of each stage (plan_set.held_passes). */
     uint32_t held;
     uint64_t tile_elems;
-    /* Parts of the room beside homes, in device and host, that steady steps leave unused. To read
-     * ahead as far as memory allows may start work that is not urgent, and make a step longer. */
-    uint32_t idle_parts[TIER_NVME];
+    /* How far ahead steady steps reserve device and host memory at most: by the 2^n-th part of
+     * their ops; 0: as far as there is room. What is reserved early decides early which ops wait
+     * for each other's memory, and may start work that is not urgent and make a step longer. */
+    uint32_t ahead[TIER_NVME];
     uint32_t copy_parts;    /* of the host's other room, for copies of optimizer state */
     uint32_t carried_parts; /* of the same room, for tiles that a step carries to the next one */
     enum plan_commit commit;
     bool fetches_hit; /* as in plan_set */
 };
-enum { PLANI_PARTS = 16 };
+enum { PLANI_PARTS = 16, PLANI_AHEAD_MOST = 8 };
 
 /* The state that all trials of one plan_place share. One thread; heap memory, freed by
  * plani_search_fini. */
@@ -141,16 +142,14 @@ uint32_t plani_held_most(const plan_job *job);
 /* How one program of a set is compiled. */
 struct plani_request {
     enum program_kind kind;
-    bool serial;        /* reserve memory one op at a time, and simulate nothing */
-    bool whole;         /* all of the program, not only its figures */
+    bool serial;               /* reserve memory one op at a time, and simulate nothing */
+    bool whole;                /* all of the program, not only its figures */
+    uint32_t ahead[TIER_NVME]; /* as in plani_point */
     uint64_t enough_ns; /* a program whose bound is not below it is not simulated; 0: all are */
     uint64_t bound_ns;  /* out, of a steady step */
     plan_set *bounds;   /* out: the bounds of the steady step; NULL: not asked for */
     plani_work *work;   /* out: ops built and simulated are added; or NULL */
 };
-/* The budgets of the steady step. */
-void plani_steady_budgets(const plan_job *job, const struct plani_point *point,
-                          uint64_t budgets[TIER_COUNT]);
 /* A set at the point, without programs, and the layout of its homes. */
 int plani_set_begin(const plan_job *job, const struct plani_point *point, plan_set *set,
                     plani_layout *layout) MUST_CHECK;
@@ -259,7 +258,7 @@ struct plani_scored {
 /* Starts whose score is above the best one by this factor are not followed. */
 static const double plani_near_start = 1.3;
 
-/* How much of the host a point gives to copies and to carried tiles, in PLANI_PARTS^2-th parts. */
+/* How much of the host a point gives to copies and to carried tiles, in PLANI_PARTS-th parts. */
 struct plani_crowd {
     uint64_t key; /* of the placement, the tile size and the commit */
     uint32_t copied, carried;
@@ -293,10 +292,10 @@ struct plani_search {
     uint32_t compiles;
     int frozen;     /* coordinate that no move changes, or PLANI_COORDINATES and a kind of state */
     uint64_t drawn; /* the last drawn number (descents.c) */
-    bool may_idle;  /* moves may leave memory unused; where homes are given they always may */
-    bool is_reversed;                         /* the last move is tried first */
-    enum update update;                       /* of the way that is searched */
-    bool has_fit;                             /* some start with this update */
+    bool may_shorten;   /* moves may change `ahead`; where homes are given they always may */
+    bool is_reversed;   /* the last move is tried first */
+    enum update update; /* of the way that is searched */
+    bool has_fit;       /* some start with this update */
     double room_bytes[TIER_NVME];             /* for open homes, beside what passes */
     struct plani_scored starts[PLANI_STARTS]; /* the best ones, shortest first */
     uint32_t start_count;
@@ -333,8 +332,8 @@ enum {
     PLANI_CARRIED,
     PLANI_HELD,
     PLANI_TILE,
-    PLANI_IDLE_DEVICE,
-    PLANI_IDLE_HOST,
+    PLANI_AHEAD_DEVICE,
+    PLANI_AHEAD_HOST,
     PLANI_COMMIT,
     PLANI_PARKED,
     PLANI_PARKED_ON,

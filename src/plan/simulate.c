@@ -493,7 +493,7 @@ static int fill_program(const struct sim *s, program *out)
 
 /* Places the buffers; adds edges. */
 static int settle(plani_builder *b, enum program_kind kind, const uint64_t budget_bytes[TIER_COUNT],
-                  uint64_t lookahead_ops, program *out)
+                  const uint64_t lookahead_ops[TIER_COUNT], program *out)
 {
     struct plani_peaks peaks;
     memset(out, 0, sizeof *out);
@@ -514,7 +514,8 @@ int plani_schedule_serial(plani_builder *b, enum program_kind kind,
                           const uint64_t budget_bytes[TIER_COUNT], program *out)
 {
     uint64_t data_edge_count = b->edge_count;
-    int rc = settle(b, kind, budget_bytes, 1, out);
+    static const uint64_t serial[TIER_COUNT] = {1, 1, 1};
+    int rc = settle(b, kind, budget_bytes, serial, out);
     b->edge_count = data_edge_count;
     return rc;
 }
@@ -528,8 +529,9 @@ static void fill_times(const struct sim *s, program *out)
 }
 
 int plani_schedule(plani_builder *b, enum program_kind kind,
-                   const uint64_t budget_bytes[TIER_COUNT], uint64_t lookahead_ops,
-                   uint64_t enough_ns, bool whole, program *out)
+                   const uint64_t budget_bytes[TIER_COUNT],
+                   const uint64_t lookahead_ops[TIER_COUNT], uint64_t enough_ns, bool whole,
+                   program *out)
 {
     uint64_t data_edge_count = b->edge_count;
     struct sim s = {0};

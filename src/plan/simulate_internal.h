@@ -109,7 +109,7 @@ struct plani_peaks {
 };
 /* Fills in the transients' offsets, and adds as edges what their places cost. ERR_NO_FIT. */
 int plani_reserve(plani_builder *b, const struct plani_graph *graph,
-                  const uint64_t budget_bytes[TIER_COUNT], uint64_t lookahead_ops,
+                  const uint64_t budget_bytes[TIER_COUNT], const uint64_t lookahead_ops[TIER_COUNT],
                   struct plani_peaks *peaks) MUST_CHECK;
 
 /* ---- time: simulate.c ----------------------------------------------------------------------- */
@@ -120,8 +120,9 @@ int plani_reserve(plani_builder *b, const struct plani_graph *graph,
  * `enough_ns` or longer, and is not simulated to its end; 0 is no such limit. The builder can be
  * scheduled again. */
 int plani_schedule(plani_builder *b, enum program_kind kind,
-                   const uint64_t budget_bytes[TIER_COUNT], uint64_t lookahead_ops,
-                   uint64_t enough_ns, bool whole, program *out) MUST_CHECK;
+                   const uint64_t budget_bytes[TIER_COUNT],
+                   const uint64_t lookahead_ops[TIER_COUNT], uint64_t enough_ns, bool whole,
+                   program *out) MUST_CHECK;
 /* Peaks and budgets alone, with a lookahead of 1: what the serial order needs. ERR_NO_FIT. */
 int plani_schedule_serial(plani_builder *b, enum program_kind kind,
                           const uint64_t budget_bytes[TIER_COUNT], program *out) MUST_CHECK;

@@ -12,9 +12,11 @@ enum {
      * Each is about 4 ops. */
     MOVES_SEARCHED = 1 << 16,
     MOVES_MOST = 1 << 19,
-    /* Smaller tiles, or more of them, only where larger ones do not fit. */
+    /* Smaller tiles, or more of them, only where larger ones do not fit; and smaller ones where the
+     * host's budget has room for few tiles under way. */
     TILE_ELEMS_SEARCHED = 256 << 10,
     TILES_SEARCHED = 1 << 14,
+    TILES_IN_HOST = 32,
     /* The coarser size cuts the model into so many tiles, but a tile takes at most one part in so
      * many of the host's budget. */
     COARSE_TILES = 1024,
@@ -87,7 +89,10 @@ uint32_t plani_list_candidates(const plan_job *job,
 
 uint64_t plani_searched_tile(const plan_job *job)
 {
-    uint64_t enough = size_max(TILE_ELEMS_SEARCHED, total_elems(job) / TILES_SEARCHED);
+    uint64_t tile_bytes = 16; /* of an element: params, gradients and state */
+    uint64_t few = job->budget_bytes[TIER_HOST] / TILES_IN_HOST / tile_bytes;
+    uint64_t enough = size_min(size_max(few, TILE_ELEMS_STEP), TILE_ELEMS_SEARCHED);
+    enough = size_max(enough, total_elems(job) / TILES_SEARCHED);
     return size_max(enough, moved_elems(job) / MOVES_SEARCHED);
 }
 

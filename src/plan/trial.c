@@ -140,6 +140,8 @@ static bool is_at_an_end(enum program_kind kind)
     return kind == PROGRAM_INIT || kind == PROGRAM_SAVE || kind == PROGRAM_LOAD;
 }
 
+enum { AHEAD_LEAST = 4 }; /* ops: with one, nothing is reserved ahead */
+
 /* The shorter of two lookaheads, where 0 is no limit. */
 static uint64_t shorter_lookahead(uint64_t a, uint64_t b)
 {
@@ -151,9 +153,15 @@ static int schedule_one(plani_builder *b, struct plani_request *asked, const uin
 {
     if (asked->serial)
         return plani_schedule_serial(b, asked->kind, budgets, out);
-    uint64_t lookahead = b->job->lookahead_ops;
-    if (is_at_an_end(asked->kind))
-        lookahead = shorter_lookahead(lookahead, PLANI_LOOKAHEAD_OF_SAVES);
+    uint64_t lookahead[TIER_COUNT] = {0};
+    for (int a = TIER_DEVICE; a < TIER_NVME; a++) {
+        lookahead[a] = b->job->lookahead_ops;
+        if (is_at_an_end(asked->kind))
+            lookahead[a] = shorter_lookahead(lookahead[a], PLANI_LOOKAHEAD_OF_SAVES);
+        if (asked->ahead[a])
+            lookahead[a] = shorter_lookahead(lookahead[a],
+                                             size_max(b->op_count >> asked->ahead[a], AHEAD_LEAST));
+    }
     int rc =
         plani_schedule(b, asked->kind, budgets, lookahead, asked->enough_ns, asked->whole, out);
     if (rc == 1)
@@ -171,28 +179,18 @@ static int fill_bounds(const plani_builder *b, plan_set *set)
     return plani_schedule_bound(b, false, &set->uncommitted_schedule_bound_ns);
 }
 
-/* The host memory that the point gives to copies: parts of what is not idle. */
+/* The host memory that the point gives to copies. */
 static uint64_t copy_bytes(const plan_job *job, const struct plani_point *point)
 {
     uint64_t room = point->copy_parts ? plani_room_beside(job, TIER_HOST) / PLANI_PARTS : 0;
-    return room * (PLANI_PARTS - point->idle_parts[TIER_HOST]) / PLANI_PARTS * point->copy_parts;
+    return room * point->copy_parts;
 }
 
 /* The host memory in which the point carries tiles over the seam. */
 static uint64_t carried_bytes(const plan_job *job, const struct plani_point *point)
 {
     uint64_t room = point->carried_parts ? plani_room_beside(job, TIER_HOST) / PLANI_PARTS : 0;
-    return room * (PLANI_PARTS - point->idle_parts[TIER_HOST]) / PLANI_PARTS * point->carried_parts;
-}
-
-void plani_steady_budgets(const plan_job *job, const struct plani_point *point,
-                          uint64_t budgets[TIER_COUNT])
-{
-    memcpy(budgets, job->budget_bytes, sizeof job->budget_bytes);
-    for (int a = TIER_DEVICE; a < TIER_NVME; a++)
-        if (point->idle_parts[a])
-            budgets[a] -= plani_room_beside(job, a) / PLANI_PARTS * point->idle_parts[a] /
-                          TILE_BLOCK_BYTES * TILE_BLOCK_BYTES;
+    return room * point->carried_parts;
 }
 
 int plani_set_begin(const plan_job *job, const struct plani_point *point, plan_set *set,
@@ -273,10 +271,9 @@ static int make_step(const plan_job *job, const struct plani_point *point, uint6
                                   .work = work};
     memset(&step, 0, sizeof step);
     int rc = ERR_NO_FIT;
-    uint64_t budgets[TIER_COUNT];
-    plani_steady_budgets(job, point, budgets);
-    if (plani_homes_fit(job, &layout, budgets))
-        rc = plani_compile_one(job, &set, &layout, &asked, budgets, &step);
+    memcpy(asked.ahead, point->ahead, sizeof asked.ahead);
+    if (plani_homes_fit(job, &layout, job->budget_bytes))
+        rc = plani_compile_one(job, &set, &layout, &asked, job->budget_bytes, &step);
     made->bound_ns = asked.bound_ns;
     if (rc == 0) {
         made->ns = step.predicted_ns;

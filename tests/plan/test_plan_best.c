@@ -9,7 +9,8 @@
  * all that configs/clusters.json describes.
  *
  * test_plan_best [JOBS [FIRST [VERBOSE]]]: how many jobs, and the first seed. Without them a small
- * job is compared under each update, and another one with more of each budget and rate. */
+ * job is compared under each update, another one with more of each budget and rate, and two with
+ * more of one budget. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,7 +26,16 @@
 
 static uint64_t job_count, first_seed = 1; /* no count: a short part, for every change */
 static const uint64_t short_seeds[] = {8, 10};
-enum { SHORT_JOBS = sizeof short_seeds / sizeof short_seeds[0] };
+/* Jobs whose plan once got longer with more memory: by 3.5 % where it was reserved too far ahead,
+ * and by 15 % where fine tiles were tried only if no coarser ones fitted. */
+static const struct {
+    uint64_t seed;
+    int arena;
+} short_budgets[] = {{57, TIER_DEVICE}, {62, TIER_HOST}};
+enum {
+    SHORT_JOBS = sizeof short_seeds / sizeof short_seeds[0],
+    SHORT_BUDGETS = sizeof short_budgets / sizeof short_budgets[0],
+};
 static bool is_verbose;
 
 static const double tolerance = 1.01;
@@ -342,18 +352,24 @@ static void try_more(int which, const struct question *q, uint64_t seed, double 
     count_pair(&tallies[which], seed, ns, auto_ns, what);
 }
 
+static const double factors[] = {1.2, 2};
+
+static void try_more_memory(const struct question *open, uint64_t seed, double auto_ns, int arena,
+                            double factor)
+{
+    static struct question q;
+    q = *open;
+    uint64_t *budget = &q.family.job.budget_bytes[arena];
+    *budget = size_round_up((uint64_t)(factor * (double)*budget), TILE_BLOCK_BYTES);
+    try_more(BUDGETS, &q, seed, auto_ns, arena == TIER_DEVICE ? "device memory" : "host memory");
+}
+
 static void try_monotony(const struct question *open, uint64_t seed, double auto_ns)
 {
     static struct question q;
-    static const double factors[] = {1.2, 2};
     for (int f = 0; f < 2; f++) {
-        for (int a = TIER_DEVICE; a <= TIER_HOST; a++) {
-            q = *open;
-            uint64_t *budget = &q.family.job.budget_bytes[a];
-            *budget = size_round_up((uint64_t)(factors[f] * (double)*budget), TILE_BLOCK_BYTES);
-            try_more(BUDGETS, &q, seed, auto_ns,
-                     a == TIER_DEVICE ? "device memory" : "host memory");
-        }
+        for (int a = TIER_DEVICE; a <= TIER_HOST; a++)
+            try_more_memory(open, seed, auto_ns, a, factors[f]);
         q = *open;
         plan_machine *m = &q.family.job.machine;
         m->drive_read_bytes_per_second *= factors[f];
@@ -385,7 +401,13 @@ static void automatic_plans_are_the_best_known(void **state)
         if (job_count || i > 0)
             try_monotony(&q, seed, ns);
     }
-    print_message("%llu jobs\n", (unsigned long long)count);
+    for (int i = 0; i < (job_count ? 0 : SHORT_BUDGETS); i++) {
+        double ns;
+        draw_question(&q, short_budgets[i].seed);
+        assert_int_equal(place(&q, &ns), 0);
+        try_more_memory(&q, short_budgets[i].seed, ns, short_budgets[i].arena, factors[0]);
+    }
+    print_message("%llu jobs\n", (unsigned long long)count + (job_count ? 0 : SHORT_BUDGETS));
     for (int t = 0; t < TALLIES; t++) {
         print_message(
             "  %-7s %5llu pairs, %3llu longer by more than 1 %%; worst %.4f (seed %llu)\n",
@@ -395,9 +417,9 @@ static void automatic_plans_are_the_best_known(void **state)
         longer += tallies[t].longer;
         pairs += tallies[t].pairs;
     }
-    /* The aim is that no pair is longer. The search is no proof: more than one pair in 50 of many
-     * jobs, and it got worse. */
-    assert_true(longer <= (job_count ? pairs / 50 : 0));
+    /* The aim is that no pair is longer. The search is no proof: more than one pair in 100 of
+     * many jobs, and it got worse. */
+    assert_true(longer <= (job_count ? pairs / 100 : 0));
 }
 
 int main(int argc, char **argv)

@@ -172,10 +172,11 @@ static uint32_t find_waits(plani_builder *b, uint64_t host_bytes,
                            struct plan_wait waits[PLAN_WAITS_MAX])
 {
     const uint64_t budgets[TIER_COUNT] = {UINT64_MAX / 2, host_bytes, UINT64_MAX / 2};
+    const uint64_t ahead[TIER_COUNT] = {0}; /* as far as memory allows */
     program prog;
     uint64_t until = 0;
     uint32_t count;
-    assert_int_equal(plani_schedule(b, PROGRAM_STEADY, budgets, 0, 0, true, &prog), 0);
+    assert_int_equal(plani_schedule(b, PROGRAM_STEADY, budgets, ahead, 0, true, &prog), 0);
     assert_int_equal(plan_find_waits(b->job, &prog, true, waits, &count), 0);
     assert_in_range(count, 1, PLAN_WAITS_MAX);
     for (uint32_t i = 0; i < count; i++) {
