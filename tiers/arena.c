@@ -230,8 +230,9 @@ int arena_init(arena *out, const arena_config *config)
     out->base = base;
     out->size_bytes = size_bytes;
     snprintf(out->name, sizeof out->name, "%s", config->name);
-    /* Old or small kernels may refuse these four hints without harm. The name also separates the
-     * mapping from its neighbours, so that its huge pages can be counted. */
+    /* Old or small kernels may refuse these hints: without harm, but for the one about forks. The
+     * name also separates the mapping from its neighbours, so that its huge pages can be
+     * counted. */
     char label[64];
     snprintf(label, sizeof label, "sluice %s arena", out->name);
 #ifdef PR_SET_VMA

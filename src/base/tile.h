@@ -87,6 +87,15 @@ static inline bool tile_has_formats(uint32_t streams)
     return streams > 0xff;
 }
 
+/* True if stream `idx` of `count` can have this format; which of them an optimizer has, its kernels
+ * know. */
+static inline bool tile_format_is_possible(uint32_t idx, uint32_t count, enum tile_format format)
+{
+    if (idx >= count)
+        return format == TILE_FP32; /* it is absent */
+    return format < TILE_FORMAT_COUNT && (format != TILE_PARAMS || idx == 0);
+}
+
 /* True if tile_streams_code could have made this code (read from a file) with at least two
  * streams. */
 static inline bool tile_streams_is_valid(uint32_t streams)
@@ -95,15 +104,14 @@ static inline bool tile_streams_is_valid(uint32_t streams)
     if (count < 2 || count > TILE_STREAMS_MAX)
         return false;
     for (uint32_t i = 0; i < TILE_STREAMS_MAX; i++)
-        if (tile_stream_format(streams, i) >= (i == 0      ? TILE_FORMAT_COUNT
-                                               : i < count ? TILE_PARAMS
-                                                           : TILE_BF16))
+        if (!tile_format_is_possible(i, count, tile_stream_format(streams, i)))
             return false;
     return true;
 }
 
 /* True if stream 0 holds only the low halves of masters, or nothing of them, so that the working
- * copy is part of the state: it is the high halves, or all. */
+ * copy is part of the state: it is the high halves, or the masters themselves. What is said of
+ * halves elsewhere holds for both; then the low ones have no bytes. */
 static inline bool tile_master_is_split(uint32_t streams)
 {
     enum tile_format master = tile_stream_format(streams, 0);

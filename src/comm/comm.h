@@ -1,8 +1,7 @@
 /* Ranks: which processes there are, small exchanges and failures among them, and the collectives.
  *
- *   launcher (mpirun, torchrun) --comm_join--> JOINED --comm_open--> OPEN --comm_leave--> gone
- *                                             \--------- a failure anywhere ---------> ABORTED
- *                                                                                      (sticky)
+ *   launcher --comm_join--> JOINED --comm_open--> OPEN --comm_leave--> gone
+ *                           \--------- a failure anywhere ---------> ABORTED (sticky)
  *
  * There are two planes, which are independent of each other:
  *

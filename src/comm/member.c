@@ -102,8 +102,8 @@ struct launcher {
 };
 
 /* The first entry that exists decides. srun may start one torchrun on each host; torchrun then says
- * how many ranks there are. A batch script of Slurm has SLURM_NTASKS and SLURM_PROCID 0 as well, but
- * only processes that srun started are in a step. */
+ * how many ranks there are. A batch script of Slurm has SLURM_NTASKS and SLURM_PROCID 0 as well,
+ * but only processes that srun started are in a step. */
 static const struct launcher launchers[] = {
     {"WORLD_SIZE", "RANK", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE", NULL, "torchrun"},
     {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", NULL, "OMPI_COMM_WORLD_LOCAL_SIZE", NULL,
@@ -141,7 +141,7 @@ static int use_launcher(const struct launcher *launcher, commi_launch *out)
     TRY(read_number(launcher->rank_key, &out->rank));
     TRY(read_number(launcher->world_key, &out->world));
     out->is_launched = out->world > 1;
-    out->is_torchrun = launcher == &launchers[0];
+    out->is_torchrun = strcmp(launcher->name, "torchrun") == 0;
     out->is_one_host =
         is_number(launcher->local_key, out->world) || is_number(launcher->hosts_key, 1);
     /* it counts this host only; MPI knows the whole world */

@@ -282,10 +282,8 @@ const configi_key configi_own_keys[] = {
     KEY("state.master", ENUM, AT(state.master), "fp32", "fp32|split", NONE, FIXED,
         "How Adam stores master weights. fp32: 4 bytes per parameter beside the working copy. "
         "split: 2 bytes, the low half of the fp32 value; the bf16 working copy is the high half. "
-        "With "
-        "an fp32 working copy, which is the master then: nothing, for Lion and Adagrad too. "
-        "Training "
-        "gives the same bits (not with fp16.enabled).",
+        "With an fp32 working copy, which is the master then: nothing, for Lion and Adagrad too. "
+        "Training gives the same bits (not with fp16.enabled).",
         .values = masters),
     KEY("state.moments", ENUM, AT(state.moments), "fp32", "fp32|bf16|8bit", NONE, FIXED,
         "How Adam stores its two moments. fp32: 8 bytes per parameter, exact. bf16 (4 bytes) and "

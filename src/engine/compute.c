@@ -264,9 +264,9 @@ static int init_working(struct engine *self, const program *prog, const op *item
                        item->elem_count, enginei_role_address(self, prog, item, ROLE_TARGET));
 }
 
-/* Initializes a tile whose master is split in halves. Its fp32 weights are made at the end of the tile, where
- * there is room for them, and are then split. The low halves are written from the start of the
- * tile; each write lands before what is still to be read. */
+/* Initializes a tile whose master is split in halves. Its fp32 weights are made at the end of the
+ * tile, where there is room for them, and are then split. The low halves are written from the start
+ * of the tile; each write lands before what is still to be read. */
 static int init_split(struct engine *self, const program *prog, const op *item)
 {
     const struct setup *setup = self->setup;

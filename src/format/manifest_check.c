@@ -279,7 +279,7 @@ static bool is_half_of(const shard_walk *self, const manifest_extent *extent,
         return true;
     return manifesti_wrong(reason,
                            "unit %" PRIu32 " rank %" PRIu32 " tile %" PRIu32
-                           " has the low halves of masters, and no params of as many elements "
+                           " has the rest of split masters, and no params of as many elements "
                            "stand before it",
                            extent->unit, extent->rank, extent->tile);
 }
@@ -293,7 +293,7 @@ static bool has_halves_alike(const shard_walk *self, uint64_t idx, manifesti_rea
             manifest_is_high(record, (uint64_t)(before - record->extents)))
         return true;
     return manifesti_wrong(reason,
-                           "unit %" PRIu32 " has the low halves of masters for some of its tiles "
+                           "unit %" PRIu32 " has the rest of split masters for some of its tiles "
                            "alone: tile %" PRIu32 " of rank %" PRIu32 " differs",
                            extent->unit, extent->tile, extent->rank);
 }

@@ -92,9 +92,9 @@ struct hf_import_summary {
     uint64_t resident_bytes_max; /* of this process so far */
 };
 
-/* Reads the checkpoint once, tile by tile; quantized matrices are expanded. Blocks. If it fails or is stopped (ERR_STOPPED), nothing
- * of the run stays. Memory: some 100 MiB, and for GPT-2 a strip (weights.h). Moments of zero are
- * holes in the slab's file. Errors:
+/* Reads the checkpoint once, tile by tile; quantized matrices are expanded. Blocks. If it fails or
+ * is stopped (ERR_STOPPED), nothing of the run stays. Memory: some 100 MiB, and for GPT-2 a strip
+ * (weights.h). Moments of zero are holes in the slab's file. Errors:
  * - ERR_INPUT: the checkpoint is damaged or not the job's model, or the directory holds a run.
  * - ERR_CONFIG: the job is not valid, or its train.only or train.lora splits units.
  * - ERR_NO_FIT: the drives have too little space. */
@@ -114,8 +114,8 @@ struct hf_export_options {
      * tensors for each expert, as they are published. */
     bool fused_experts;
     /* Matrices that the run keeps packed are written as codes, in the layout of bitsandbytes, of
-     * fp8 in blocks or of gpt-oss's mxfp4. Those with an adapter are quantized again after the sum. False: all are
-     * expanded. */
+     * fp8 in blocks or of gpt-oss's mxfp4. Those with an adapter are quantized again after the sum.
+     * False: all are expanded. */
     bool quantized;
     bool force; /* replaces such files in a directory that is not empty */
     /* The caller has the run open and makes no step meanwhile; the run's lock is not taken. */

@@ -44,8 +44,8 @@ void hf_weights_close(hf_weights *self); /* NULL is allowed */
 
 /* Reads elements [begin, begin + count) of a unit into master, [count] fp32 on the host. Padding
  * becomes zero, and quantized matrices are expanded. Elements of adapters that were not taken are
- * left as the caller has them. ERR_INPUT with the path if the file cannot be read or has become shorter; ERR_INPUT
- * with tensor and element if a value is not finite. */
+ * left as the caller has them. ERR_INPUT with the path if the file cannot be read or has become
+ * shorter; ERR_INPUT with tensor and element if a value is not finite. */
 int hf_weights_read(hf_weights *self, uint32_t unit, uint64_t begin, uint64_t count,
                     float *master) MUST_CHECK;
 
@@ -66,10 +66,12 @@ int hf_weights_codes(void *self, uint32_t unit, uint32_t tensor, uint64_t matrix
  * or the one memory for codes. */
 bool hf_weights_has_strips(const hf_weights *self);
 
-/* True if the checkpoint has all tensors of the unit; false if some of them are adapters. */
+/* True if the checkpoint has all tensors of the unit; false if some of them are adapters that
+ * hf_weights_take_adapters has not taken. */
 bool hf_weights_has_all(const hf_weights *self, uint32_t unit);
 
-/* XXH3-64 over names, shapes, dtypes and places of its tensors, and values of adapters. A run notes it as its origin. */
+/* XXH3-64 over names, shapes, dtypes and places of its tensors, and values of adapters. A run notes
+ * it as its origin. */
 uint64_t hf_weights_identity(const hf_weights *self);
 
 /* Bytes of the model's tensors in the checkpoint, for progress lines. */

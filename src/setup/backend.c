@@ -177,7 +177,8 @@ int setupi_check_state_kernels(const struct setup *self)
                 ERR_CONFIG,
                 "%s, but the %s backend has Adam for fp32 state alone: leave state.master "
                 "and state.moments at fp32, or set device.backend to another one",
-                self->job->state.master == TILE_LOW16   ? "state.master is \"split\""
+                tile_stream_format(self->plan.state_streams, 0) == TILE_LOW16
+                    ? "state.master is \"split\""
                 : self->job->state.moments == TILE_BF16 ? "state.moments is \"bf16\""
                                                         : "state.moments is \"8bit\"",
                 updating[i]->name);

@@ -236,6 +236,7 @@ static void plan_steps(const char *update, uint64_t commit_every, struct setup_s
 {
     fixture_sets sets = {.count = 0};
     fixture_set(&sets, "schedule.update=%s", update);
+    fixture_set(&sets, "schedule.tile_elems=1048576"); /* each tile has padding of its own */
     fixture_set(&sets, "run.commit_every=%llu", (unsigned long long)commit_every);
     job *asked = fixture_job("mean", &shape, &sets);
     if (setup_plan_on(asked, &(struct setup_plan_options){0}, plan) < 0)

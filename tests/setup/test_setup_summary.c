@@ -216,6 +216,7 @@ static void commits_and_wear(void **state)
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         fixture_sets sets = {.count = 0};
         fixture_set(&sets, "tiers.place.optimizer=%s", ways[i].tier);
+        fixture_set(&sets, "schedule.tile_elems=1048576"); /* each tile has padding of its own */
         fixture_set(&sets, "run.commit_every=%d", ways[i].every);
         plan(&it, &sets, 1);
         double bytes = (double)home(&it.sum, STATE_OPTIMIZER), part = 0;

@@ -45,8 +45,8 @@ def init(
     initializers (reset_parameters, or the _init_weights of transformers), which are called for each
     block with random numbers of its own that depend on `seed` and the block's name.
 
-    Parameters of up to 65536 elements keep the values that build() gives them, with random numbers
-    that depend on `seed`.
+    Without a checkpoint, parameters of up to 65536 elements keep the values that build() gives them,
+    with random numbers that depend on `seed`.
 
     Until then the larger parameters have no values: do not compute with the module.
     """
@@ -55,7 +55,7 @@ def init(
         raise WrongJob(f"init: dtype is {dtype}, and must be a floating point type")
     torch.set_default_dtype(dtype)
     state = torch.get_rng_state()
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     try:
         with _without_parameters(), _Writes() as writes:
             module = build()
@@ -104,21 +104,22 @@ class _Writes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lost: Dict[int, str] = {}  # the operation, by the storage of the parameter
+        #: The storage and the operation, by the storage's address, which is in use as long.
+        self._lost: Dict[int, Tuple[Any, str]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for item in written_by(func, args, kwargs):
             key = item.untyped_storage()._cdata if item.device.type == "meta" else 0
             if key and not _is_in_initializer():
-                self._lost[key] = str(func)
+                self._lost[key] = (item.untyped_storage(), str(func))
             elif key:
                 self._lost.pop(key, None)  # it replaces what was written before
         return func(*args, **kwargs)
 
     def check(self, module: torch.nn.Module) -> None:
         for name, parameter in module.named_parameters():
-            operation = self._lost.get(parameter.untyped_storage()._cdata)
+            _, operation = self._lost.get(parameter.untyped_storage()._cdata, (None, None))
             if parameter.device.type == "meta" and operation is not None:
                 raise WrongJob(
                     f'init: building {type(module).__name__} writes values to "{name}" '
@@ -194,7 +195,7 @@ class _Initializer:
         parameters = list(target.parameters(recurse=is_block))
         before = [p.data for p in parameters]
         state = torch.get_rng_state()
-        torch.manual_seed((self._seed << 32) ^ zlib.crc32(scope.encode()))
+        torch.default_generator.manual_seed((self._seed << 32) ^ zlib.crc32(scope.encode()))
         try:
             for p in parameters:
                 known = self._known.get(id(p))
