@@ -34,8 +34,8 @@
  * block (ROLE_HITS), and an op that reads a byte depends on it like on any other:
  *   - a read, an h2d or an all-gather is skipped if the byte is 0;
  *   - a pass of the compute lane runs in any case, but reads no params of the unit if it is 0.
- * An all-gather needs all ranks, so its byte must be the same on all of them: OP_UNITE_HITS makes a
- * unit hit on all ranks if it is hit on one.
+ * An all-gather needs all ranks, and so do rows that go to experts of other ranks, so the byte must
+ * be the same on all of them: OP_UNITE_HITS makes a unit hit on all ranks if it is hit on one.
  *
  * EXPERTS OF OTHER RANKS. Where each rank owns whole experts (plan_job.is_owned), tokens travel and
  * params do not. For each micro-batch a pass of such experts is five ops:
@@ -345,7 +345,7 @@ int program_check_seam(const program *from, const program *to) MUST_CHECK;
  * `world` ranks, each rounded up to 8. */
 uint64_t program_united_bytes(uint64_t unit_count, uint64_t world);
 
-/* The place of one rank's rows in SENT or RECEIVED. A table of them is at the begin of each buffer,
+/* The place of one rank's rows in SENT or RECEIVED. A table of them is at the start of each buffer,
  * from which offsets count. */
 struct parcel_place {
     uint64_t begin_bytes, size_bytes;

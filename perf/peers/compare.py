@@ -389,7 +389,8 @@ def llmc(options, table, work):
                    batch * length, "tokens/s", "%d steps of llm.c" % len(theirs))
 
 
-PEERS = {"pytorch": pytorch, "deepspeed": deepspeed, "module": module, "optimizer": optimizer, "adam": adam, "aio": aio, "tokenizers": tokenizers, "llmc": llmc}
+PEERS = {"pytorch": pytorch, "deepspeed": deepspeed, "module": module, "optimizer": optimizer, "adam": adam, "aio": aio,
+         "tokenizers": tokenizers, "llmc": llmc}
 
 
 def main():

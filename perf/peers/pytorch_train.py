@@ -8,7 +8,7 @@ Answers "ready", then "seconds loss" for each line; it ends at the end of its in
 clipping of the gradient's norm at 1.0, and bf16 (here by autocast) with fp32 weights. `plain` is a short model with torch's
 fused attention; `hf` is transformers' GPT2LMHeadModel; `mixture` its Qwen3MoeForCausalLM with experts in a loop (eager).
 
---by names who trains that model; but for torch and fsdp2, files lie in the folder that --folder names:
+--by says what trains the model. All except torch and fsdp2 write files to the folder that --folder names:
   torch        PyTorch's own loop, all in memory
   zero3-nvme   DeepSpeed's ZeRO-3 with parameters and optimizer on the drive; in bf16 its weights are bf16
   zero3-cpu    the same in host memory

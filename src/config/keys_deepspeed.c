@@ -23,7 +23,7 @@ static const char no_bucket[] = "a unit is reduced and gathered by one collectiv
                                 "staging of constant size, so that no bucket is filled";
 static const char one_way[] = "gradients are reduced and parts gathered in one way, for all stages";
 static const char no_sequence_parallel[] = "a sequence is not split over ranks";
-static const char no_experts[] = "these models have no experts";
+static const char own_experts[] = "model.expert_parallel_size says which ranks have experts";
 static const char whole_steps[] = "a step here always takes all of its micro-batches";
 static const char engine_only[] = "it is about the inner workings of DeepSpeed's engine";
 static const char always_measured[] =
@@ -98,7 +98,7 @@ const configi_key configi_deepspeed_keys[] = {
          no_sequence_parallel, RANKS),
     IDLE("allgather_size", INT, "500000000", "[0,]", no_bucket, RANKS),
     IDLE_OFF("disable_allgather", one_way, RANKS),
-    IDLE_OFF("use_data_before_expert_parallelism", no_experts, RANKS),
+    IDLE_OFF("use_data_before_expert_parallelism", own_experts, RANKS),
     IDLE_OFF("zero_allow_untested_optimizer", engine_only),
     IDLE_ON("zero_force_ds_cpu_optimizer", engine_only),
     IDLE_OFF("sparse_gradients", dense),
@@ -475,7 +475,7 @@ const configi_key configi_deepspeed_keys[] = {
     REFUSED("weight_quantization",
             "it quantizes the weights and is not built; leave it out or disable it"),
     IDLE_ANY("tensor_parallel", data_parallel, RANKS),
-    IDLE_ANY("expert_parallel", data_parallel, RANKS),
+    IDLE_ANY("expert_parallel", own_experts, RANKS),
     IDLE_ANY("pipeline", data_parallel, RANKS),
     IDLE_ANY("sequence_parallel_size", data_parallel, RANKS),
     SWITCH("elasticity", "elastic batch sizes are not built; give the batch sizes"),

@@ -253,7 +253,6 @@ struct model_spec {
      * equal size, which are the shards of the ranks (EXPERTS OF RANKS). 0 or 1: one group. */
     uint64_t expert_ranks;
     bool owns_experts;     /* this rank has the params of its own group alone */
-    uint32_t expert_rank;  /* then the number of this rank, below expert_ranks */
     uint64_t dense_blocks; /* deepseek, glm4_moe: the first blocks, which have no experts */
     /* The weights of a token's experts are divided by their sum; and multiplied by this, if it is
      * not 0. */

@@ -186,6 +186,8 @@ static int try_word(plani_search *self, struct plani_point point, int frozen, ui
 static int try_kind_words(plani_search *self, int kind, uint32_t part, bool *gained)
 {
     uint32_t most = self->counts[kind] / part;
+    if (most == 0) /* half of one unit */
+        return 0;
     int end = part > 1 ? TIER_NVME : kind == STATE_INNER_ACTIVATIONS ? TIER_COUNT + 1 : TIER_COUNT;
     for (int tier = 0; tier < end; tier++)
         for (int giver = 0; giver < (tier < TIER_NVME ? STATE_KIND_COUNT : 1); giver++) {

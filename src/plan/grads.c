@@ -9,6 +9,8 @@
  *
  * Closing rounds the sums to the gradient's dtype and takes their squares for the norm. A closed
  * tile goes to its home, over the seam to the next step, or straight into its update. */
+#include <assert.h>
+
 #include "base/tile.h"
 #include "plan/emit_internal.h"
 
@@ -152,6 +154,7 @@ static uint32_t reduce_grads(plani_builder *b, uint32_t unit, uint32_t accumulat
                              uint32_t into)
 {
     if (plan_is_owned(b->job, unit)) {
+        assert(!has_sum); /* setup refuses batch_major with several micro-batches */
         add_rows_of_ranks(b, unit, accumulator);
         return accumulator; /* nothing of it rests, since layer-major passes add to it once */
     }

@@ -80,12 +80,12 @@ static const struct {
     {"prescale_gradients=true", "scaled once", {0}},
     {"gradient_predivide_factor=2.0", "scaled once", {0}},
     {"seq_parallel_communication_data_type=bf16", "not split over ranks", {0}},
-    {"use_data_before_expert_parallelism=true", "no experts", {0}},
+    {"use_data_before_expert_parallelism=true", "model.expert_parallel_size", {0}},
     {"activation_checkpointing.partition_activations=true", "whose batch", {0}},
     {"sequence_parallel_size=1", "data alone", {0}},
     {"tensor_parallel={\"autotp_size\": 1}", "data alone", {0}},
     {"pipeline={\"stages\": \"auto\"}", "data alone", {0}},
-    {"expert_parallel={\"enabled\": false}", "data alone", {0}},
+    {"expert_parallel={\"enabled\": false}", "model.expert_parallel_size", {0}},
 };
 
 static const char stage_3[] = SMALL_WITH("\"zero_optimization\": {\"stage\": 3},");

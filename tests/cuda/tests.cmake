@@ -192,8 +192,9 @@ if(TARGET train_fixture AND NOT SLUICE_SANITIZE)
     sluice_gpu_test(test_gpu_frozen WHOLE SOURCES train/test_train_frozen.c LIBS train_fixture comm_fixture
                     TIMEOUT 300)
     # More of the same: on a GPU they take seconds.
-    set_property(TEST test_gpu_train.simulated.placed-gpt2-bf16 test_gpu_modes.simulated.gpt2-bf16-unclipped
-                 test_gpu_modes.simulated.llama-fp32-adagrad APPEND PROPERTY LABELS slow)
+    set_property(TEST test_gpu_train.simulated.placed-gpt2-bf16 test_gpu_train.simulated.placed-gpt2-fp32-cut-adagrad
+                 test_gpu_modes.simulated.gpt2-bf16-unclipped test_gpu_modes.simulated.llama-fp32-adagrad
+                 test_gpu_modes.simulated.bert-bf16-cut APPEND PROPERTY LABELS slow)
     get_property(gpu_run_tests DIRECTORY PROPERTY TESTS)
     set(on_a_gpu ${gpu_run_tests})
     list(FILTER on_a_gpu INCLUDE REGEX "^test_gpu_(commit$|frozen|modes\\.)")

@@ -17,11 +17,12 @@ if(TARGET sluice_kernels_reference)
                 INSTANCES ${all_families} ${model_mixtures} gpt2-erf ${model_dropouts})
     sluice_test(test_model_experts LIBS sluice_model sluice_kernels_reference LABELS cpu debug)
     sluice_test(test_model_costs LIBS sluice_model sluice_kernels_reference LABELS cpu
-                INSTANCES ${model_forms})
+                INSTANCES ${model_forms} SLOW bert-dropout gemma2 gpt2-dropout granite opt phi3 qwen3 stablelm)
     sluice_test(test_model_dropout LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES ${model_dropouts})
     sluice_test(test_model_learn LIBS sluice_model sluice_kernels_reference LABELS cpu
-                INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere gemma3 sinks)
+                INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere gemma3 sinks
+                SLOW qwen3 granite gpt_neox opt sinks)
     # ASan looks at memory. It runs a family for each layout of tensors and each kind of attention.
     sluice_test(test_model_lora LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES gpt2 llama qwen3 olmo2 granite bert gpt_neox opt cohere gemma3 deepseek sinks

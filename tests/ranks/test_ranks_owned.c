@@ -257,7 +257,8 @@ static void what_cannot_be_is_refused(void **state)
         const char *text;
     } cases[] = {
         {{"zero_optimization.stage=0"}, "zero_optimization.stage is 0"},
-        {{"schedule.order=batch_major"}, "schedule.order is batch_major"},
+        {{"schedule.order=batch_major"}, "schedule.order is batch_major or fastest"},
+        {{"schedule.order=fastest"}, "schedule.order is batch_major or fastest"},
         {{"model.expert_parallel_size=8"}, "it must be 1 or the number of ranks"},
         {{"model.num_experts=9"}, "must divide model.num_experts 9"},
         {{"model.num_experts=16", "model.experts_per_unit=1"}, "must be a multiple of"},
