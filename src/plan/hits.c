@@ -5,8 +5,8 @@
  * experts of a unit with probability miss = C(E - n, k) / C(E, k), which is 1 - k/E for one expert.
  * N tokens pass a stage together, and choose independently of each other: the unit is hit with
  * probability 1 - miss ^ N. Real routers choose less evenly, so fewer units are hit. Where ranks
- * gather params (ZeRO stage 3) or own experts, a unit is hit if a token of any rank chose it: N counts the tokens
- * of all ranks, which unite their hits (OP_UNITE_HITS). Pure. */
+ * gather params (ZeRO stage 3) or own experts, a unit is hit if a token of any rank chose it: N
+ * counts the tokens of all ranks, which unite their hits (OP_UNITE_HITS). Pure. */
 #include "plan/plan_internal.h"
 
 bool plani_unites_hits(const plan_job *job, const struct stage *stage)

@@ -17,7 +17,7 @@
 #include "tests/train/train_fixture.h"
 
 static const fixture_model *shape;
-/* A mixture with a shared expert, whose first block has none: shapes beside those of the fixture. */
+/* A mixture with a shared expert, whose first block has none: shapes beside the fixture's. */
 static const fixture_model glm4_moe = {.family = "glm4_moe", .layers = 3, .hidden = 64};
 #define GLM4_MOE                                                                                   \
     "{\"family\": \"glm4_moe\", \"num_layers\": 3, \"hidden_size\": 64, \"num_heads\": 4, "        \

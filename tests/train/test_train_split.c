@@ -1,8 +1,9 @@
 /* Runs with split masters: bf16 params and 16 low bits. Losses, weights and exports are those of
  * fp32 masters in every bit, wherever states rest and whenever updates run; a run that is stopped,
  * killed, moved to other places, tiles or ranks goes on to the same bits; rot of either half is
- * found. With the argument "fp32" params are fp32, and are the masters themselves. Arguments "victim
- * DIR TIER WIDTH": the run that kills itself; WIDTH is 2 or 4, the bytes of one of its params. */
+ * found. With the argument "fp32" params are fp32, and are the masters themselves. Arguments
+ * "victim DIR TIER WIDTH": the run that kills itself; WIDTH is 2 or 4, the bytes of one of its
+ * params. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

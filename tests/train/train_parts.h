@@ -78,8 +78,8 @@ static inline int parts_be_victim(const char *dir, const fixture_sets *sets)
     return 1;
 }
 
-/* Has this program killed as "victim DIR TIER WIDTH", with the bytes of one of the params, lets "parts" go on, and holds it against
- * `whole`. */
+/* Has this program killed as "victim DIR TIER WIDTH", with the bytes of one of the params, lets
+ * "parts" go on, and holds it against `whole`. */
 static inline void parts_killed_go_on(const char *tier, const fixture_sets *sets,
                                       const fixture_result *whole)
 {
