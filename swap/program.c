@@ -144,11 +144,6 @@ uint64_t program_hash(const program *prog)
     return hash;
 }
 
-uint64_t program_parcel_table_bytes(uint64_t world)
-{
-    return size_round_up(world * sizeof(struct parcel_place), 256);
-}
-
 uint64_t program_united_bytes(uint64_t unit_count, uint64_t world)
 {
     return (world + 1) * size_round_up(unit_count, 8);

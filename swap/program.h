@@ -44,7 +44,7 @@
  *   comm               OP_DISPATCH                   OP_RETURN
  *
  * The buffers SENT and RECEIVED have room for the worst case. How much of them is used depends on
- * what the router chose, and both begin with a table of that (struct parcel_place).
+ * what the router chose, and both begin with a table of that (base/parcel.h).
  *
  * Pure data: built by one thread, then read-only and shared. */
 #ifndef SLUICE_SWAP_PROGRAM_H
@@ -344,14 +344,6 @@ int program_check_seam(const program *from, const program *to) MUST_CHECK;
 /* Bytes of WORKSPACE that an OP_UNITE_HITS of `unit_count` units needs: hits of the rank, then of
  * `world` ranks, each rounded up to 8. */
 uint64_t program_united_bytes(uint64_t unit_count, uint64_t world);
-
-/* The place of one rank's rows in SENT or RECEIVED. A table of them is at the start of each buffer,
- * from which offsets count. */
-struct parcel_place {
-    uint64_t begin_bytes, size_bytes;
-};
-/* Bytes of the table, a multiple of 256. */
-uint64_t program_parcel_table_bytes(uint64_t world);
 
 /* A 64-bit hash of all ops, dependencies, operands and offsets: equal on all ranks, or they must
  * not start. Element ranges are part of it. Demands, predictions and budgets are not. */

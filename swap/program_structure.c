@@ -1,5 +1,6 @@
 /* The structure of a program: what each buffer and each op must be by itself. See
  * program_internal.h. Any thread; allocates nothing. */
+#include "base/parcel.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "swap/program_internal.h"
@@ -365,7 +366,7 @@ static int check_exchange(const program *prog, uint32_t op_idx)
         return 0;
     uint8_t access = item->kind == OP_DISPATCH ? ACCESS_WRITE : ACCESS_UPDATE;
     const operand *source = op_operand(item, ROLE_SOURCE), *target = op_operand(item, ROLE_TARGET);
-    uint64_t table = program_parcel_table_bytes(world_of(prog));
+    uint64_t table = parcel_table_bytes(world_of(prog));
     if (item->operand_count != 2 || source->access != ACCESS_READ || target->access != access ||
         item->if_commits || item->if_applied)
         return err_set(

@@ -168,10 +168,10 @@ static int self_reduce_scatter(comm *self, const comm_call *call)
 static int self_all_to_all(comm *self, const comm_parcels *call)
 {
     (void)self;
-    TRY(commi_check_parcel(call, 0, 0, call->sent->bytes));
-    memcpy((unsigned char *)call->target + call->received->begin,
-           (const unsigned char *)call->source + call->sent->begin, call->sent->bytes);
-    call->received->bytes = call->sent->bytes;
+    TRY(commi_check_parcel(call, 0, 0, call->sent->size_bytes));
+    memcpy((unsigned char *)call->target + call->received->begin_bytes,
+           (const unsigned char *)call->source + call->sent->begin_bytes, call->sent->size_bytes);
+    call->received->size_bytes = call->sent->size_bytes;
     return 0;
 }
 
@@ -239,11 +239,11 @@ int comm_reduce_scatter(comm *self, const comm_call *call)
 
 int commi_check_parcel(const comm_parcels *call, uint32_t from, uint32_t to, uint64_t bytes)
 {
-    if (bytes <= call->received[from].bytes)
+    if (bytes <= call->received[from].size_bytes)
         return 0;
     return err_set(ERR_INTERNAL,
                    "%s: rank %u sends %" PRIu64 " bytes to rank %u, which has room for %" PRIu64,
-                   call->label, from, bytes, to, call->received[from].bytes);
+                   call->label, from, bytes, to, call->received[from].size_bytes);
 }
 
 int comm_all_to_all(comm *self, const comm_parcels *call)

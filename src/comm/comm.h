@@ -42,6 +42,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "base/parcel.h"
 
 typedef struct comm comm;
 
@@ -200,20 +201,14 @@ int comm_all_gather(comm *self, const comm_call *call) MUST_CHECK;
  * A single rank copies without rounding. Blocks like comm_all_gather. */
 int comm_reduce_scatter(comm *self, const comm_call *call) MUST_CHECK;
 
-/* The bytes of the call's source for one rank, or of its target from one rank. */
-struct comm_parcel {
-    uint64_t begin, bytes;
-};
-typedef struct comm_parcel comm_parcel;
-
 struct comm_parcels {
     const char *label; /* as in comm_call */
     const void *source;
     void *target;
-    const comm_parcel *sent; /* [world]: for each rank, its own included */
-    /* [world]: where the parcel of each rank goes. `bytes` is the room there on entry, and the
-     * number of bytes that have come on return. */
-    comm_parcel *received;
+    const rank_parcel *sent; /* [world]: of the source, for each rank, its own included */
+    /* [world]: of the target, where the parcel of each rank goes. size_bytes is the room there on
+     * entry, and the number of bytes that have come on return. */
+    rank_parcel *received;
 };
 typedef struct comm_parcels comm_parcels;
 

@@ -365,17 +365,17 @@ static int publish_parcels(passage *way, uint64_t index, uint64_t most_bytes)
     uint64_t at = index * way->chunk_count, sent = 0, longest = 0;
     TRY(open_round(way, round));
     for (uint32_t p = 0; p < self->group->world; p++) {
-        const comm_parcel *parcel = &way->parcels->sent[p];
+        const rank_parcel *item = &way->parcels->sent[p];
         if (p == rank)
             continue;
-        const exchange_lead lead = {parcel->bytes, most_bytes};
-        uint64_t count = parcel_count(way, parcel->bytes, at);
+        const exchange_lead lead = {item->size_bytes, most_bytes};
+        uint64_t count = parcel_count(way, item->size_bytes, at);
         unsigned char *slot =
             half_data(self, rank, round) + slot_offset(way, rank, p) + sizeof(segment_head);
         memcpy(slot, &lead, sizeof lead);
         if (count > 0)
             memcpy(slot + sizeof lead,
-                   (const unsigned char *)way->parcels->source + parcel->begin + at, count);
+                   (const unsigned char *)way->parcels->source + item->begin_bytes + at, count);
         sent += count;
         longest = size_max(longest, count);
     }
@@ -389,7 +389,7 @@ static int read_parcels(passage *way, uint64_t index, uint64_t *most_bytes)
     uint32_t rank = self->group->rank, round = way->first_round + (uint32_t)index;
     uint64_t at = index * way->chunk_count;
     for (uint32_t p = 0; p < self->group->world; p++) {
-        comm_parcel *parcel = &way->parcels->received[p];
+        rank_parcel *item = &way->parcels->received[p];
         const unsigned char *chunk;
         exchange_lead lead;
         if (p == rank)
@@ -398,12 +398,12 @@ static int read_parcels(passage *way, uint64_t index, uint64_t *most_bytes)
         memcpy(&lead, chunk, sizeof lead);
         if (index == 0)
             TRY(commi_check_parcel(way->parcels, p, rank, lead.bytes));
-        parcel->bytes = lead.bytes;
+        item->size_bytes = lead.bytes;
         *most_bytes = size_max(*most_bytes, lead.most_bytes);
         uint64_t count = parcel_count(way, lead.bytes, at);
         if (count > 0)
-            memcpy((unsigned char *)way->parcels->target + parcel->begin + at, chunk + sizeof lead,
-                   count);
+            memcpy((unsigned char *)way->parcels->target + item->begin_bytes + at,
+                   chunk + sizeof lead, count);
     }
     segment_raise(&self->peers[rank].shared.page->consumed, round);
     progress_note();
@@ -414,16 +414,16 @@ static int run_parcels(passage *way)
 {
     const comm_parcels *parcels = way->parcels;
     uint32_t rank = way->self->group->rank, world = way->self->group->world;
-    const comm_parcel *own = &parcels->sent[rank];
+    const rank_parcel *own = &parcels->sent[rank];
     uint64_t most_bytes = 0;
     for (uint32_t p = 0; p < world; p++)
-        most_bytes = p == rank ? most_bytes : size_max(most_bytes, parcels->sent[p].bytes);
+        most_bytes = p == rank ? most_bytes : size_max(most_bytes, parcels->sent[p].size_bytes);
     TRY(publish_parcels(way, 0, most_bytes));
-    TRY(commi_check_parcel(parcels, rank, rank, own->bytes));
-    if (own->bytes > 0)
-        memcpy((unsigned char *)parcels->target + parcels->received[rank].begin,
-               (const unsigned char *)parcels->source + own->begin, own->bytes);
-    parcels->received[rank].bytes = own->bytes;
+    TRY(commi_check_parcel(parcels, rank, rank, own->size_bytes));
+    if (own->size_bytes > 0)
+        memcpy((unsigned char *)parcels->target + parcels->received[rank].begin_bytes,
+               (const unsigned char *)parcels->source + own->begin_bytes, own->size_bytes);
+    parcels->received[rank].size_bytes = own->size_bytes;
     TRY(read_parcels(way, 0, &most_bytes));
     uint64_t rounds = size_max(size_div_up(most_bytes, way->chunk_count), 1);
     for (uint64_t i = 1; i < rounds; i++) {

@@ -107,12 +107,12 @@ static int pretended_all_to_all(comm *self, const comm_parcels *call)
     uint64_t sent = 0;
     int64_t begin_ns = commi_now_ns();
     for (uint32_t r = 0; r < self->world; r++) {
-        const comm_parcel *parcel = &call->sent[r];
-        TRY(commi_check_parcel(call, r, self->rank, parcel->bytes));
-        memcpy((unsigned char *)call->target + call->received[r].begin,
-               (const unsigned char *)call->source + parcel->begin, parcel->bytes);
-        call->received[r].bytes = parcel->bytes;
-        sent += r == self->rank ? 0 : parcel->bytes;
+        const rank_parcel *item = &call->sent[r];
+        TRY(commi_check_parcel(call, r, self->rank, item->size_bytes));
+        memcpy((unsigned char *)call->target + call->received[r].begin_bytes,
+               (const unsigned char *)call->source + item->begin_bytes, item->size_bytes);
+        call->received[r].size_bytes = item->size_bytes;
+        sent += r == self->rank ? 0 : item->size_bytes;
     }
     take_time(self, sent, begin_ns);
     return 0;

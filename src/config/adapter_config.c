@@ -1,7 +1,6 @@
 /* Adapters that a run begins with: adapter_config.json of PEFT becomes keys of train.lora. See
  * config_internal.h. Pure, except for reading the file and for the log. */
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,18 +12,8 @@ static const char from_path[] = "train.lora.from", targets_path[] = "train.lora.
 struct adapter_config {
     char file[FILE_PATH_BYTES + 32];
     json_t *doc;
+    configi_reader found; /* names the file in messages */
 };
-
-__attribute__((format(printf, 3, 4))) static int refuse(const struct adapter_config *self,
-                                                        const char *key, const char *format, ...)
-{
-    char text[ERR_TEXT_BYTES / 2];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    return err_set(ERR_CONFIG, "%s: %s: %s", self->file, key, text);
-}
 
 /* True for null, false and an empty list or object, which all ask for nothing. */
 static bool asks_nothing(const json_t *value)
@@ -51,22 +40,26 @@ static int check_kind(const struct adapter_config *self)
     const char *bias = json_string_value(json_object_get(self->doc, "bias"));
     const char *start = json_string_value(json_object_get(self->doc, "init_lora_weights"));
     if (!type || strcmp(type, "LORA") != 0)
-        return refuse(self, "peft_type", "\"%.32s\" is not read; LORA is", type ? type : "");
+        return configi_error(&self->found, "peft_type", "\"%.32s\" is not read; LORA is",
+                             type ? type : "");
     if (bias && strcmp(bias, "none") != 0)
-        return refuse(self, "bias", "\"%.32s\" is not read; adapters without biases are", bias);
+        return configi_error(&self->found, "bias",
+                             "\"%.32s\" is not read; adapters without biases are", bias);
     bool keeps_base = !start;
     for (size_t i = 0; i < sizeof starts / sizeof starts[0]; i++)
         keeps_base = keeps_base || strcmp(start, starts[i]) == 0;
     if (!keeps_base)
-        return refuse(self, "init_lora_weights",
-                      "\"%.32s\" may change the base too; save the adapters as plain LoRA (PEFT's "
-                      "path_initial_model_for_weight_conversion)",
-                      start);
+        return configi_error(
+            &self->found, "init_lora_weights",
+            "\"%.32s\" may change the base too; save the adapters as plain LoRA (PEFT's "
+            "path_initial_model_for_weight_conversion)",
+            start);
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (!asks_nothing(json_object_get(self->doc, others[i])))
-            return refuse(self, others[i],
-                          "it is set, and only LoRA with one rank and one alpha for all layers is "
-                          "read; merge these adapters into the checkpoint with PEFT instead");
+            return configi_error(
+                &self->found, others[i],
+                "it is set, and only LoRA with one rank and one alpha for all layers is "
+                "read; merge these adapters into the checkpoint with PEFT instead");
     return 0;
 }
 
@@ -79,7 +72,7 @@ static int put_number(const configi_reader *reader, const struct adapter_config 
     const json_t *given = configi_get(reader, path);
     if (!value || !json_is_number(value)) {
         json_decref(value);
-        return refuse(self, key, "it is not a number");
+        return configi_error(&self->found, key, "it is not a number");
     }
     if (!given)
         return configi_put_path(reader, path, value);
@@ -109,13 +102,14 @@ static int add_targets(const struct adapter_config *self, const char *key, json_
     if (asks_nothing(list))
         return 0;
     if (!json_is_array(list))
-        return refuse(self, key,
-                      "a pattern is not read; write the names of its layers there, such as q_proj");
+        return configi_error(
+            &self->found, key,
+            "a pattern is not read; write the names of its layers there, such as q_proj");
     for (size_t i = 0; i < json_array_size(list); i++) {
         static const char end[] = ".weight";
         const char *name = json_string_value(json_array_get(list, i));
         if (!name)
-            return refuse(self, key, "entry %zu is not a string", i);
+            return configi_error(&self->found, key, "entry %zu is not a string", i);
         size_t length = strlen(name), cut = strlen(end);
         bool is_cut = length > cut && strcmp(name + length - cut, end) == 0;
         if (json_array_append_new(names, json_stringn(name, length - (is_cut ? cut : 0))) < 0)
@@ -164,7 +158,7 @@ static int take(const configi_reader *reader, struct adapter_config *self)
     if (rc == 0)
         rc = add_targets(self, "target_parameters", names);
     if (rc == 0 && json_array_size(names) == 0)
-        rc = refuse(self, "target_modules", "it names no layer");
+        rc = configi_error(&self->found, "target_modules", "it names no layer");
     if (rc == 0)
         log_info("%s: the run begins with the adapters of %s, rank %lld, of %s", reader->file,
                  self->file, (long long)json_integer_value(json_object_get(self->doc, "r")),
@@ -191,6 +185,7 @@ int configi_take_adapters(const configi_reader *reader)
         return configi_error(reader, from_path, "a path of %zu bytes; at most %d are possible",
                              json_string_length(dir), FILE_PATH_BYTES - 1);
     snprintf(self.file, sizeof self.file, "%s/adapter_config.json", json_string_value(dir));
+    self.found.file = self.file;
     int rc = take(reader, &self);
     json_decref(self.doc);
     return rc;

@@ -409,7 +409,7 @@ static int wait_in_place(const struct engine *self, const program *prog, const o
         memset(address(self, prog, hits), 1, hits->size_bytes);
     if (item->step == STEP_SEND) /* no rows go to any rank */
         memset(enginei_role_address(self, prog, item, ROLE_SENT), 0,
-               program_parcel_table_bytes(self->setup->ranks.world));
+               parcel_table_bytes(self->setup->ranks.world));
     double seconds = self->setup->gpu ? 0 : setup_watched_seconds(self->setup, item);
     struct timespec left = {.tv_sec = (time_t)seconds};
     left.tv_nsec = (long)((seconds - (double)left.tv_sec) * 1e9);

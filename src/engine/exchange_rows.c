@@ -4,24 +4,21 @@
 #include "base/size.h"
 #include "engine/engine_internal.h"
 
-static_assert(sizeof(struct parcel_place) == sizeof(comm_parcel),
-              "a table of one is one of the other");
-
 /* Gives each rank's rows an equal part of the buffer. */
-static void divide(comm_parcel *table, uint64_t world, uint64_t size_bytes)
+static void divide(rank_parcel *table, uint64_t world, uint64_t size_bytes)
 {
-    uint64_t begin = program_parcel_table_bytes(world);
-    uint64_t each = (size_bytes - begin) / world / 256 * 256;
+    uint64_t begin = parcel_table_bytes(world);
+    uint64_t each = (size_bytes - begin) / world / PARCEL_ALIGN_BYTES * PARCEL_ALIGN_BYTES;
     for (uint64_t r = 0; r < world; r++)
-        table[r] = (comm_parcel){begin + r * each, each};
+        table[r] = (rank_parcel){begin + r * each, each};
 }
 
 int enginei_exchange_rows(struct engine *self, const program *prog, const op *item)
 {
     comm *members = self->setup->ranks.comm;
     char label[COMM_LABEL_BYTES];
-    comm_parcel *target = enginei_role_address(self, prog, item, ROLE_TARGET);
-    const comm_parcel *source = enginei_role_address(self, prog, item, ROLE_SOURCE);
+    rank_parcel *target = enginei_role_address(self, prog, item, ROLE_TARGET);
+    const rank_parcel *source = enginei_role_address(self, prog, item, ROLE_SOURCE);
     if (item->kind == OP_DISPATCH)
         divide(target, self->setup->ranks.world, op_operand(item, ROLE_TARGET)->size_bytes);
     enginei_name_collective(self, item, label);

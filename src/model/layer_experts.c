@@ -249,9 +249,8 @@ static void take_expert(struct experts_run *of, uint64_t idx)
     of->up_bias_grad = grad_at(of, up_bias);
     of->down_bias_grad = grad_at(of, down_bias);
     for (uint32_t i = 0; i < of->up_count; i++)
-        of->up_lora[i] = modeli_expert_lora_of(run, layer, i, idx, of->grads_group, &of->at.lora);
-    of->down_lora =
-        modeli_expert_lora_of(run, layer, of->up_count, idx, of->grads_group, &of->at.lora);
+        of->up_lora[i] = modeli_expert_lora_of(run, layer, i, idx, &of->at.lora);
+    of->down_lora = modeli_expert_lora_of(run, layer, of->up_count, idx, &of->at.lora);
 }
 
 static void *room_at(const struct experts_run *of, uint64_t offset)

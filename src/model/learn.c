@@ -392,11 +392,8 @@ static model_tensor *add_tensor(model *self, modeli_lister *list, const model_te
     return tensor;
 }
 
-/* Lists the adapters of `count` experts from `first_expert` on. Notes their offsets, unless `part`
- * is NULL. */
-static void list_group_adapters(model *self, const modeli_whole *whole, const modeli_layer *layer,
-                                uint64_t first_expert, uint64_t count, modeli_part *part,
-                                modeli_lister *lister)
+void modeli_list_expert_adapters(model *self, const modeli_whole *whole, const modeli_layer *layer,
+                                 modeli_part *part, modeli_lister *lister)
 {
     uint64_t rank = self->spec.lora.rank, experts = layer->matrix_rows;
     uint32_t first = first_target(self->products->family, layer->row);
@@ -408,29 +405,13 @@ static void list_group_adapters(model *self, const modeli_whole *whole, const mo
         for (uint32_t is_b = 0; is_b < 2; is_b++) {
             uint64_t each = is_b ? target->rows / experts : rank; /* rows of one expert */
             model_tensor *tensor =
-                add_tensor(self, lister, target, is_b ? "lora_B" : "lora_A", count * each,
+                add_tensor(self, lister, target, is_b ? "lora_B" : "lora_A", part->rows * each,
                            is_b ? rank : target->columns,
                            is_b ? TENSOR_INIT_ZERO : TENSOR_INIT_UNIFORM, number + is_b);
-            tensor->row_begin = first_expert * each;
+            tensor->row_begin = part->row_begin * each;
             tensor->whole_rows = experts * each;
-            if (part != NULL)
-                *(is_b ? &part->adapters[which].b : &part->adapters[which].a) =
-                    tensor->offset_elems;
+            *(is_b ? &part->adapters[which].b : &part->adapters[which].a) = tensor->offset_elems;
         }
-    }
-}
-
-void modeli_list_expert_adapters(model *self, const modeli_whole *whole, const modeli_layer *layer,
-                                 modeli_part *part, modeli_lister *lister)
-{
-    uint64_t groups = modeli_expert_groups(layer), count = part->rows / groups;
-    for (uint64_t g = 0; g < groups; g++) {
-        if (g > 0)
-            lister->end_elems = g * part->adapter_group_elems;
-        list_group_adapters(self, whole, layer, part->row_begin + g * count, count,
-                            g == 0 ? part : NULL, lister);
-        if (g == 0)
-            part->adapter_group_elems = size_round_up(lister->end_elems, SHARD_ELEMS_STEP);
     }
 }
 

@@ -117,6 +117,7 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/module.h"
+#include "base/parcel.h"
 #include "base/size.h"
 #include "base/stage.h"
 #include "kernels/ops.h"
@@ -427,17 +428,6 @@ void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t 
 
 enum model_step { MODEL_STEP_WHOLE, MODEL_STEP_SEND, MODEL_STEP_EXPERTS, MODEL_STEP_COMBINE };
 
-struct model_parcel {
-    uint64_t begin_bytes, size_bytes;
-};
-typedef struct model_parcel model_parcel;
-
-/* Bytes of a table of parcels. */
-static inline uint64_t model_parcel_table_bytes(uint64_t ranks)
-{
-    return size_round_up(ranks * sizeof(model_parcel), 256);
-}
-
 /* The memory of one call: one pass of a stage, one micro-batch. A buffer that the pass does not use
  * (struct pass) may be NULL. All buffers are device memory and no two overlap. output and
  * input_grad serve as scratch before their value is written. */
@@ -454,7 +444,7 @@ struct model_call {
     uint8_t *hits;
     /* For a pass whose experts belong to ranks: the step; the rows for each rank in the first and
      * the last step; those of each rank in the second one. Both buffers begin with a table of
-     * model_parcel, by rank, whose offsets count from the begin of the buffer:
+     * parcels (base/parcel.h):
      *   MODEL_STEP_SEND      fills `sent` and its table
      *   MODEL_STEP_EXPERTS   computes; leaves the results in `received`, and their places in its
      *                        table

@@ -381,10 +381,9 @@ struct modeli_expert_lora {
     void *u, *u_grad, *delta;
 };
 typedef struct modeli_expert_lora modeli_expert_lora;
-/* The adapter of expert `idx` of the part, or of the own group. Its gradients are in group
- * `grads_group` after the expert's own. */
+/* The adapter of expert `idx` of the part. Experts that belong to ranks have none. */
 modeli_expert_lora modeli_expert_lora_of(const modeli_run *run, const modeli_layer *layer,
-                                         uint32_t matrix, uint64_t idx, uint64_t grads_group,
+                                         uint32_t matrix, uint64_t idx,
                                          const modeli_expert_room *at);
 /* inner: computes u. outer: adds to the output. input_grad: computes du, and adds to the gradient
  * of the input. grads: those of A and B, from u and du. clear: these are zero. */

@@ -19,8 +19,6 @@
 
 #include "model/model_internal.h"
 
-enum { ALIGN_BYTES = 256 };
-
 int modeli_check_expert_ranks(const model_spec *spec)
 {
     unsigned long long ranks = spec->expert_ranks, all = spec->expert_count;
@@ -82,26 +80,19 @@ struct parcel_layout {
     uint64_t reply; /* where the result begins */
 };
 
-static uint64_t reserve(uint64_t *end, uint64_t bytes)
-{
-    uint64_t offset = *end;
-    *end = size_round_up(offset + bytes, ALIGN_BYTES);
-    return offset;
-}
-
 static struct parcel_layout layout_of(const modeli_layer *layer, const modeli_part *part,
                                       bool backward, uint64_t slots)
 {
     struct parcel_layout at = {0};
-    at.counts = reserve(&at.end, own_count(layer, part) * sizeof(int32_t));
+    at.counts = modeli_reserve(&at.end, own_count(layer, part) * sizeof(int32_t));
     if (backward) {
-        at.order = reserve(&at.end, slots * sizeof(int32_t));
-        at.weights = reserve(&at.end, slots * sizeof(float));
-        at.inputs = reserve(&at.end, slots * row_bytes(layer));
+        at.order = modeli_reserve(&at.end, slots * sizeof(int32_t));
+        at.weights = modeli_reserve(&at.end, slots * sizeof(float));
+        at.inputs = modeli_reserve(&at.end, slots * row_bytes(layer));
     }
     at.reply = at.end;
-    at.weights_grad = reserve(&at.end, backward ? slots * sizeof(float) : 0);
-    at.rows = reserve(&at.end, slots * row_bytes(layer));
+    at.weights_grad = modeli_reserve(&at.end, backward ? slots * sizeof(float) : 0);
+    at.rows = modeli_reserve(&at.end, slots * row_bytes(layer));
     if (!backward)
         at.inputs = at.rows;
     return at;
@@ -114,18 +105,19 @@ void modeli_size_exchange(const modeli_layer *layer, const modeli_part *part, bo
     uint64_t ranks = modeli_expert_groups(layer), rows = modeli_rows(self);
     uint64_t count = own_count(layer, part), multiple = modeli_slot_multiple(self);
     uint64_t choices = modeli_choices_of(layer), all = self->spec.expert_count;
-    uint64_t table = model_parcel_table_bytes(ranks);
+    uint64_t table = parcel_table_bytes(ranks);
     /* The worst case of one rank's experts, and of the whole unit. */
     uint64_t most = experts_slots_max(rows, count, size_min(choices, count), multiple);
     uint64_t unit_most =
         experts_slots_max(rows, part->rows, size_min(choices, part->rows), multiple);
     struct parcel_layout largest = layout_of(layer, part, backward, most);
     struct parcel_layout none = layout_of(layer, part, backward, 0);
-    uint64_t slot_bytes = layout_of(layer, part, backward, ALIGN_BYTES).end - none.end;
-    uint64_t ends = 5 * ALIGN_BYTES; /* what rounding adds to each parcel */
+    uint64_t slot_bytes = layout_of(layer, part, backward, MODELI_ALIGN_BYTES).end - none.end;
+    uint64_t ends = 5 * MODELI_ALIGN_BYTES; /* what rounding adds to each parcel */
     pass->received_bytes = table + ranks * largest.end;
-    pass->sent_bytes = table + ranks * (none.end + ends) +
-                       size_round_up(unit_most, ALIGN_BYTES) / ALIGN_BYTES * slot_bytes;
+    pass->sent_bytes =
+        table + ranks * (none.end + ends) +
+        size_round_up(unit_most, MODELI_ALIGN_BYTES) / MODELI_ALIGN_BYTES * slot_bytes;
     /* The usual one. */
     uint64_t slots = count * size_round_up(size_div_up(rows * choices, all), multiple);
     struct parcel_layout usual = layout_of(layer, part, backward, slots);
@@ -134,7 +126,7 @@ void modeli_size_exchange(const modeli_layer *layer, const modeli_part *part, bo
     pass->moved_bytes = 2 * ranks * usual.end;
 }
 
-static model_parcel *table_of(void *buffer)
+static rank_parcel *table_of(void *buffer)
 {
     return buffer;
 }
@@ -169,9 +161,9 @@ void modeli_close_parcel(const modeli_run *run, const modeli_layer *layer, uint6
 {
     bool backward = run->turn == MODELI_TURN_BACKWARD;
     struct parcel_layout at = layout_of(layer, run->part, backward, slots);
-    model_parcel *parcel = &table_of(run->call->received)[rank];
-    parcel->begin_bytes += at.reply;
-    parcel->size_bytes = at.end - at.reply;
+    rank_parcel *place = &table_of(run->call->received)[rank];
+    place->begin_bytes += at.reply;
+    place->size_bytes = at.end - at.reply;
 }
 
 /* ---- before and after the experts ---- */
@@ -235,7 +227,7 @@ static int fill_parcel(const struct home *of, uint64_t rank, uint64_t *end)
     modeli_parcel_rows parcel;
     char *base = (char *)run->call->sent + *end;
     view_parcel(&at, base, &parcel);
-    memset(parcel.counts, 0, size_round_up(count * sizeof(int32_t), ALIGN_BYTES));
+    memset(parcel.counts, 0, size_round_up(count * sizeof(int32_t), MODELI_ALIGN_BYTES));
     for (uint64_t i = 0; i < count; i++)
         parcel.counts[i] = of->offsets[rank * count + i + 1] - of->offsets[rank * count + i];
     if (of->backward)
@@ -243,7 +235,7 @@ static int fill_parcel(const struct home *of, uint64_t rank, uint64_t *end)
     TRY(gather(of, begin, slots, modeli_value_at(run, of->layer->reads[0]), parcel.inputs));
     if (of->backward)
         TRY(gather(of, begin, slots, modeli_at_spot(run, of->layer->output_grad), parcel.rows));
-    table_of(run->call->sent)[rank] = (model_parcel){*end, at.end};
+    table_of(run->call->sent)[rank] = (rank_parcel){*end, at.end};
     *end += at.end;
     return 0;
 }
@@ -252,7 +244,7 @@ int modeli_send_rows(const modeli_run *run, const modeli_layer *layer,
                      const experts_rows_args *rows, const int32_t *offsets)
 {
     struct home of = home_of(run, layer, rows, offsets);
-    uint64_t ranks = modeli_expert_groups(layer), end = model_parcel_table_bytes(ranks);
+    uint64_t ranks = modeli_expert_groups(layer), end = parcel_table_bytes(ranks);
     for (uint64_t r = 0; r < ranks; r++)
         TRY(fill_parcel(&of, r, &end));
     return 0;
@@ -277,9 +269,9 @@ static int take_parcel(const struct home *of, uint64_t rank)
     const modeli_run *run = of->run;
     uint64_t begin, slots = slots_of(of, rank, &begin), count = own_count(of->layer, run->part);
     struct parcel_layout at = layout_of(of->layer, run->part, of->backward, slots);
-    const model_parcel *parcel = &table_of(run->call->sent)[rank];
-    char *base = (char *)run->call->sent + parcel->begin_bytes - at.reply;
-    assert(parcel->size_bytes == at.end - at.reply);
+    const rank_parcel *place = &table_of(run->call->sent)[rank];
+    char *base = (char *)run->call->sent + place->begin_bytes - at.reply;
+    assert(place->size_bytes == at.end - at.reply);
     char *result = base + at.rows;
     const float *weights_grad = (const float *)(const void *)(base + at.weights_grad);
     if (!of->backward)

@@ -166,15 +166,15 @@ static uint64_t parcel_bytes(uint32_t from, uint32_t to, uint64_t count)
 static int check_parcels(comm *self, unsigned char *source, unsigned char *target, uint64_t count)
 {
     uint32_t world = comm_get_world(self), rank = comm_get_rank(self);
-    comm_parcel sent[COMM_FIXTURE_RANKS_MAX], received[COMM_FIXTURE_RANKS_MAX];
+    rank_parcel sent[COMM_FIXTURE_RANKS_MAX], received[COMM_FIXTURE_RANKS_MAX];
     uint64_t end = 0, must_send = 0;
     for (uint32_t p = 0; p < world; p++) {
-        sent[p] = (comm_parcel){end, parcel_bytes(rank, p, count)};
-        for (uint64_t i = 0; i < sent[p].bytes; i++)
+        sent[p] = (rank_parcel){end, parcel_bytes(rank, p, count)};
+        for (uint64_t i = 0; i < sent[p].size_bytes; i++)
             source[end + i] = (unsigned char)(i * 31 + rank * 7 + p * 3 + (i >> 8));
-        end += sent[p].bytes;
-        must_send += p == rank ? 0 : sent[p].bytes;
-        received[p] = (comm_parcel){p * (count + 16), count};
+        end += sent[p].size_bytes;
+        must_send += p == rank ? 0 : sent[p].size_bytes;
+        received[p] = (rank_parcel){p * (count + 16), count};
     }
     memset(target, 0x5a, world * (count + 16));
     uint64_t before = comm_sent_bytes(self);
@@ -189,12 +189,12 @@ static int check_parcels(comm *self, unsigned char *source, unsigned char *targe
                        (unsigned long long)must_send);
     for (uint32_t p = 0; p < world; p++) {
         const unsigned char *at = target + p * (count + 16);
-        if (received[p].bytes != parcel_bytes(p, rank, count))
+        if (received[p].size_bytes != parcel_bytes(p, rank, count))
             return err_set(ERR_INTERNAL, "rank %u has %llu bytes of rank %u", rank,
-                           (unsigned long long)received[p].bytes, p);
+                           (unsigned long long)received[p].size_bytes, p);
         for (uint64_t i = 0; i < count + 16; i++) {
             unsigned char expected = (unsigned char)(i * 31 + p * 7 + rank * 3 + (i >> 8));
-            if (at[i] != (i < received[p].bytes ? expected : 0x5a))
+            if (at[i] != (i < received[p].size_bytes ? expected : 0x5a))
                 return err_set(ERR_INTERNAL, "rank %u: byte %llu of rank %u", rank,
                                (unsigned long long)i, p);
         }
@@ -270,7 +270,7 @@ static int large_parcel_body(comm *self, void *user)
 {
     (void)user;
     static unsigned char source[64], target[64];
-    comm_parcel sent[2] = {{0, 16}, {16, 32}}, received[2] = {{0, 16}, {16, 16}};
+    rank_parcel sent[2] = {{0, 16}, {16, 32}}, received[2] = {{0, 16}, {16, 16}};
     TRY(open_case(self, &(values_case){0}));
     const comm_parcels call = {.label = "rows of block.4",
                                .source = source,
@@ -278,7 +278,7 @@ static int large_parcel_body(comm *self, void *user)
                                .sent = sent,
                                .received = received};
     if (comm_get_rank(self) == 1)
-        sent[1].bytes = 16;
+        sent[1].size_bytes = 16;
     return comm_all_to_all(self, &call);
 }
 

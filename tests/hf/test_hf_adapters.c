@@ -25,15 +25,6 @@ static const fixture_model glm4_moe = {.family = "glm4_moe", .layers = 3, .hidde
     "\"num_experts\": 4, \"num_experts_per_tok\": 2, \"expert_ffn_size\": 48, "                    \
     "\"shared_ffn_size\": 48, \"first_k_dense_replace\": 1, \"scoring_func\": \"sigmoid\"}"
 
-static const char *path_of(const char *name)
-{
-    static char paths[4][FIXTURE_PATH_BYTES * 2];
-    static uint32_t next;
-    char *out = paths[next++ % 4];
-    snprintf(out, sizeof paths[0], "%s/%s", fixture_dir, name);
-    return out;
-}
-
 /* A run of two steps of the checkpoint `base` (NULL: of a new model) with this block train.lora
  * (NULL: none). Returns its code. */
 static int train(const char *name, const char *base, const char *lora, double rate,
@@ -48,7 +39,7 @@ static int train(const char *name, const char *base, const char *lora, double ra
     if (!base && shape == &glm4_moe)
         fixture_set(&sets, "model=" GLM4_MOE);
     if (base)
-        fixture_set(&sets, "model={\"hf\": \"%s\", \"seq_length\": 32}", path_of(base));
+        fixture_set(&sets, "model={\"hf\": \"%s\", \"seq_length\": 32}", fixture_path(NULL, base));
     if (experts_per_unit)
         fixture_set(&sets, "model.experts_per_unit=%u", experts_per_unit);
     if (lora)
@@ -71,8 +62,10 @@ static void must_train(const char *name, const char *base, const char *lora, dou
 static void export(const char *run, const char *hf, bool adapters)
 {
     struct hf_export_summary sum;
-    const struct hf_export_options options = {
-        .run_dir = path_of(run), .hf_dir = path_of(hf), .adapters = adapters, .force = true};
+    const struct hf_export_options options = {.run_dir = fixture_path(NULL, run),
+                                              .hf_dir = fixture_path(NULL, hf),
+                                              .adapters = adapters,
+                                              .force = true};
     if (hf_export(&options, &sum) < 0)
         fail_msg("%s", err_text());
 }
@@ -81,9 +74,9 @@ static void expect_same(const char *a, const char *b, const char *file)
 {
     char *first, *second, path[FIXTURE_PATH_BYTES * 3];
     uint64_t first_bytes, second_bytes;
-    snprintf(path, sizeof path, "%s/%s", path_of(a), file);
+    snprintf(path, sizeof path, "%s/%s", fixture_path(NULL, a), file);
     assert_int_equal(file_read(path, 1 << 28, &first, &first_bytes), 0);
-    snprintf(path, sizeof path, "%s/%s", path_of(b), file);
+    snprintf(path, sizeof path, "%s/%s", fixture_path(NULL, b), file);
     assert_int_equal(file_read(path, 1 << 28, &second, &second_bytes), 0);
     assert_int_equal(first_bytes, second_bytes);
     assert_memory_equal(first, second, first_bytes);
@@ -94,7 +87,7 @@ static void expect_same(const char *a, const char *b, const char *file)
 static const char *from_of(const char *adapters, const char *more)
 {
     static char text[FIXTURE_PATH_BYTES * 3];
-    snprintf(text, sizeof text, "{\"from\": \"%s\"%s}", path_of(adapters), more);
+    snprintf(text, sizeof text, "{\"from\": \"%s\"%s}", fixture_path(NULL, adapters), more);
     return text;
 }
 
@@ -149,13 +142,14 @@ static void change(const char *format, ...)
     va_start(args, format);
     vsnprintf(config, sizeof config, format, args);
     va_end(args);
-    assert_int_equal(file_make_directories(path_of("other"), FILE_SHARED, &made_count), 0);
-    snprintf(path, sizeof path, "%s/adapter_model.safetensors", path_of("adapters"));
+    assert_int_equal(file_make_directories(fixture_path(NULL, "other"), FILE_SHARED, &made_count),
+                     0);
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", fixture_path(NULL, "adapters"));
     assert_int_equal(file_read(path, 1 << 28, &text, &size_bytes), 0);
-    snprintf(path, sizeof path, "%s/adapter_model.safetensors", path_of("other"));
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", fixture_path(NULL, "other"));
     assert_int_equal(file_write(path, FILE_SHARED, text, size_bytes), 0);
     mem_free(text);
-    snprintf(path, sizeof path, "%s/adapter_config.json", path_of("other"));
+    snprintf(path, sizeof path, "%s/adapter_config.json", fixture_path(NULL, "other"));
     assert_int_equal(file_write(path, FILE_SHARED, config, strlen(config)), 0);
 }
 

@@ -20,15 +20,6 @@ static const fixture_model llama = {.family = "llama", .layers = 2, .hidden = 64
 static const fixture_model mixtral = {.family = "mixtral", .layers = 2, .hidden = 64};
 static bool is_gpt_oss; /* mixtral's shape with the layers of gpt-oss */
 
-static const char *path_of(const char *name)
-{
-    static char paths[4][FIXTURE_PATH_BYTES * 2];
-    static uint32_t next;
-    char *out = paths[next++ % 4];
-    snprintf(out, sizeof paths[0], "%s/%s", fixture_dir, name);
-    return out;
-}
-
 /* A run of two steps, in which the head or adapters learn at this rate. */
 static void train(const char *name, const char *params, const char *learns, double rate,
                   const char *hf)
@@ -57,8 +48,10 @@ static void train(const char *name, const char *params, const char *learns, doub
 static int export(const char *run, const char *hf, bool quantized)
 {
     struct hf_export_summary sum;
-    const struct hf_export_options options = {
-        .run_dir = path_of(run), .hf_dir = path_of(hf), .quantized = quantized, .force = true};
+    const struct hf_export_options options = {.run_dir = fixture_path(NULL, run),
+                                              .hf_dir = fixture_path(NULL, hf),
+                                              .quantized = quantized,
+                                              .force = true};
     return hf_export(&options, &sum);
 }
 
@@ -67,9 +60,9 @@ static void expect_same_file(const char *a, const char *b)
     char *first, *second;
     uint64_t first_bytes, second_bytes;
     char path[FIXTURE_PATH_BYTES * 3];
-    snprintf(path, sizeof path, "%s/model.safetensors", path_of(a));
+    snprintf(path, sizeof path, "%s/model.safetensors", fixture_path(NULL, a));
     assert_int_equal(file_read(path, 1 << 28, &first, &first_bytes), 0);
-    snprintf(path, sizeof path, "%s/model.safetensors", path_of(b));
+    snprintf(path, sizeof path, "%s/model.safetensors", fixture_path(NULL, b));
     assert_int_equal(file_read(path, 1 << 28, &second, &second_bytes), 0);
     assert_int_equal(first_bytes, second_bytes);
     assert_memory_equal(first, second, first_bytes);
@@ -81,7 +74,7 @@ static void expect_config(const char *dir, const char *text, bool is_there)
 {
     char path[FIXTURE_PATH_BYTES * 3], *config;
     uint64_t size_bytes;
-    snprintf(path, sizeof path, "%s/config.json", path_of(dir));
+    snprintf(path, sizeof path, "%s/config.json", fixture_path(NULL, dir));
     assert_int_equal(file_read(path, 1 << 20, &config, &size_bytes), 0);
     assert_true((strstr(config, text) != NULL) == is_there);
     mem_free(config);
@@ -96,8 +89,8 @@ static void expect_config(const char *dir, const char *text, bool is_there)
 static void import(void)
 {
     struct hf_import_summary sum;
-    const struct hf_import_options options = {.hf_dir = path_of("packed"),
-                                              .run_dir = path_of("imported")};
+    const struct hf_import_options options = {.hf_dir = fixture_path(NULL, "packed"),
+                                              .run_dir = fixture_path(NULL, "imported")};
     if (hf_import(&options, &sum) < 0)
         fail_msg("%s", err_text());
     assert_int_equal(export("imported", "expanded-3", false), 0);
@@ -113,7 +106,7 @@ static void check_format(const char *format)
     assert_int_equal(export("first", "expanded", false), 0);
     expect_config("packed", "quantization_config", true);
     expect_config("expanded", "quantization_config", false);
-    train("second", format, HEAD, 0, path_of("packed"));
+    train("second", format, HEAD, 0, fixture_path(NULL, "packed"));
     assert_int_equal(export("second", "packed-2", true), 0);
     assert_int_equal(export("second", "expanded-2", false), 0);
     expect_same_file("packed", "packed-2");
@@ -143,7 +136,7 @@ static void gpt_oss(void **state)
     check_format("mxfp4");
     import();
     expect_config("packed", "\"mxfp4\"", true);
-    train("first", "mxfp4", EXPERT_ADAPTERS, 0, path_of("packed"));
+    train("first", "mxfp4", EXPERT_ADAPTERS, 0, fixture_path(NULL, "packed"));
     assert_int_equal(export("first", "packed-4", true), 0);
     expect_same_file("packed", "packed-4"); /* adapters of zero: quantized again to the same */
     fixture_remove("first");
@@ -156,10 +149,10 @@ static void quantized_again(void **state)
     (void)state;
     train("first", "nf4", HEAD, 0, NULL);
     assert_int_equal(export("first", "packed", true), 0);
-    train("second", "nf4", ADAPTERS, 0, path_of("packed"));
+    train("second", "nf4", ADAPTERS, 0, fixture_path(NULL, "packed"));
     assert_int_equal(export("second", "packed-2", true), 0);
     expect_same_file("packed", "packed-2");
-    train("third", "nf4", ADAPTERS, 1e-1, path_of("packed"));
+    train("third", "nf4", ADAPTERS, 1e-1, fixture_path(NULL, "packed"));
     assert_int_equal(export("third", "packed-3", true), 0);
     expect_config("packed-3", "\"nf4\"", true);
 }
@@ -169,7 +162,7 @@ static void refuse(const char *params, const char *text)
     train("wrong", params, HEAD, 0, NULL);
     assert_int_equal(export("wrong", "none", true), ERR_CONFIG);
     assert_non_null(strstr(err_text(), text));
-    assert_false(fixture_exists(path_of("none")));
+    assert_false(fixture_exists(fixture_path(NULL, "none")));
     fixture_remove("wrong");
 }
 
