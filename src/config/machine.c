@@ -146,6 +146,7 @@ static const struct machine_row device_rows[] = {
     RATE(machine, "attention_forward", device.attention_forward),
     RATE(machine, "attention_backward", device.attention_backward),
     RATE(machine, "row_rate", device.row_rate),
+    RATE(machine, "expand_rate", device.expand_rate),
     TIME(machine, "op_seconds", device.op_seconds),
     COUNT(machine, "thread_count", device.thread_count),
     LIST(machine, "products", device.products, device.product_count, &product_block),

@@ -279,14 +279,16 @@ static void leave_input_grad(plani_builder *b, const struct plani_step *st,
 }
 
 /* Adds the time of filling memory: of zeroing a fresh gradient, or of expanding. Known times are of
- * other kernels alone, so it comes on top of them. */
-static void add_filling(const plani_builder *b, op *item, double bytes)
+ * other kernels alone, so it comes on top of them. `seconds` 0: as long as memory takes for the
+ * bytes. */
+static void add_filling(const plani_builder *b, op *item, double bytes, double seconds)
 {
     const plan_machine *machine = &b->job->machine;
+    if (seconds == 0)
+        seconds = bytes / (machine->device_is_cpu ? machine->dram_bytes_per_second
+                                                  : machine->device_bytes_per_second);
     if (item->demand.device_seconds > 0)
-        item->demand.device_seconds +=
-            bytes / (machine->device_is_cpu ? machine->dram_bytes_per_second
-                                            : machine->device_bytes_per_second);
+        item->demand.device_seconds += seconds;
 }
 
 /* Scratch of the op, and behind it the expanded params of the pass's packed units. The first
@@ -305,10 +307,10 @@ static void use_workspace(plani_builder *b, const struct pass_run *run, uint32_t
     expanded.size_bytes = expanded_bytes;
     bool expands = mb == run->mb_begin;
     if (expands) {
-        double bytes = (double)run->pass->expand_dram_bytes;
-        bytes *= run->hit.size_bytes > 0 ? plani_hit_share(b->job, run->stage, run->pass) : 1;
+        double share = run->hit.size_bytes > 0 ? plani_hit_share(b->job, run->stage, run->pass) : 1;
+        double bytes = share * (double)run->pass->expand_dram_bytes;
         plani_add_device_bytes(b->job, &b->ops[idx].demand, (uint64_t)bytes);
-        add_filling(b, &b->ops[idx], bytes);
+        add_filling(b, &b->ops[idx], bytes, share * run->pass->expand_seconds);
     }
     if (scratch.size_bytes > 0)
         plani_use(b, idx, scratch, ROLE_WORKSPACE, ACCESS_WRITE);
@@ -365,7 +367,7 @@ static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t 
     plani_add_device_bytes(b->job, &item->demand, memory_bytes);
     for (uint32_t i = 0; i < run->pass->unit_count && mb == run->mb_begin; i++)
         if (run->fresh[i] && run->pass->adds_grads[i])
-            add_filling(b, item, (double)run->pass->zeroed_bytes[i]);
+            add_filling(b, item, (double)run->pass->zeroed_bytes[i], 0);
     if (mb == run->mb_begin)
         item->first_micro_batch = (uint8_t)((run->fresh[0] ? 1 : 0) | (run->fresh[1] ? 2 : 0));
     use_workspace(b, run, idx, mb);

@@ -1,9 +1,10 @@
-/* Measures attention, row-wise kernels, and the cost of handing an op to another thread. See
- * probe_internal.h.
+/* Measures attention, row-wise kernels, the expanding of packed params, and the cost of handing an
+ * op to another thread. See probe_internal.h.
  *
  * The operations of attention are counted as the model counts them: 2 B T^2 C forward (causal), and
  * 2.5 times as many backward. The row-wise kernels are norms, GELU and a sum, forward and backward,
- * on bf16. Their bytes are those of the operands and results, counted once each. */
+ * on bf16. Their bytes are those of the operands and results, counted once each. Expanding is
+ * that of nf4 to bf16; its bytes are the codes and the values. */
 #include <errno.h>
 #include <math.h>
 #include <poll.h>
@@ -15,9 +16,10 @@
 #include "base/size.h"
 #include "probe/probe_internal.h"
 
-enum variant { ATTENTION_FORWARD, ATTENTION_BACKWARD, ROWS, HAND_OVER, VARIANT_COUNT };
+enum variant { ATTENTION_FORWARD, ATTENTION_BACKWARD, ROWS, EXPAND, HAND_OVER, VARIANT_COUNT };
 static const char *const variant_names[VARIANT_COUNT] = {"attention forward", "attention backward",
-                                                         "row-wise kernels", "handing an op over"};
+                                                         "row-wise kernels", "expanding",
+                                                         "handing an op over"};
 
 enum {
     HANDS_COUNT = 100,
@@ -124,6 +126,27 @@ static double row_bytes(const struct bench *b)
     return 13.0 * 2.0 * (double)b->rows * (double)b->channels;
 }
 
+/* The codes may be any bits. A part is large enough for the scales. */
+static int expand(void *user)
+{
+    struct bench *b = user;
+    next_set(b);
+    stored_expand_args args = {.format = STORED_NF4,
+                               .rows = 3 * b->rows,
+                               .columns = b->channels,
+                               .codes = b->parts[0],
+                               .scales = b->parts[1],
+                               .type = DTYPE_BF16,
+                               .target = b->parts[2]};
+    return b->owner->ops->stored_expand(b->owner->context, b->owner->streams[0], &args);
+}
+
+/* Half a byte of a code and two of a value. */
+static double expand_bytes(const struct bench *b)
+{
+    return 2.5 * 3.0 * (double)b->rows * (double)b->channels;
+}
+
 struct hands {
     int there, back;
     int result;
@@ -209,6 +232,10 @@ static int run_variant(void *user, uint32_t variant, double *value)
         TRY(probei_time(b->owner, run_rows, b, &seconds));
         *value = row_bytes(b) / seconds;
         return 0;
+    case EXPAND:
+        TRY(probei_time(b->owner, expand, b, &seconds));
+        *value = expand_bytes(b) / seconds;
+        return 0;
     case HAND_OVER:
     case VARIANT_COUNT:
         break;
@@ -269,6 +296,7 @@ static void report(probei *self, const struct bench *b, const probei_figure *f)
     out->device.attention_forward = f[ATTENTION_FORWARD].median;
     out->device.attention_backward = f[ATTENTION_BACKWARD].median;
     out->device.row_rate = f[ROWS].median;
+    out->device.expand_rate = f[EXPAND].median;
     out->device.op_seconds = mean(&f[HAND_OVER]);
     probei_say(self, "kernels on bf16 (%llu x %llu tokens, %llu heads of %llu)",
                (unsigned long long)b->desc.batch, (unsigned long long)b->desc.tokens,
@@ -279,6 +307,8 @@ static void report(probei *self, const struct bench *b, const probei_figure *f)
     probei_found(self, "norms, GELU, sums: read and written", f[ROWS].median * 1e-9, "GB/s",
                  &f[ROWS], "%.0f%% of a copy in memory",
                  100 * f[ROWS].median / out->host.dram_copy);
+    probei_found(self, "4-bit codes expanded to bf16", f[EXPAND].median * 1e-9, "GB/s", &f[EXPAND],
+                 "%.0f%% of a copy in memory", 100 * f[EXPAND].median / out->host.dram_copy);
     probei_found(self, self->gpu ? "launching a kernel" : "handing an op to a thread and back",
                  out->device.op_seconds * 1e6, "us", &f[HAND_OVER], "%s", "");
 }

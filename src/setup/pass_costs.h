@@ -46,7 +46,8 @@ struct costs {
     /* a kind without points has the fit of another kind */
     cost_fit fits[COST_KIND_COUNT];
     double attention_forward, attention_backward; /* flops per second */
-    double row_rate; /* bytes per second of row-wise kernels; 0: unknown, they cost nothing */
+    double row_rate;    /* bytes per second of row-wise kernels; 0: unknown, they cost nothing */
+    double expand_rate; /* bytes per second of expanding packed params; 0: unknown */
 };
 typedef struct costs costs;
 

@@ -281,6 +281,55 @@ static void packed_experts_are_no_slower(void **state)
     assert_true(seconds[1] <= seconds[0]);
 }
 
+/* Writes this text to a new file; the caller removes it. */
+static void write_file(char path[], const char *text)
+{
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    FILE *file = fdopen(fd, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* A measured rate of expanding counts: a pass expands the packed matrices of its block. A block of
+ * this model has 4 x 1024 x 1024 + 3 x 1024 x 2816 elements of nf4, in all of them a code of half a
+ * byte is read and a bf16 of two bytes written, and every 64 have a scale of 4 bytes. The norms,
+ * 2 x 1024 elements, are copied as bf16. Forward and backward expand each of the 2 blocks. */
+static void expanding_takes_time(void **state)
+{
+    (void)state;
+    static const char *const text =
+        "{\"name\": \"expands\", \"host\": {\"core_count\": 2, \"memory_bytes\": \"24GiB\", "
+        "\"dram_copy\": 20e9}, \"device\": {\"flops_16bit\": 4e11, \"row_rate\": 20e9, "
+        "\"expand_rate\": %.9g, \"products\": [{\"type\": \"bf16\", \"m\": 512, \"n\": 1024, "
+        "\"k\": 1024, \"flops_per_second\": 4e11}]}, \"drives\": [{\"name\": \"drive\", "
+        "\"capacity_bytes\": 1e12, \"read\": 3e9, \"write\": 3e9}]}";
+    static const double rates[] = {1e9, 4e9};
+    double seconds[COUNT(rates)];
+    for (size_t i = 0; i < COUNT(rates); i++) {
+        char path[] = "/tmp/sluice-machine-XXXXXX", machine[1024];
+        snprintf(machine, sizeof machine, text, rates[i]);
+        write_file(path, machine);
+        json_t *plan =
+            plan_json(0,
+                      "--machine %s --set state.params=nf4 - <<'JOB'\n"
+                      "{\"model\": {\"family\": \"llama\", \"num_layers\": 2, \"hidden_size\": "
+                      "1024, \"num_heads\": 16, \"ffn_size\": 2816, \"vocab_size\": 256, "
+                      "\"seq_length\": 512}, \"run\": {\"dir\": \"x\", \"steps\": 1}, \"data\": "
+                      "{\"train\": [\"x\"]}, \"train\": {\"lora\": {\"rank\": 8}}, "
+                      "\"bf16\": {\"enabled\": true}, \"train_micro_batch_size_per_gpu\": 1, "
+                      "\"optimizer\": {\"type\": \"AdamW\"}}\nJOB",
+                      path);
+        seconds[i] = number(member(member(plan, "lanes"), "compute"), "busy_seconds");
+        json_decref(plan);
+        remove(path);
+    }
+    double elems = 4.0 * 1024 * 1024 + 3.0 * 1024 * 2816;
+    double bytes = 2 * 2 * (elems * (0.5 + 2 + 4.0 / 64) + 2 * 1024 * 4);
+    near("seconds", seconds[0] - seconds[1], bytes / rates[0] - bytes / rates[1], 0.01);
+}
+
 /* Runs a plan whose output is text. */
 static void run_text(const char *how, char *text, size_t capacity)
 {
@@ -315,17 +364,6 @@ static void text_of_a_plan(void **state)
             if (strcspn(line, "\n") > 90)
                 fail_msg("%s: more than 90 columns: %.120s", ways[i], line);
     }
-}
-
-/* Writes this text to a new file; the caller removes it. */
-static void write_file(char path[], const char *text)
-{
-    int fd = mkstemp(path);
-    assert_true(fd >= 0);
-    FILE *file = fdopen(fd, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    assert_int_equal(fclose(file), 0);
 }
 
 /* Two hosts with four ranks each, to tell figures of a rank, of a host and of all hosts apart. */
@@ -411,10 +449,10 @@ static void rows_of_ranks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cells_of_table_1),  cmocka_unit_test(cells_of_table_2),
-        cmocka_unit_test(figures_of_a_plan), cmocka_unit_test(packed_experts_are_no_slower),
-        cmocka_unit_test(text_of_a_plan),    cmocka_unit_test(figures_of_a_machine),
-        cmocka_unit_test(rows_of_ranks),
+        cmocka_unit_test(cells_of_table_1),     cmocka_unit_test(cells_of_table_2),
+        cmocka_unit_test(figures_of_a_plan),    cmocka_unit_test(packed_experts_are_no_slower),
+        cmocka_unit_test(text_of_a_plan),       cmocka_unit_test(figures_of_a_machine),
+        cmocka_unit_test(expanding_takes_time), cmocka_unit_test(rows_of_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

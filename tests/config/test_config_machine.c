@@ -65,6 +65,7 @@ static void fill(machine *self, uint64_t round)
         &self->drives_write,           &self->comm.inside,
         &self->comm.between,           &self->comm.seconds,
         &self->host.copy_core_seconds, &self->host.sum_core_seconds,
+        &self->device.expand_rate,
     };
     for (size_t r = 0; r < sizeof reals / sizeof reals[0]; r++)
         *reals[r] = draw_rate(round, i += 2);

@@ -114,6 +114,7 @@ static void expect_device(void)
     assert_true(found.device.flops_16bit > 0 && found.device.flops_fp32 > 0);
     assert_true(found.device.attention_forward > 0 && found.device.attention_backward > 0);
     assert_true(found.device.row_rate > 0 && found.device.op_seconds > 0);
+    assert_true(found.device.expand_rate > 0);
     assert_in_range(found.device.thread_count, 1, found.host.core_count);
     const machine_link *links[] = {&found.h2d, &found.d2h};
     for (int i = 0; i < 2; i++)
