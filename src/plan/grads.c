@@ -7,8 +7,9 @@
  *                   that, and the sum that rests --add--> the sum --> its home
  *                   the sum                   --close--> gradient of the own shard
  *
- * Closing rounds the sums to the gradient's dtype and takes their squares for the norm. A closed
- * tile goes to its home, over the seam to the next step, or straight into its update. */
+ * Closing rounds the sums to the gradient's dtype and takes their squares for the norm. Where fp32
+ * gradients of one rank rest on the device, the accumulator is their home, closed in place. A
+ * closed tile goes to its home, over the seam to the next step, or straight into its update. */
 #include <assert.h>
 
 #include "base/tile.h"
@@ -26,7 +27,8 @@ static void close_tile(plani_builder *b, const struct plani_tile *t, uint32_t ac
     if (b->job->machine.device_is_cpu) /* squares in double: 0.5 ns an element on one server core */
         item->demand.core_seconds = (double)t->count * 0.5e-9;
     plani_use(b, idx, plani_elems_of(accumulator, t->begin, t->count, 4), ROLE_GRADS0, ACCESS_READ);
-    plani_use(b, idx, closed, ROLE_TARGET, ACCESS_WRITE);
+    plani_use(b, idx, closed, ROLE_TARGET,
+              closed.buffer_idx == accumulator ? ACCESS_UPDATE : ACCESS_WRITE);
     uint64_t first_block = b->set->norm_block_begin[t->unit] + t->begin / SHARD_ELEMS_STEP;
     plani_use(b, idx,
               plani_elems_of(b->set->homes.norm_sums, first_block, t->count / SHARD_ELEMS_STEP,

@@ -125,13 +125,25 @@ static bool rests_reduced(const plani_builder *b, uint32_t unit)
     return plani_world(b->job) > 1 && b->set->homes.accumulators[unit] != PROGRAM_NONE;
 }
 
+/* Where the sums of a unit's gradient are made, if that is no scratch: where sums rest, or, for one
+ * rank whose gradients are fp32, where the closed gradient rests, which is then closed in place. */
+static uint32_t sums_at_home(const plani_builder *b, const struct plani_step *st, uint32_t unit)
+{
+    uint32_t home = b->set->homes.accumulators[unit];
+    bool is_closed_there = plani_world(b->job) == 1 && b->job->grad_bytes == sizeof(float) &&
+                           !st->updates_late && home == PROGRAM_NONE;
+    if (is_closed_there)
+        home = b->set->homes.grads[unit];
+    return plani_is_on_device(b, home) ? home : PROGRAM_NONE;
+}
+
 static void open_grads(plani_builder *b, struct plani_step *st, struct pass_run *run, uint32_t i)
 {
-    uint32_t unit = run->pass->units[i], home = b->set->homes.accumulators[unit];
+    uint32_t unit = run->pass->units[i];
     bool is_reduced = rests_reduced(b, unit);
     run->fresh[i] = is_reduced || !st->begun[unit];
-    if (st->grads[unit] == PROGRAM_NONE && !is_reduced && plani_is_on_device(b, home))
-        st->grads[unit] = home;
+    if (st->grads[unit] == PROGRAM_NONE && !is_reduced)
+        st->grads[unit] = sums_at_home(b, st, unit);
     if (st->grads[unit] == PROGRAM_NONE) {
         st->grads[unit] = device_scratch(b, plani_whole_elems(b->job, unit) * 4, STATE_GRADS, unit);
         if (!run->fresh[i])

@@ -212,6 +212,54 @@ static void packed_updates_cost_more(void **state)
     assert_true(compared >= 3);
 }
 
+static const operand *find_role(const op *item, enum operand_role role)
+{
+    for (uint32_t i = 0; i < item->operand_count; i++)
+        if (item->operands[i].role == role)
+            return &item->operands[i];
+    fail_msg("op %s has no operand of role %d", op_kind_name((enum op_kind)item->kind), (int)role);
+    return NULL;
+}
+
+/* One rank makes fp32 gradients that rest on the device where they rest, and closes them there. */
+static void fp32_gradients_are_closed_in_place(void **state)
+{
+    (void)state;
+    uint64_t in_place = 0, elsewhere = 0;
+    for (uint64_t seed = 1; seed <= 80; seed++) {
+        random_job r;
+        plan_set set;
+        fixture_random_job(&r, seed);
+        for (uint32_t u = 0; u < r.job.unit_count; u++)
+            r.homes[STATE_GRADS][u] = seed % 4 ? TIER_DEVICE : TIER_HOST;
+        for (int a = 0; a < TIER_COUNT; a++)
+            r.job.budget_bytes[a] = 8192 * MIB;
+        if (plan_compile(&r.job, &set) < 0)
+            continue;
+        bool rests_there = seed % 4 && r.job.grad_bytes == sizeof(float) && r.job.world <= 1 &&
+                           r.job.update != UPDATE_IN_BACKWARD &&
+                           r.job.update != UPDATE_DELAYED_ONE_STEP;
+        const program *steady = &set.programs[PROGRAM_STEADY];
+        for (uint64_t i = 0; i < steady->op_count; i++) {
+            const op *item = &steady->ops[i];
+            if (item->kind != OP_GRAD_CLOSE)
+                continue;
+            const operand *sums = find_role(item, ROLE_GRADS0),
+                          *made = find_role(item, ROLE_TARGET);
+            bool may = rests_there && set.homes.accumulators[item->unit] == PROGRAM_NONE;
+            assert_int_equal(sums->buffer_idx == made->buffer_idx, may);
+            if (may) {
+                assert_int_equal(made->buffer_idx, set.homes.grads[item->unit]);
+                assert_int_equal(sums->offset_bytes, made->offset_bytes);
+            }
+            in_place += may;
+            elsewhere += !may;
+        }
+        plan_set_fini(&set);
+    }
+    assert_true(in_place > 20 && elsewhere > 20);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -221,6 +269,7 @@ int main(void)
         cmocka_unit_test(nothing_leaks),
         cmocka_unit_test(equal_jobs_give_equal_programs),
         cmocka_unit_test(packed_updates_cost_more),
+        cmocka_unit_test(fp32_gradients_are_closed_in_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
