@@ -180,7 +180,7 @@ static int reserve_carried(struct walk *w, uint64_t until)
  * too far ahead of the saves that have their memory. */
 static int reserve(struct walk *w)
 {
-    uint64_t saves_end = w->at_save + PLANI_LOOKAHEAD_OF_SAVES;
+    uint64_t saves_end = w->at_save + plani_saves_ahead(w->b);
     for (;;) {
         int queue = is_waited_for(w, QUEUE_ALWAYS) ? QUEUE_ALWAYS : QUEUE_SAVES;
         TRY(reserve_carried(w, is_waited_for(w, queue) ? next_user(w, queue) : UINT64_MAX));

@@ -10,9 +10,19 @@
 
 enum {
     /* Programs that move all state through memory, and saves within a step, could fill the whole
-     * host budget; this many ops ahead keep every drive and link busy. */
+     * host budget; so many ops ahead, fewer if tiles are large, keep every drive and link busy. */
     PLANI_LOOKAHEAD_OF_SAVES = 64,
+    PLANI_LOOKAHEAD_OF_LARGE_SAVES = 16,
+    PLANI_SAVES_BYTES = 256 << 20,
 };
+
+/* How many ops ahead memory of saves is reserved. */
+static inline uint64_t plani_saves_ahead(const plani_builder *b)
+{
+    uint64_t tile_bytes = tile_state_bytes(b->job->state_streams, b->set->tile_elems);
+    uint64_t ops = 2 * (PLANI_SAVES_BYTES / size_max(tile_bytes, 1)); /* d2h and write of each */
+    return size_max(size_min(ops, PLANI_LOOKAHEAD_OF_SAVES), PLANI_LOOKAHEAD_OF_LARGE_SAVES);
+}
 
 /* ---- demands and rates: resources.c --------------------------------------------------------- */
 

@@ -157,7 +157,7 @@ static int schedule_one(plani_builder *b, struct plani_request *asked, const uin
     for (int a = TIER_DEVICE; a < TIER_NVME; a++) {
         lookahead[a] = b->job->lookahead_ops;
         if (is_at_an_end(asked->kind))
-            lookahead[a] = shorter_lookahead(lookahead[a], PLANI_LOOKAHEAD_OF_SAVES);
+            lookahead[a] = shorter_lookahead(lookahead[a], plani_saves_ahead(b));
         if (asked->ahead[a])
             lookahead[a] = shorter_lookahead(lookahead[a],
                                              size_max(b->op_count >> asked->ahead[a], AHEAD_LEAST));
