@@ -2,9 +2,13 @@
 
 import copy
 import gc
+import hashlib
 import os
+import subprocess
+import sys
 import tempfile
 import unittest
+import unittest.mock
 
 try:
     import torch
@@ -30,13 +34,16 @@ def groups(module):
     ]
 
 
+def loss_of(module, seed):
+    inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(seed))
+    return torch.nn.functional.cross_entropy(module(inputs), torch.arange(8) % 4)
+
+
 def train(module, optimizer, scheduler=None, clip=None, steps=10, first=0):
     losses = []
     for step in range(first, first + steps):
-        generator = torch.Generator().manual_seed(step)
-        inputs = torch.randn(8, 16, generator=generator)
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(module(inputs), torch.arange(8) % 4)
+        loss = loss_of(module, step)
         loss.backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(module.parameters(), clip)
@@ -45,6 +52,47 @@ def train(module, optimizer, scheduler=None, clip=None, steps=10, first=0):
             scheduler.step()
         losses.append(loss.item())
     return losses
+
+
+RANKED = """
+import os, sys
+sys.path.insert(0, {tests!r})
+import torch, sluice.torch, test_torch_optimizers as own
+
+sluice.torch._optimizers._UNIT_ELEMS = 600
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo")
+rank = int(os.environ["RANK"])
+for way in ("wrapped", "overlapped", "driven"):
+    module = own.make()
+    called = torch.nn.parallel.DistributedDataParallel(module) if way == "wrapped" else module
+    optimizer = sluice.torch.AdamW(
+        module.parameters(), lr=1e-3, host="64MiB", overlap=way == "overlapped",
+        nvme={directory!r} + "/drive" if way == "driven" else None,
+        run_dir=None if way == "overlapped" else {directory!r} + "/" + way)
+    for step in range(4):
+        optimizer.zero_grad()
+        own.loss_of(called, 2 * step + rank).backward()
+        optimizer.step()
+    sys.stdout.write(f"bits {{way}} {{rank}} {{own.bits(module)}}\\n")  # one write
+    optimizer.close()
+torch.distributed.destroy_process_group()
+"""
+
+
+def bits(module):
+    flat = torch.cat([p.detach().flatten() for p in module.parameters()])
+    return hashlib.sha256(bytes(flat.view(torch.uint8).tolist())).hexdigest()
+
+
+def train_averaged(module, optimizer, first, steps):
+    """With the gradients that two ranks have together."""
+    parameters = list(module.parameters())
+    for step in range(first, first + steps):
+        one, other = (torch.autograd.grad(loss_of(module, 2 * step + rank), parameters) for rank in (0, 1))
+        for parameter, a, b in zip(parameters, one, other):
+            parameter.grad = (a + b) / 2
+        optimizer.step()
 
 
 class Optimizers(unittest.TestCase):
@@ -155,6 +203,36 @@ class Optimizers(unittest.TestCase):
         own.load_state_dict(state)
         self.assertEqual(first + train(module, own, steps=3, first=5), expected)
         own.close()
+
+    @unittest.mock.patch("sluice.torch._optimizers._UNIT_ELEMS", 600)  # more than one unit
+    def test_two_ranks_have_the_bits_of_one(self):
+        torch.set_num_threads(1)
+        module = make()
+        own = self.optimizer(module.parameters(), lr=1e-3)
+        train_averaged(module, own, 0, 4)
+        expected = bits(module)
+        train_averaged(module, own, 4, 2)
+        path = os.path.join(self.directory, "ranked.py")
+        with open(path, "w") as file:
+            file.write(RANKED.format(
+                tests=os.path.dirname(os.path.abspath(__file__)), directory=self.directory))
+        made = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", path],
+            capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self.assertEqual(made.returncode, 0, made.stderr)
+        found = sorted(line.split()[1:] for line in made.stdout.splitlines() if line.startswith("bits"))
+        self.assertEqual(found, [[way, rank, expected] for way in ("driven", "overlapped", "wrapped")
+                                 for rank in ("0", "1")])
+        own.close()
+        for way in ("driven", "wrapped"):  # one process goes on where the ranks ended
+            again = make()
+            own = self.optimizer(
+                again.parameters(), lr=1e-3, run_dir=os.path.join(self.directory, way),
+                nvme=os.path.join(self.directory, "drive") if way == "driven" else None)
+            self.assertEqual(bits(again), expected)
+            train_averaged(again, own, 4, 2)
+            self.assertEqual(bits(again), bits(module))
+            own.close()
 
     def test_an_optimizer_that_is_dropped_leaves_the_parameters(self):
         def fit(module):

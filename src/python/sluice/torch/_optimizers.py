@@ -4,6 +4,8 @@ drives, and updates by Sluice's kernels and lanes.
 The parameters of each group are cut into units of about 16 Mi elements. A step hands the plan one
 unit's gradients after the other; meanwhile the states of those before are read, updated and
 written. Parameters on the CPU are views of the plan's host memory, so that no second copy exists.
+
+Ranks average their gradients. Each updates its part of every unit, and gets the other parts.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import torch
 
 from .._errors import Error, NoFit, WrongJob
 from .._job import Path
-from .._launch import count_ranks
 from ._core import Bytes, close_at_end, give_up, list_drives, open_core
 from ._groups import send_group
 from ._holding import view_of
@@ -70,12 +71,6 @@ class _Optimizer(torch.optim.Optimizer):
     ) -> None:
         if state not in _STATES:
             raise WrongJob(f'state is "{state}", and must be one of {", ".join(_STATES)}')
-        world = count_ranks()
-        if world > 1:
-            raise WrongJob(
-                f"this process is one of {world} ranks, and an optimizer alone does not share its "
-                "state with others: use sluice.torch.Engine, or start one process"
-            )
         super().__init__(params, numbers)
         self._units = self._cut()
         self._overlap = overlap
@@ -192,6 +187,7 @@ class _Optimizer(torch.optim.Optimizer):
             "state": self._state(state),
             "gradient_clipping": 0,
             "schedule": {"update": "in_backward"},
+            "zero_optimization": {"stage": 2},  # of several ranks each has a part of the state
             "optimizer": {"type": self._type, "params": params},
         }
         if self._dtype == torch.bfloat16:
@@ -295,7 +291,8 @@ class _Optimizer(torch.optim.Optimizer):
         use = Use(*self._core.module_wait())
         assert use.pass_ == BACKWARD and use.units == (unit.index,)
         sums = as_tensor(use.grads[0], use.elems[0], torch.float32, torch.device("cpu"))
-        gradients = Gradients(unit, sums, use.fresh[0])
+        # grad_scale: 1 / ranks, since the gradients of all are added
+        gradients = Gradients(unit, sums, use.fresh[0], use.grad_scale)
         with torch.no_grad():
             for slot in unit.slots:
                 kept = slot.parameter.grad
@@ -457,6 +454,10 @@ _ARGUMENTS = """
     overlap: updates while the backward runs, as gradients come, and drops them. It allows neither
         several backwards for one step nor clipping of gradients.
     commit_every: steps from commit to commit; 0: none but at state_dict(), commit() and the end.
+
+    Several ranks (mpirun, torchrun) make one optimizer together, with all calls: each has a part
+    of the state, and host is for each. Gradients are averaged over the ranks, so that the module
+    needs no DistributedDataParallel; in one it trains as well, without overlap.
 """
 
 

@@ -122,9 +122,12 @@ class Turns:
 class Gradients:
     """The sums of one unit's gradients, for the length of its turn in the backward."""
 
-    def __init__(self, unit: Unit, sums: torch.Tensor, is_fresh: bool) -> None:
+    def __init__(
+        self, unit: Unit, sums: torch.Tensor, is_fresh: bool, factor: float = 1.0
+    ) -> None:
         self._unit = unit
         self._sums = sums
+        self._factor = factor  # of what is added
         self._empty = {id(slot) for slot in unit.slots} if is_fresh else set()
         if is_fresh:
             for begin, end in gaps_of(unit, sums.numel()):
@@ -143,9 +146,12 @@ class Gradients:
         target = view_of(self._sums, slot)
         if id(slot) in self._empty:
             self._empty.discard(id(slot))
-            target.copy_(grad)
+            if self._factor == 1.0:
+                target.copy_(grad)
+            else:
+                torch.mul(grad, self._factor, out=target)
         else:
-            target.add_(grad)
+            target.add_(grad, alpha=self._factor)
 
     def close(self) -> None:
         """Parameters without a gradient in this micro-batch have a gradient of zero."""
