@@ -78,10 +78,10 @@ static int read_machine(struct api_inputs *self, const char *path)
 }
 
 /* comm_join_config.share */
-static int share(void *user, void *data, uint64_t bytes)
+static int share(void *user, void *data, uint64_t bytes, double timeout_seconds)
 {
     const struct sluice_options *options = user;
-    if (options->share(options->share_user, data, bytes) == 0)
+    if (options->share(options->share_user, data, bytes, timeout_seconds) == 0)
         return 0;
     return err_set(-ECANCELED, "the program does not pass on where the ranks meet");
 }

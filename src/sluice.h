@@ -88,10 +88,12 @@ struct sluice_options {
     int (*first)(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *values);
     void *first_user;
     /* For the ranks of torchrun, which has a store for such things but no MPI: gives all ranks the
-     * data of rank 0, a few hundred bytes. Returns 0; anything else, and the run is not opened.
-     * Comes once, on a thread of the library, while the function that opens the run waits. NULL:
-     * torchrun's ranks are refused. */
-    int (*share)(void *user, void *data, size_t bytes);
+     * data of rank 0, a few hundred bytes, for which it waits timeout_seconds at most. Returns 0;
+     * anything else, and the run is not opened. Comes on a thread of the library, while the
+     * function that opens the run waits: once on rank 0, and on another rank again while it does
+     * not reach rank 0, since the store also has what was given before a restart. NULL: torchrun's
+     * ranks are refused. */
+    int (*share)(void *user, void *data, size_t bytes, double timeout_seconds);
     void *share_user;
 };
 

@@ -75,9 +75,11 @@ struct comm_join_config {
      * calls it once, if comm_leave was not called within three quarters of exit_seconds, or within
      * a second if a rank of a launcher died. NULL: the failure is then not printed. */
     void (*report)(int code);
-    /* For ranks of torchrun, which brings no MPI: gives all ranks rank 0's data. Called once, by
-     * comm_join. 0, or < 0 with this thread's text. NULL: such ranks are refused. */
-    int (*share)(void *user, void *data, uint64_t bytes);
+    /* For ranks of torchrun, which brings no MPI: gives all ranks rank 0's data, for which it waits
+     * timeout_seconds at most. comm_join calls it once on rank 0. Another rank calls it again while
+     * it does not reach rank 0: torchrun's store also has what was given before a restart. 0, or
+     * < 0 with this thread's text. NULL: such ranks are refused. */
+    int (*share)(void *user, void *data, uint64_t bytes, double timeout_seconds);
     void *share_user;
     /* For tests, and for programs that fork their ranks: join without a launcher. All ranks claim
      * to be on hosts of the given names. There is no MPI between them, so ranks of different host

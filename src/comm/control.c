@@ -22,14 +22,66 @@ static_assert(sizeof kind_names / sizeof kind_names[0] == COMMI_AGREE + 1, "each
 
 /* ---- membership ---- */
 
-static void destroy(commi_control *self)
+static void close_links(commi_control *self)
 {
     for (uint32_t l = self->first_link; self->links && l < self->link_count; l++) {
-        if (self->links[l].fd >= 0)
-            close(self->links[l].fd);
-        if (self->links[l].data_fd >= 0)
-            close(self->links[l].data_fd);
+        commi_link *link = &self->links[l];
+        if (link->fd >= 0)
+            close(link->fd);
+        if (link->data_fd >= 0)
+            close(link->data_fd);
+        link->fd = link->data_fd = -1;
     }
+}
+
+/* A forked process, one that loads data for example, has copies of the connections. While it has
+ * them open, the other ranks do not see that this process has died. So it closes them. */
+
+static pthread_mutex_t forks = PTHREAD_MUTEX_INITIALIZER;
+static commi_control *connected; /* a list of all that have connections; guarded by forks */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&forks);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&forks);
+}
+
+static void after_fork_in_child(void)
+{
+    for (commi_control *each = connected; each; each = each->next)
+        close_links(each);
+    pthread_mutex_unlock(&forks);
+}
+
+static void watch_forks(void)
+{
+    (void)pthread_atfork(before_fork, after_fork, after_fork_in_child);
+}
+
+static void list_connected(commi_control *self)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, watch_forks);
+    pthread_mutex_lock(&forks);
+    self->next = connected;
+    connected = self;
+    pthread_mutex_unlock(&forks);
+}
+
+static void destroy(commi_control *self)
+{
+    pthread_mutex_lock(&forks);
+    for (commi_control **at = &connected; *at; at = &(*at)->next)
+        if (*at == self) {
+            *at = self->next;
+            break;
+        }
+    pthread_mutex_unlock(&forks);
+    close_links(self);
     if (self->wake_fd >= 0)
         close(self->wake_fd);
     if (self->abort_fd >= 0)
@@ -78,6 +130,7 @@ int commi_control_open(comm *self, const comm_join_config *config)
     int rc;
     TRY_GOTO(rc, reserve(control), failed);
     TRY_GOTO(rc, commi_control_connect(control, config), failed);
+    list_connected(control);
     int64_t now_ns = commi_now_ns();
     for (uint32_t l = 0; l < control->link_count; l++)
         control->links[l].seen_ns = now_ns;

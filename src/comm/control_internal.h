@@ -79,7 +79,8 @@ typedef struct commi_link commi_link;
 
 struct commi_control {
     comm *owner;
-    commi_link *links; /* hub: [world], by rank, [0] unused; other ranks: [1], to rank 0 */
+    struct commi_control *next; /* in the list of control.c */
+    commi_link *links;          /* hub: [world], by rank, [0] unused; other ranks: [1], to rank 0 */
     uint32_t link_count, first_link;
     struct pollfd *thread_fds, *call_fds; /* [world + 1] */
     err_record *verdicts;                 /* hub: [world], for comm_agree */

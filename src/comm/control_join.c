@@ -443,53 +443,76 @@ static int try_address(const struct commi_address *address, uint32_t port,
     return fd;
 }
 
-/* Tries the addresses in turn until one answers or `end_ns` has come. */
-static int reach_hub(const struct commi_meeting *meeting, struct hello *hello, bool is_near,
-                     int fds[2], int64_t end_ns)
+/* Tries rank 0's addresses in turn. -errno. */
+static int try_meeting(const struct commi_meeting *meeting, struct hello *hello, bool is_near,
+                       int fds[2], int64_t end_ns)
 {
     struct commi_address addresses[COMMI_ADDRESS_COUNT_MAX + 1];
     uint32_t count = 0;
     int rc = -ETIMEDOUT;
-    if (is_near)
+    memcpy(hello->token, meeting->token, sizeof hello->token);
+    if (is_near || strcmp(meeting->machine, hello->machine) == 0)
         addresses[count++] = commi_loopback();
     for (uint32_t a = 0; a < meeting->address_count && a < COMMI_ADDRESS_COUNT_MAX; a++)
         addresses[count++] = meeting->addresses[a];
-    while (count > 0 && commi_now_ns() < end_ns) {
-        for (uint32_t a = 0; a < count; a++) {
-            hello->is_data = 0;
-            rc = fds[0] = try_address(&addresses[a], meeting->port, hello, end_ns);
-            if (rc < 0)
-                continue;
-            hello->is_data = 1;
-            rc = fds[1] = try_address(&addresses[a], meeting->port, hello, end_ns);
-            if (rc >= 0)
-                return 0;
-            close(fds[0]);
-        }
-        commi_sleep_ns(RETRY_NS);
+    for (uint32_t a = 0; a < count; a++) {
+        hello->is_data = 0;
+        rc = fds[0] = try_address(&addresses[a], meeting->port, hello, end_ns);
+        if (rc < 0)
+            continue;
+        hello->is_data = 1;
+        rc = fds[1] = try_address(&addresses[a], meeting->port, hello, end_ns);
+        if (rc >= 0)
+            return 0;
+        close(fds[0]);
     }
     return rc;
 }
 
-static int join_hub(commi_control *self, const struct commi_meeting *meeting, struct hello *hello,
-                    bool is_near)
+/* Gets rank 0's meeting, or gives it to the other ranks. */
+static int share_meeting(comm *owner, const comm_join_config *config, struct commi_meeting *meeting)
+{
+    if (owner->mpi)
+        return commi_mpi_broadcast(owner, meeting, sizeof *meeting);
+    double left = (double)(owner->join_end_ns - commi_now_ns()) * 1e-9;
+    return config->share(config->share_user, meeting, sizeof *meeting, left > 1 ? left : 1);
+}
+
+/* Connects to rank 0, if need be after several tries. */
+static int reach_hub(commi_control *self, const comm_join_config *config,
+                     struct commi_meeting *meeting, struct hello *hello, int fds[2])
+{
+    comm *owner = self->owner;
+    bool is_near = config->is_given || owner->is_one_host;
+    int64_t end_ns = owner->join_end_ns + HANDSHAKE_NS; /* later than the hub's limit */
+    int rc;
+    while ((rc = try_meeting(meeting, hello, is_near, fds, end_ns)) < 0) {
+        if (commi_now_ns() >= end_ns)
+            return err_errno(
+                -rc, "rank %u on host %s does not reach rank 0 (port %u, %u addresses tried)",
+                owner->rank, hello->host, meeting->port,
+                meeting->address_count + (is_near ? 1 : 0));
+        commi_sleep_ns(RETRY_NS);
+        if (config->share && !owner->mpi)
+            TRY(share_meeting(owner, config, meeting));
+    }
+    return 0;
+}
+
+static int join_hub(commi_control *self, const comm_join_config *config,
+                    struct commi_meeting *meeting, struct hello *hello)
 {
     comm *owner = self->owner;
     commi_link *link = &self->links[0];
-    /* later than the hub's limit */
-    int64_t end_ns = owner->join_end_ns + HANDSHAKE_NS;
     int fds[2] = {-1, -1};
     TRY(failpoint("join.hub"));
-    int rc = reach_hub(meeting, hello, is_near, fds, end_ns);
+    int rc = reach_hub(self, config, meeting, hello, fds);
     is_reported_by_another = owner->rank > 1;
-    if (rc < 0)
-        return err_errno(
-            -rc, "rank %u on host %s does not reach rank 0 (port %u, %u addresses tried)",
-            owner->rank, hello->host, meeting->port, meeting->address_count + (is_near ? 1 : 0));
+    TRY(rc);
     link->fd = fds[0];
     link->data_fd = fds[1];
     struct welcome welcome;
-    end_ns += HANDSHAKE_NS;
+    int64_t end_ns = owner->join_end_ns + 2 * HANDSHAKE_NS;
     rc = receive_all(link->data_fd, &welcome, sizeof welcome, end_ns);
     if (rc == 0 && welcome.code < 0) {
         is_reported_by_another = true;
@@ -503,24 +526,14 @@ static int join_hub(commi_control *self, const struct commi_meeting *meeting, st
                   : 0;
 }
 
-/* Sends rank 0's meeting to all ranks. */
-static int share_meeting(comm *owner, const comm_join_config *config, struct commi_meeting *meeting)
-{
-    if (owner->mpi)
-        return commi_mpi_broadcast(owner, meeting, sizeof *meeting);
-    return config->share(config->share_user, meeting, sizeof *meeting);
-}
-
 int commi_control_connect(commi_control *self, const comm_join_config *config)
 {
     comm *owner = self->owner;
     struct commi_meeting meeting;
     struct hello hello = {.magic = HELLO_MAGIC, .version = JOIN_VERSION};
-    char machine[COMMI_MACHINE_BYTES];
     is_reported_by_another = false;
-    commi_machine_name(machine);
+    commi_machine_name(hello.machine);
     commi_host_name(hello.host);
-    memcpy(hello.machine, machine, sizeof machine);
     if (config->host) {
         snprintf(hello.host, sizeof hello.host, "%s", config->host);
         snprintf(hello.machine, sizeof hello.machine, "%s", config->host);
@@ -544,11 +557,9 @@ int commi_control_connect(commi_control *self, const comm_join_config *config)
         if (rc >= 0 && meeting.port == 0)
             rc = err_set(-ECONNREFUSED, "rank 0 could not listen for the other ranks");
     }
-    memcpy(hello.token, meeting.token, sizeof hello.token);
-    bool is_near = config->is_given || owner->is_one_host || strcmp(meeting.machine, machine) == 0;
     if (rc >= 0)
         rc = owner->rank == 0 ? receive_ranks(self, &meeting, listen_fd, &hello)
-                              : join_hub(self, &meeting, &hello, is_near);
+                              : join_hub(self, config, &meeting, &hello);
     if (listen_fd >= 0)
         close(listen_fd);
     return rc;

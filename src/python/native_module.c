@@ -41,13 +41,14 @@ static int make_first(void *user, uint32_t unit, uint64_t begin, uint64_t count,
     return rc;
 }
 
-/* sluice_options.share: the callable takes bytes and returns those of rank 0. */
-static int share_bytes(void *user, void *data, size_t byte_count)
+/* sluice_options.share: the callable takes bytes and seconds, and returns the bytes of rank 0. */
+static int share_bytes(void *user, void *data, size_t byte_count, double timeout_seconds)
 {
     struct native_opening *self = user;
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *result =
-        call(self, self->share, Py_BuildValue("(y#)", (char *)data, (Py_ssize_t)byte_count));
+        call(self, self->share,
+             Py_BuildValue("(y#d)", (char *)data, (Py_ssize_t)byte_count, timeout_seconds));
     char *bytes = NULL;
     Py_ssize_t count = 0;
     int rc = result && PyBytes_AsStringAndSize(result, &bytes, &count) == 0 ? 0 : -1;

@@ -27,6 +27,7 @@ struct board {
     atomic_int victim; /* whom the test hits with `signal` once all are ready */
     atomic_int signal;
     atomic_int is_hit;
+    atomic_int worker; /* a process that the victim has forked */
 };
 
 static char *told_board; /* shared */
@@ -138,6 +139,34 @@ static void a_killed_rank_ends_all(void **state)
         expect_failure(&fixture, (uint32_t)victim, expected, "is gone: its connection closed");
         expect_failure(&fixture, (uint32_t)victim, expected, label);
         assert_true(fixture.are_tellers[victim == 0 ? 1 : 0]);
+    }
+}
+
+/* As a program whose data is loaded by forked workers. */
+static int be_hit_beside_a_worker(comm *self, void *user)
+{
+    struct board *board = user;
+    if ((int)comm_get_rank(self) == board->victim) {
+        pid_t worker = fork();
+        if (worker == 0)
+            for (;;)
+                pause();
+        atomic_store(&board->worker, worker);
+    }
+    return be_hit(self, user);
+}
+
+static void a_forked_worker_does_not_hide_a_death(void **state)
+{
+    (void)state;
+    for (int victim = 0; victim < 2; victim++) {
+        struct board *board = comm_fixture_shared(sizeof *board);
+        board->victim = victim;
+        board->signal = SIGKILL;
+        comm_fixture fixture = {.world = 3, .timeout_seconds = 2.0, .watch = hit};
+        comm_fixture_run(&fixture, be_hit_beside_a_worker, board);
+        kill(atomic_load(&board->worker), SIGKILL);
+        expect_failure(&fixture, (uint32_t)victim, "is gone: its connection closed", "rank");
     }
 }
 
@@ -390,6 +419,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_failure_reaches_all),
         cmocka_unit_test(a_killed_rank_ends_all),
+        cmocka_unit_test(a_forked_worker_does_not_hide_a_death),
         cmocka_unit_test(a_stopped_rank_ends_all),
         cmocka_unit_test(a_rank_that_does_not_come_is_named),
         cmocka_unit_test(a_rank_that_works_is_waited_for),

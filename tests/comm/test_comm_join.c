@@ -297,13 +297,30 @@ static void launchers_are_understood(void **state)
     assert_false(launch.is_launched);
 }
 
-/* Rank 0 writes into the pipe what the other rank reads. */
-static int share_by_pipe(void *user, void *data, uint64_t bytes)
+struct store {
+    int fds[2];
+    struct commi_meeting newest;
+    uint32_t call_count;
+};
+
+/* Rank 0 writes into the pipe what the other rank reads. At its first call the other rank gets what
+ * a rank 0 gave that has ended. */
+static int share_by_pipe(void *user, void *data, uint64_t bytes, double timeout_seconds)
 {
-    const int *fds = user;
-    bool is_first = strcmp(getenv("RANK"), "0") == 0;
-    ssize_t moved = is_first ? write(fds[1], data, bytes) : read(fds[0], data, bytes);
-    return moved == (ssize_t)bytes ? 0 : err_set(-EIO, "%zd bytes went through the pipe", moved);
+    struct store *store = user;
+    EXPECT(timeout_seconds > 0 && timeout_seconds <= 10);
+    EXPECT(bytes == sizeof store->newest);
+    if (strcmp(getenv("RANK"), "0") == 0)
+        return write(store->fds[1], data, bytes) == (ssize_t)bytes ? 0 : err_set(-EIO, "the pipe");
+    if (store->call_count++ == 0) {
+        EXPECT(read(store->fds[0], &store->newest, bytes) == (ssize_t)bytes);
+        struct commi_meeting *stale = data;
+        *stale = store->newest;
+        stale->token[0]++;
+        return 0;
+    }
+    memcpy(data, &store->newest, bytes);
+    return 0;
 }
 
 static int gather_ranks(comm *self)
@@ -324,10 +341,11 @@ static int gather_ranks(comm *self)
 static void ranks_of_torchrun_meet_without_mpi(void **state)
 {
     (void)state;
-    int fds[2], status;
+    int status;
+    struct store store = {0};
     comm_join_config config = {.timeout_seconds = 10};
     comm *self;
-    assert_int_equal(pipe(fds), 0);
+    assert_int_equal(pipe(store.fds), 0);
     setenv("SLURM_STEP_NUM_TASKS", "7", 1); /* srun has started a torchrun on each of its hosts */
     setenv("SLURM_PROCID", "3", 1);
     setenv("TORCHELASTIC_RUN_ID", "none", 1);
@@ -337,7 +355,7 @@ static void ranks_of_torchrun_meet_without_mpi(void **state)
     assert_int_equal(comm_join(&config, &self), ERR_CONFIG);
     assert_non_null(strstr(err_text(), "torchrun started 2 processes"));
     config.share = share_by_pipe;
-    config.share_user = fds;
+    config.share_user = &store;
     pid_t child = fork();
     if (child == 0)
         setenv("RANK", "1", 1);
@@ -349,7 +367,7 @@ static void ranks_of_torchrun_meet_without_mpi(void **state)
         comm_leave(self, rc);
     }
     if (child == 0)
-        _exit(rc == 0 ? 0 : 1);
+        _exit(rc == 0 && store.call_count == 2 ? 0 : 1);
     assert_int_equal(rc, 0);
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
@@ -358,8 +376,8 @@ static void ranks_of_torchrun_meet_without_mpi(void **state)
                                        "WORLD_SIZE",           "RANK"};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         unsetenv(keys[i]);
-    close(fds[0]);
-    close(fds[1]);
+    close(store.fds[0]);
+    close(store.fds[1]);
 }
 
 /* A build without MPI cannot join the ranks of mpirun, and only rank 0 prints that. */

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from datetime import timedelta
 from typing import Any, Callable, Optional
 
-from ._errors import WrongJob
+from ._errors import Failed, WrongJob
 
 _store: Any = None  # torchrun's; it is kept, since rank 0 may be the one that serves it
 _count = 0  # runs that this process has opened
 
 
-def _share(data: bytes) -> bytes:
-    """Returns rank 0's data on all ranks, which make this call equally often."""
-    global _store, _count
+def _share(key: str, data: bytes, seconds: float) -> bytes:
+    """Returns rank 0's data, for which it waits. torchrun keeps its store when it starts the ranks
+    again, so the other ranks may get what rank 0 gave before that; they then ask again."""
+    global _store
     import torch.distributed as distributed
 
     if not distributed.is_available():
@@ -21,29 +24,29 @@ def _share(data: bytes) -> bytes:
             "torchrun started this process as one of several ranks, and this PyTorch is built "
             "without torch.distributed: start it with mpirun -np N python ..."
         )
-    if _store is None:
-        _store = next(distributed.rendezvous("env://"))[0]
-    # torchrun starts ranks again after a failure, with the same store
-    key = f"sluice/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_count}"
-    _count += 1
-    if os.environ["RANK"] == "0":
-        _store.set(key, data)
-        return data
-    found: bytes = _store.get(key)  # waits for it
-    return found
+    timeout = timedelta(seconds=seconds)
+    try:
+        if _store is None:
+            _store = next(distributed.rendezvous("env://", timeout=timeout))[0]
+        if os.environ["RANK"] == "0":
+            _store.set(key, data)
+            return data
+        _store.set_timeout(timeout)
+        found: bytes = _store.get(key)
+        return found
+    except RuntimeError as error:
+        raise Failed(
+            f"rank {os.environ['RANK']} has not learned within {seconds:.0f} s "
+            f"(comm.timeout_seconds) where rank 0 is: see whether that has started ({error})"
+        ) from None
 
 
-def share_of_launcher() -> Optional[Callable[[bytes], bytes]]:
+def share_of_launcher() -> Optional[Callable[[bytes, float], bytes]]:
     """What the extension calls to give all ranks rank 0's bytes; None: torchrun has not started
-    this process."""
-    return _share if "TORCHELASTIC_RUN_ID" in os.environ else None
-
-
-def count_ranks() -> int:
-    """How many processes the launcher has started, by its environment."""
-    names = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        names.append("WORLD_SIZE")
-    if "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_PROCID"):
-        names.append("SLURM_STEP_NUM_TASKS")
-    return max(int(os.environ.get(name) or 1) for name in names)
+    this process. All ranks open the same runs, one after the other."""
+    global _count
+    run = os.environ.get("TORCHELASTIC_RUN_ID")
+    if run is None:
+        return None
+    _count += 1
+    return functools.partial(_share, f"sluice/{run}/{_count}")

@@ -16,7 +16,7 @@ def train(
     on_step: Optional[Callable[..., Any]],
     on_evaluation: Optional[Callable[[int, float], Any]],
     watch: bool,
-    share: Optional[Callable[[bytes], bytes]],
+    share: Optional[Callable[[bytes, float], bytes]],
 ) -> Dict[str, Any]: ...
 def plan(
     path: str,
@@ -81,7 +81,7 @@ class Session:
         fresh: bool,
         verbose: bool,
         first: Optional[Callable[[int, int, int, int], None]] = ...,
-        share: Optional[Callable[[bytes], bytes]] = ...,
+        share: Optional[Callable[[bytes, float], bytes]] = ...,
     ) -> Session: ...
     def info(self) -> Dict[str, Any]: ...
     def step(self) -> Dict[str, Any]: ...
