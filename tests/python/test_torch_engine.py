@@ -18,6 +18,7 @@ except ImportError:
 import sluice
 import sluice.torch
 import torch_models as models
+from sluice.torch import _recording
 from simulated_core import open_simulated
 from torch_models import Images, Language, Translation
 
@@ -341,7 +342,7 @@ class Placements(Engines):
 
 
 RANKED = """
-import sys
+import os, sys
 sys.path.insert(0, {tests!r})
 import torch, sluice, sluice.torch, torch_models as models
 torch.set_num_threads(1)
@@ -352,10 +353,16 @@ data = models.batches(models.Language, 8)
 engine.prepare(data[0])
 assert engine.info().world_size == 2
 rank = engine.info().rank
-for batch in data[rank::2]:
+dies = rank == 1 and os.environ.get("DIES", "never") == os.environ.get("TORCHELASTIC_RESTART_COUNT")
+for batch in data[2 * engine.info().step + rank :: 2]:
     loss = engine(batch)
     engine.backward(loss)
-    sys.stdout.write(f"loss {{rank}} {{engine.step().step}} {{loss.item().hex()}}\\n")  # one write
+    step = engine.step().step
+    sys.stdout.write(f"loss {{rank}} {{step}} {{loss.item().hex()}}\\n")  # one write
+    if step == 2:
+        engine.commit()
+        if dies:
+            os._exit(3)
 engine.close()
 """
 
@@ -380,6 +387,10 @@ class Ranks(Engines):
         by_torchrun = self.run_ranks("torchrun", [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"])
         self.assertEqual(len(by_torchrun), 8)
+        again = self.run_ranks("restarted", [  # the ranks meet a second time, with the same store
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+            "--max-restarts=1"], DIES="0")
+        self.assertEqual(again, by_torchrun)
         model, data = models.make(Language, dropout=0.0), models.batches(Language, 8)
         order = [data[step * 2 + rank] for step in range(4) for rank in range(2)]
         plain, _ = models.plain_losses(model, order, accumulation=2)
@@ -414,6 +425,18 @@ class Simulated(OverTheStandIn):
             wanted = trained.state_dict()
             for name, value in engine.state_dict().items():
                 self.assertTrue(torch.equal(value, wanted[name]), name)
+
+    def test_a_recording_makes_the_copies_of_a_step(self):
+        """The root's parameters and all gradients."""
+        engine = self.engine(models.make(Language))
+        with unittest.mock.patch.object(_recording._Copies, "_copy") as copy:
+            recorder = engine._record_once((models.batches(Language)[0],), {}, True)
+        copied = sorted(call.args[0].numel() for call in copy.call_args_list)
+        slots = [slot for holder in engine._holders for slot in holder.slots]
+        expected = sorted(slot.elems for slot in slots + engine._root.slots)
+        self.assertEqual(copied, expected)
+        self.assertIn(("", "backward"), recorder.seconds)
+        self.assertTrue(all(slot.parameter.grad is None for slot in slots))
 
     def test_times_are_those_of_later_recordings(self):
         engine = self.engine(models.make(Language))

@@ -225,7 +225,7 @@ class Engine(Closing):
             if engine is None or unit is None or slot is None or engine._core is None:
                 recorder = engine._driver if engine is not None else None
                 if isinstance(recorder, Recorder) and unit is not None and slot is not None:
-                    recorder.gradient(unit, slot)
+                    recorder.gradient(slot, is_root)
             elif not is_root:
                 engine._training("a gradient came").gradient(unit, slot)
 

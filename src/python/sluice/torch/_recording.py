@@ -19,8 +19,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 from .._errors import WrongJob
 from ._holding import Holding, address_of, changed_error
 from ._memory import placeholder_of
-from ._units import Holder, Seconds, Slot, Unit
+from ._units import Holder, Seconds, Slot
 from ._values import Values
+
+
+_COPIED_ELEMS = 8 << 20
 
 
 class UsedTwice(WrongJob):
@@ -108,6 +111,32 @@ class _Watch(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+class _Copies:
+    """What a step copies beside the module's own work: the root's parameters into torch's memory, and
+    gradients out of it. A recording makes these copies too, for their time, into one small target."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        # not zeros: that would leave the memory to be mapped by the first copy
+        self._parameters = torch.full((_COPIED_ELEMS,), 0, dtype=dtype, device=device)
+        self._gradients = self._parameters
+        if dtype != torch.float32:
+            self._gradients = torch.full((_COPIED_ELEMS,), 0.0, device=device)
+
+    def parameter(self, value: torch.Tensor) -> None:
+        self._copy(value, self._parameters)
+
+    def gradient(self, slot: Slot) -> None:
+        if slot.parameter.grad is not None and not slot.parameter.grad.is_sparse:
+            self._copy(slot.parameter.grad, self._gradients)
+        slot.parameter.grad = None
+
+    @staticmethod
+    def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+        with torch.no_grad():
+            for part in source.reshape(-1).split(target.numel()):
+                target[: part.numel()].copy_(part)
+
+
 class Recorder:
     """What the hooks of a module call while its first step is recorded."""
 
@@ -115,6 +144,8 @@ class Recorder:
         self._holding = holding
         self._values = values
         self._device = device
+        slot = next(slot for holder in holding.holders for slot in holder.slots)
+        self._copies = _Copies(slot.parameter.dtype, device)
         self._is_forward = True
         self._now: Optional[Tuple[str, str]] = None
         self._since = 0.0
@@ -158,8 +189,9 @@ class Recorder:
         self.backward.append(holder)
         self._take(holder)
 
-    def gradient(self, unit: Optional[Unit], slot: Slot) -> None:
-        slot.parameter.grad = None
+    def gradient(self, slot: Slot, is_root: bool) -> None:
+        if not is_root:  # the root's are handed over at the end
+            self._copies.gradient(slot)
 
     # ---- units ----
 
@@ -196,6 +228,8 @@ class Recorder:
             for unit in holder.units:
                 self._holding.take_away(unit)
         self._now, self._since = (root.name, "forward"), time.perf_counter()
+        for slot in root.slots:
+            self._copies.parameter(slot.parameter.data)
         try:
             with _Watch(slots, root, self._holding) if checks else contextlib.nullcontext():
                 loss = loss_of(call())
@@ -205,6 +239,10 @@ class Recorder:
                 self._since = time.perf_counter()
                 loss.backward()
             self._begin(root, "backward")
+            self._since = time.perf_counter()
+            for slot in root.slots:
+                self._copies.gradient(slot)
+            self._begin(None, "")
         finally:
             self._release()
         missing = [holder.name for holder in others if holder not in self.order]
