@@ -1,7 +1,7 @@
-/* The speed of exchanges between ranks of one host: all-gather and reduce-scatter of src/comm,
- * against the MPI library's in the same run. Before the timing it checks that both give the
- * expected results. It prints the median of RUNS runs, their spread, the GB/s that each rank sends,
- * and the ratio to the library's.
+/* The speed of exchanges between ranks of one host: all-gather, reduce-scatter and all-to-all of
+ * src/comm, against the MPI library's in the same run. Before the timing it checks that both give
+ * the expected results. It prints the median of RUNS runs, their spread, the GB/s that each rank
+ * sends, and the ratio to the library's.
  *
  *   mpirun -n N bench_comm [STAGING_BYTES]     default: 8MiB; --csv FILE as in bench.h */
 #include <errno.h>
@@ -19,12 +19,26 @@
 
 enum { RUNS = 9 };
 
-enum work { WORK_GATHER, WORK_GATHER_MPI, WORK_REDUCE, WORK_REDUCE_BF16, WORK_REDUCE_MPI, WORKS };
-static const char *const work_names[WORKS] = {"all-gather", "all-gather, library",
-                                              "reduce-scatter fp32", "reduce-scatter bf16 wire",
-                                              "reduce-scatter, library fp32"};
+enum work {
+    WORK_GATHER,
+    WORK_GATHER_MPI,
+    WORK_REDUCE,
+    WORK_REDUCE_BF16,
+    WORK_REDUCE_MPI,
+    WORK_PARCELS,
+    WORK_PARCELS_MPI,
+    WORKS
+};
+static const char *const work_names[WORKS] = {"all-gather",
+                                              "all-gather, library",
+                                              "reduce-scatter fp32",
+                                              "reduce-scatter bf16 wire",
+                                              "reduce-scatter, library fp32",
+                                              "all-to-all",
+                                              "all-to-all, library"};
 static const enum work rivals[WORKS] = {WORK_GATHER_MPI, WORK_GATHER_MPI, WORK_REDUCE_MPI,
-                                        WORK_REDUCE_MPI, WORK_REDUCE_MPI};
+                                        WORK_REDUCE_MPI, WORK_REDUCE_MPI, WORK_PARCELS_MPI,
+                                        WORK_PARCELS_MPI};
 
 struct data {
     float *source, *target; /* [world * elems] */
@@ -35,6 +49,20 @@ typedef struct data data;
 static int from_mpi(int code)
 {
     return code == MPI_SUCCESS ? 0 : err_set(ERR_BACKEND, "MPI's error %d", code);
+}
+
+/* Sends each rank a shard. */
+static int run_parcels(comm *group, const data *on)
+{
+    static rank_parcel sent[COMM_RANKS_MAX], received[COMM_RANKS_MAX];
+    uint64_t bytes = on->elems * sizeof(float);
+    for (uint32_t r = 0; r < comm_get_world(group); r++)
+        sent[r] = received[r] = (rank_parcel){r * bytes, bytes};
+    return comm_all_to_all(group, &(comm_parcels){.label = work_names[WORK_PARCELS],
+                                                  .source = on->source,
+                                                  .target = on->target,
+                                                  .sent = sent,
+                                                  .received = received});
 }
 
 static int run_once(comm *group, enum work what, const data *on)
@@ -49,6 +77,11 @@ static int run_once(comm *group, enum work what, const data *on)
     case WORK_GATHER_MPI:
         return from_mpi(MPI_Allgather(on->source, (int)on->elems, MPI_FLOAT, on->target,
                                       (int)on->elems, MPI_FLOAT, MPI_COMM_WORLD));
+    case WORK_PARCELS:
+        return run_parcels(group, on);
+    case WORK_PARCELS_MPI:
+        return from_mpi(MPI_Alltoall(on->source, (int)on->elems, MPI_FLOAT, on->target,
+                                     (int)on->elems, MPI_FLOAT, MPI_COMM_WORLD));
     case WORK_REDUCE_MPI:
         return from_mpi(MPI_Reduce_scatter_block(on->source, on->target, (int)on->elems, MPI_FLOAT,
                                                  MPI_SUM, MPI_COMM_WORLD));
@@ -62,14 +95,14 @@ static int run_once(comm *group, enum work what, const data *on)
 static int prove(comm *group, enum work what, const data *on)
 {
     uint32_t world = comm_get_world(group), rank = comm_get_rank(group);
-    bool is_gather = what == WORK_GATHER || what == WORK_GATHER_MPI;
-    uint64_t count = is_gather ? world * on->elems : on->elems;
+    bool is_sum = rivals[what] == WORK_REDUCE_MPI;
+    uint64_t count = !is_sum ? world * on->elems : on->elems;
     memset(on->target, 0xff, world * on->elems * sizeof(float));
     TRY(run_once(group, what, on));
     for (uint64_t i = 0; i < count; i++) {
-        float expected = is_gather ? (float)(i / on->elems + i % on->elems % 64)
-                                   : (float)(world * (world - 1) / 2 +
-                                             world * ((rank * on->elems + i) % on->elems % 64));
+        float expected = !is_sum ? (float)(i / on->elems + i % on->elems % 64)
+                                 : (float)(world * (world - 1) / 2 +
+                                           world * ((rank * on->elems + i) % on->elems % 64));
         if (on->target[i] != expected)
             return err_set(ERR_INTERNAL, "%s: element %" PRIu64 " is %g, not %g", work_names[what],
                            i, (double)on->target[i], (double)expected);

@@ -249,8 +249,6 @@ int commi_check_parcel(const comm_parcels *call, uint32_t from, uint32_t to, uin
 int comm_all_to_all(comm *self, const comm_parcels *call)
 {
     TRY(check_call(self, call->label));
-    if (!self->bulk->all_to_all)
-        return err_set(-ENOTSUP, "%s: ranks exchange parcels in host memory only", call->label);
     return self->bulk->all_to_all(self, call);
 }
 

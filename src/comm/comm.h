@@ -168,6 +168,7 @@ struct comm_open_config {
     /* Pretended ranks: a collective takes at least call_seconds plus the sent bytes divided by this
      * rate. Rate 0: the bytes take no time. */
     double call_seconds, bytes_per_second;
+    bool has_parcels;     /* nccl: opens also what an all-to-all needs */
     bool moves_own_alone; /* pretended ranks: leave the other ranks' part of a target as it is */
 };
 typedef struct comm_open_config comm_open_config;
@@ -211,14 +212,15 @@ struct comm_parcels {
     /* [world]: of the target, where the parcel of each rank goes. size_bytes is the room there on
      * entry, and the number of bytes that have come on return. */
     rank_parcel *received;
+    bool sizes_are_known; /* each received[r].size_bytes is what rank r sends */
 };
 typedef struct comm_parcels comm_parcels;
 
 /* All-to-all: every rank sends each rank a parcel, whose size only the sender knows beforehand.
  * Parcels may be empty. Source and target do not overlap, and neither do the places of parcels in
- * the target. Only in host memory: -ENOTSUP from the backends staged and nccl. ERR_INTERNAL: a
- * parcel does not fit. Blocks like comm_all_gather. comm_sent_bytes counts the parcels for other
- * ranks. */
+ * the target. Both tables are in host memory. ERR_INTERNAL: a parcel does not fit. Blocks like
+ * comm_all_gather; nccl waits until the ranks know the sizes, unless sizes_are_known, and enqueues
+ * the rest. comm_sent_bytes counts the parcels for other ranks. */
 int comm_all_to_all(comm *self, const comm_parcels *call) MUST_CHECK;
 
 /* Checks enqueued collectives for NCCL's errors, a missing rank or a failure of the job. Call it

@@ -38,12 +38,11 @@
 
 /* A backend of the bulk plane. Its state hangs on comm.bulk_state. */
 struct commi_bulk_ops {
-    /* As comm_all_gather and comm_reduce_scatter, after comm_check and with checked arguments.
-     * After a failure of the job (commi_is_aborted) they return commi_abort_error. They call
-     * comm_fail for a failure of their own. */
+    /* As comm_all_gather, comm_reduce_scatter and comm_all_to_all, after comm_check and with
+     * checked arguments. After a failure of the job (commi_is_aborted) they return
+     * commi_abort_error. They call comm_fail for a failure of their own. */
     int (*all_gather)(comm *self, const comm_call *call);
     int (*reduce_scatter)(comm *self, const comm_call *call);
-    /* As comm_all_to_all. NULL: the backend has none. */
     int (*all_to_all)(comm *self, const comm_parcels *call);
     /* Frees everything. Waits for nobody after a failure. NULL: there is nothing to free. */
     void (*close)(comm *self);

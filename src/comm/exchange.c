@@ -48,9 +48,7 @@ static int exchange_reduce_scatter(comm *group, const comm_call *call)
 static int exchange_all_to_all(comm *group, const comm_parcels *call)
 {
     exchange *self = group->bulk_state;
-    if (self->gpu != NULL)
-        return err_set(-ENOTSUP, "%s: ranks exchange parcels in host memory only", call->label);
-    return exchangei_run_parcels(self, call);
+    return exchangei_run_parcels(self, self->gpu, call);
 }
 
 /* Ends a request in flight. After a collective these are only sends that have arrived and that MPI

@@ -1,5 +1,4 @@
-/* The exchange: collectives in rounds, for host memory (mpi) and for a GPU's memory (staged; only
- * all-gather and reduce-scatter).
+/* The exchange: collectives in rounds, for host memory (mpi) and for a GPU's memory (staged).
  *
  *   own segment   [ page ][ half 0 ............ ][ half 1 ............ ]      rounds alternate
  *   a half        all-gather: [ slot for all ]  others: [ slot for each reader ][ ... ]
@@ -54,9 +53,9 @@ typedef struct exchange exchange;
 /* exchange_round.c: runs one collective; `gpu` NULL: in host memory. */
 int exchangei_run(exchange *self, struct staged *gpu, enum exchange_kind kind,
                   const comm_call *call) MUST_CHECK;
-/* An all-to-all in host memory. A chunk begins with an exchange_lead, so that all ranks learn in
- * the first round how many rounds there are. */
-int exchangei_run_parcels(exchange *self, const comm_parcels *call) MUST_CHECK;
+/* An all-to-all. A chunk begins with an exchange_lead, from which all ranks learn the number of
+ * rounds in the first one. */
+int exchangei_run_parcels(exchange *self, struct staged *gpu, const comm_parcels *call) MUST_CHECK;
 /* Elements that one round of a reduce-scatter moves for each rank. */
 uint64_t exchangei_reduce_chunk(const exchange *self, bool is_staged, enum dtype wire);
 /* exchange_wait.c: waits until rank p has published the round. */

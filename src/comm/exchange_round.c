@@ -140,20 +140,17 @@ static int fill_slots(passage *way, uint32_t round, uint64_t at, uint64_t count)
     return 0;
 }
 
-/* `bytes`: of a chunk. */
-static int send_slots(passage *way, uint32_t round, uint64_t bytes)
+/* Sends a chunk of so many bytes to rank p, if it is on another host. Does not wait for it. */
+static int send_slot(passage *way, uint32_t round, uint32_t p, uint64_t bytes)
 {
     exchange *self = way->self;
     uint32_t rank = self->group->rank;
-    bytes += sizeof(segment_head);
-    for (uint32_t p = 0; self->has_remote && p < self->group->world; p++) {
-        if (!self->peers[p].is_remote)
-            continue;
-        unsigned char *slot = half_data(self, rank, round) + slot_offset(way, rank, p);
-        memcpy(slot, &way->head, sizeof way->head);
-        TRY(commi_mpi_send(self->group, &self->peers[p].sends[round & 1], slot, bytes, p));
-    }
-    return 0;
+    if (!self->peers[p].is_remote)
+        return 0;
+    unsigned char *slot = half_data(self, rank, round) + slot_offset(way, rank, p);
+    memcpy(slot, &way->head, sizeof way->head);
+    return commi_mpi_send(self->group, &self->peers[p].sends[round & 1], slot,
+                          sizeof(segment_head) + bytes, p);
 }
 
 /* Waits until the round's half is free, and puts the head in it. */
@@ -174,15 +171,13 @@ static int open_round(passage *way, uint32_t round)
     return 0;
 }
 
-/* Shows the others the round's half, of which `sent` bytes count as sent, and sends its chunks of
- * `bytes` to ranks on other hosts. */
-static int close_round(passage *way, uint32_t round, uint64_t sent, uint64_t bytes)
+/* Shows the ranks of this host the round's half, of which `sent` bytes count as sent. */
+static void close_round(passage *way, uint32_t round, uint64_t sent)
 {
     exchange *self = way->self;
     self->round = round;
     segment_raise(&self->peers[self->group->rank].shared.page->published, round);
     atomic_fetch_add_explicit(&self->group->sent_bytes, sent, memory_order_relaxed);
-    return send_slots(way, round, bytes);
 }
 
 static int publish(passage *way, uint64_t index)
@@ -199,7 +194,10 @@ static int publish(passage *way, uint64_t index)
         TRY(finish(way));
     }
     uint64_t bytes = count * way->wire_bytes;
-    return close_round(way, round, bytes * (self->group->world - 1), bytes);
+    close_round(way, round, bytes * (self->group->world - 1));
+    for (uint32_t p = 0; p < self->group->world; p++)
+        TRY(send_slot(way, round, p, bytes));
+    return 0;
 }
 
 /* ---- read ---- */
@@ -352,95 +350,122 @@ static uint64_t parcels_chunk(const exchange *self)
     return bytes / 16 * 16;
 }
 
-/* The bytes of a parcel that the round at `begin` moves. */
-static uint64_t parcel_count(const passage *way, uint64_t parcel_bytes, uint64_t begin)
+/* The bytes of a parcel that a round moves. */
+static uint64_t parcel_count(const passage *way, uint64_t parcel_bytes, uint64_t index)
 {
+    uint64_t begin = index * way->chunk_count;
     return begin < parcel_bytes ? size_min(way->chunk_count, parcel_bytes - begin) : 0;
 }
 
+/* Each reader's slot has its own length, so that ranks with short parcels send little. */
 static int publish_parcels(passage *way, uint64_t index, uint64_t most_bytes)
 {
     exchange *self = way->self;
+    const rank_parcel *parcels = way->parcels->sent;
+    const unsigned char *source =
+        (const unsigned char *)way->parcels->source + index * way->chunk_count;
     uint32_t rank = self->group->rank, round = way->first_round + (uint32_t)index;
-    uint64_t at = index * way->chunk_count, sent = 0, longest = 0;
+    uint64_t sent = 0;
     TRY(open_round(way, round));
     for (uint32_t p = 0; p < self->group->world; p++) {
-        const rank_parcel *item = &way->parcels->sent[p];
+        const exchange_lead lead = {parcels[p].size_bytes, most_bytes};
+        uint64_t count = parcel_count(way, parcels[p].size_bytes, index);
         if (p == rank)
             continue;
-        const exchange_lead lead = {item->size_bytes, most_bytes};
-        uint64_t count = parcel_count(way, item->size_bytes, at);
         unsigned char *slot =
             half_data(self, rank, round) + slot_offset(way, rank, p) + sizeof(segment_head);
         memcpy(slot, &lead, sizeof lead);
         if (count > 0)
-            memcpy(slot + sizeof lead,
-                   (const unsigned char *)way->parcels->source + item->begin_bytes + at, count);
+            TRY(copy(way, slot + sizeof lead, source + parcels[p].begin_bytes, count,
+                     DEVICE_TO_HOST));
         sent += count;
-        longest = size_max(longest, count);
     }
-    return close_round(way, round, sent, sizeof(exchange_lead) + longest);
+    TRY(finish(way));
+    close_round(way, round, sent);
+    for (uint32_t p = 0; p < self->group->world; p++)
+        TRY(send_slot(way, round, p,
+                      sizeof(exchange_lead) + parcel_count(way, parcels[p].size_bytes, index)));
+    return 0;
 }
 
-/* *most_bytes becomes the size of the largest parcel that any rank sends to another one. */
+/* *most_bytes becomes the size of the largest parcel that any rank sends to another one. Each rank
+ * begins with the one after it, so that they do not all read the same one. */
 static int read_parcels(passage *way, uint64_t index, uint64_t *most_bytes)
 {
     exchange *self = way->self;
     uint32_t rank = self->group->rank, round = way->first_round + (uint32_t)index;
-    uint64_t at = index * way->chunk_count;
-    for (uint32_t p = 0; p < self->group->world; p++) {
+    unsigned char *target = (unsigned char *)way->parcels->target + index * way->chunk_count;
+    for (uint32_t i = 1; i < self->group->world; i++) {
+        uint32_t p = (rank + i) % self->group->world;
         rank_parcel *item = &way->parcels->received[p];
         const unsigned char *chunk;
         exchange_lead lead;
-        if (p == rank)
-            continue;
         TRY(come_in(way, p, round, &chunk));
         memcpy(&lead, chunk, sizeof lead);
         if (index == 0)
             TRY(commi_check_parcel(way->parcels, p, rank, lead.bytes));
         item->size_bytes = lead.bytes;
         *most_bytes = size_max(*most_bytes, lead.most_bytes);
-        uint64_t count = parcel_count(way, lead.bytes, at);
+        uint64_t count = parcel_count(way, lead.bytes, index);
         if (count > 0)
-            memcpy((unsigned char *)way->parcels->target + item->begin_bytes + at,
-                   chunk + sizeof lead, count);
+            TRY(copy(way, target + item->begin_bytes, chunk + sizeof lead, count,
+                     DEVICE_FROM_HOST));
     }
+    TRY(finish(way));
     segment_raise(&self->peers[rank].shared.page->consumed, round);
     progress_note();
     return 0;
 }
 
+static int copy_own_parcel(passage *way)
+{
+    const comm_parcels *parcels = way->parcels;
+    uint32_t rank = way->self->group->rank;
+    const rank_parcel *own = &parcels->sent[rank];
+    TRY(commi_check_parcel(parcels, rank, rank, own->size_bytes));
+    parcels->received[rank].size_bytes = own->size_bytes;
+    if (own->size_bytes == 0)
+        return 0;
+    return copy(way, (unsigned char *)parcels->target + parcels->received[rank].begin_bytes,
+                (const unsigned char *)parcels->source + own->begin_bytes, own->size_bytes,
+                DEVICE_WITHIN);
+}
+
+/* The second round follows when the first is read, since that tells whether there is one. From then
+ * on a round is published before the one before it is read, as in other collectives. */
 static int run_parcels(passage *way)
 {
     const comm_parcels *parcels = way->parcels;
     uint32_t rank = way->self->group->rank, world = way->self->group->world;
-    const rank_parcel *own = &parcels->sent[rank];
     uint64_t most_bytes = 0;
     for (uint32_t p = 0; p < world; p++)
         most_bytes = p == rank ? most_bytes : size_max(most_bytes, parcels->sent[p].size_bytes);
     TRY(publish_parcels(way, 0, most_bytes));
-    TRY(commi_check_parcel(parcels, rank, rank, own->size_bytes));
-    if (own->size_bytes > 0)
-        memcpy((unsigned char *)parcels->target + parcels->received[rank].begin_bytes,
-               (const unsigned char *)parcels->source + own->begin_bytes, own->size_bytes);
-    parcels->received[rank].size_bytes = own->size_bytes;
+    TRY(copy_own_parcel(way));
     TRY(read_parcels(way, 0, &most_bytes));
     uint64_t rounds = size_max(size_div_up(most_bytes, way->chunk_count), 1);
+    if (rounds > 1)
+        TRY(publish_parcels(way, 1, most_bytes));
     for (uint64_t i = 1; i < rounds; i++) {
-        TRY(publish_parcels(way, i, most_bytes));
+        if (i + 1 < rounds)
+            TRY(publish_parcels(way, i + 1, most_bytes));
         TRY(read_parcels(way, i, &most_bytes));
     }
     return 0;
 }
 
-int exchangei_run_parcels(exchange *self, const comm_parcels *call)
+int exchangei_run_parcels(exchange *self, struct staged *gpu, const comm_parcels *call)
 {
     passage way;
     const comm_call named = {.label = call->label};
-    begin(&way, self, NULL, EXCHANGE_PARCELS, &named);
+    begin(&way, self, gpu, EXCHANGE_PARCELS, &named);
     way.parcels = call;
     way.chunk_count = parcels_chunk(self);
-    int rc = run_parcels(&way);
+    int rc = gpu != NULL ? stagedi_attach(gpu) : 0;
+    if (rc == 0)
+        rc = self->group->world > 1 ? run_parcels(&way) : copy_own_parcel(&way);
+    if (rc == 0)
+        rc = finish(&way);
     if (rc < 0 && !commi_is_aborted(self->group))
         return comm_fail(self->group, rc, err_text());
     return rc;

@@ -2,6 +2,8 @@
  *
  *   commi_open_nccl ─► who has which GPU ─► id of rank 0 ─► communicator ─► trial of each one
  *   nccl_all_gather, nccl_reduce_scatter: enqueue, and return when NCCL has (not when the GPU has)
+ *   nccl_all_to_all: the ranks tell each other the sizes, through pinned memory, and wait for them;
+ *       then it enqueues like the others
  *   nccl_watch: NCCL's errors, a rank that does not come, a failure of the job ─► ncclCommAbort
  *
  * The communicator does not block: a call answers "in progress", and we ask again with sleeps
@@ -42,6 +44,10 @@ struct nccl_state {
     int64_t enqueued_ns; /* when that collective was enqueued; 0: none was */
     int64_t said_ns;     /* when the hub was last told of a long wait */
     char label[COMM_LABEL_BYTES];
+    /* For an all-to-all: the sizes of parcels for each rank and from each rank, pinned [world]
+     * each, and the places of these numbers. NULL without comm_open_config.has_parcels. */
+    uint64_t *sizes_sent, *sizes_received;
+    rank_parcel *size_places;
 };
 typedef struct nccl_state nccl_state;
 
@@ -162,11 +168,13 @@ static int nccl_watch(comm *self)
 static int await_stream(comm *self, nccl_state *state)
 {
     int is_done = 0;
+    int64_t sleep_ns = SLEEP_NS_MIN;
     while (is_done == 0) {
         TRY(nccl_watch(self));
         is_done = device_event_done(state->config.gpu, state->end);
         if (is_done == 0)
-            commi_sleep_ns(SLEEP_NS_MAX);
+            commi_sleep_ns(sleep_ns);
+        sleep_ns = sleep_ns < SLEEP_NS_MAX / 2 ? 2 * sleep_ns : SLEEP_NS_MAX;
     }
     return is_done < 0 ? fail_here(self, state, is_done) : 0;
 }
@@ -174,11 +182,11 @@ static int await_stream(comm *self, nccl_state *state)
 /* ---- collectives ---- */
 
 /* Notes the enqueued collective for nccl_watch, and counts the bytes that this rank sends. */
-static int note_enqueued(comm *self, nccl_state *state, const char *label, uint64_t shard_bytes)
+static int note_enqueued(comm *self, nccl_state *state, const char *label, uint64_t sent_bytes)
 {
     snprintf(state->label, sizeof state->label, "%s", label);
     state->enqueued_ns = commi_now_ns();
-    atomic_fetch_add(&self->sent_bytes, (self->world - 1) * shard_bytes);
+    atomic_fetch_add(&self->sent_bytes, sent_bytes);
     int rc = device_record(state->config.gpu, state->end, state->config.stream);
     return rc < 0 ? fail_here(self, state, rc) : 0;
 }
@@ -191,7 +199,7 @@ static int nccl_all_gather(comm *self, const comm_call *call)
     TRY(settle(self, state, call->label,
                state->api.all_gather(call->source, call->target, call->count, ncclUint8,
                                      state->handle, state->config.stream)));
-    return note_enqueued(self, state, call->label, call->count);
+    return note_enqueued(self, state, call->label, (self->world - 1) * call->count);
 }
 
 static int convert(comm *self, nccl_state *state, const void *source, enum dtype source_type,
@@ -252,8 +260,65 @@ static int nccl_reduce_scatter(comm *self, const comm_call *call)
         TRY(settle(self, state, call->label,
                    state->api.reduce_scatter(call->source, call->target, call->count, ncclFloat32,
                                              ncclSum, state->handle, state->config.stream)));
-    return note_enqueued(self, state, call->label,
-                         call->count * dtype_bytes(is_16_bit ? call->wire : DTYPE_FP32));
+    uint64_t elem_bytes = dtype_bytes(is_16_bit ? call->wire : DTYPE_FP32);
+    return note_enqueued(self, state, call->label, (self->world - 1) * call->count * elem_bytes);
+}
+
+/* Enqueues all parcels as one group, those of all pairs of ranks at once. */
+static int enqueue_parcels(comm *self, nccl_state *state, const comm_parcels *call)
+{
+    commi_nccl_library *api = &state->api;
+    const unsigned char *source = call->source;
+    unsigned char *target = call->target;
+    ncclResult_t result = api->group_start();
+    for (uint32_t r = 0; r < self->world; r++) {
+        const rank_parcel *sent = &call->sent[r], *received = &call->received[r];
+        if (sent->size_bytes > 0 && result == ncclSuccess)
+            result = api->send(source + sent->begin_bytes, sent->size_bytes, ncclUint8, (int)r,
+                               state->handle, state->config.stream);
+        if (received->size_bytes > 0 && result == ncclSuccess)
+            result = api->receive(target + received->begin_bytes, received->size_bytes, ncclUint8,
+                                  (int)r, state->handle, state->config.stream);
+    }
+    ncclResult_t ended = api->group_end();
+    return settle(self, state, call->label, result == ncclSuccess ? ended : result);
+}
+
+/* Waits until the sizes of all parcels for this rank are known, and puts them in call->received. */
+static int share_sizes(comm *self, nccl_state *state, const comm_parcels *call)
+{
+    const comm_parcels sizes = {.label = call->label,
+                                .source = state->sizes_sent,
+                                .target = state->sizes_received,
+                                .sent = state->size_places,
+                                .received = state->size_places};
+    for (uint32_t r = 0; r < self->world; r++)
+        state->sizes_sent[r] = call->sent[r].size_bytes;
+    TRY(enqueue_parcels(self, state, &sizes));
+    TRY(note_enqueued(self, state, call->label, 0));
+    TRY(await_stream(self, state));
+    for (uint32_t r = 0; r < self->world; r++) {
+        int rc = commi_check_parcel(call, r, self->rank, state->sizes_received[r]);
+        if (rc < 0)
+            return fail_here(self, state, rc);
+        call->received[r].size_bytes = state->sizes_received[r];
+    }
+    return 0;
+}
+
+static int nccl_all_to_all(comm *self, const comm_parcels *call)
+{
+    nccl_state *state = self->bulk_state;
+    uint64_t sent = 0;
+    if (!state->handle)
+        return nccl_watch(self);
+    assert(state->size_places); /* has_parcels */
+    if (!call->sizes_are_known)
+        TRY(share_sizes(self, state, call));
+    TRY(enqueue_parcels(self, state, call));
+    for (uint32_t r = 0; r < self->world; r++)
+        sent += r == self->rank ? 0 : call->sent[r].size_bytes;
+    return note_enqueued(self, state, call->label, sent);
 }
 
 /* Does not wait for a collective on the stream: its other ranks may be gone. */
@@ -267,6 +332,7 @@ static void nccl_close(comm *self)
         state->api.destroy(state->handle) == ncclSuccess)
         state->handle = NULL;
     give_up(state);
+    mem_free(state->size_places);
     mem_free(state);
     self->bulk_state = NULL;
 }
@@ -274,6 +340,7 @@ static void nccl_close(comm *self)
 static const commi_bulk_ops nccl_ops = {
     .all_gather = nccl_all_gather,
     .reduce_scatter = nccl_reduce_scatter,
+    .all_to_all = nccl_all_to_all,
     .close = nccl_close,
     .watch = nccl_watch,
 };
@@ -398,6 +465,56 @@ static int try_reduce_scatter(comm *self, nccl_state *state, const trial *memory
     return 0;
 }
 
+/* Rank r sends rank p `count` bytes, and one less if r + p is odd. */
+static int try_all_to_all(comm *self, nccl_state *state, const trial *memory, uint64_t count)
+{
+    unsigned char *target = (void *)memory->target;
+    rank_parcel *sent = mem_alloc(2 * (uint64_t)self->world, sizeof *sent, "nccl parcels");
+    if (!sent)
+        return fail_here(self, state, -ENOMEM);
+    rank_parcel *received = sent + self->world;
+    int rc = 0;
+    memset(memory->source, (int)(self->rank % 251 + 1), self->world * count);
+    for (uint32_t r = 0; r < self->world; r++) {
+        sent[r] = (rank_parcel){r * count, count - (r + self->rank) % 2};
+        received[r] = (rank_parcel){r * count, count};
+    }
+    TRY_GOTO(rc,
+             nccl_all_to_all(self, &(comm_parcels){.label = "a first all-to-all",
+                                                   .source = memory->source,
+                                                   .target = target,
+                                                   .sent = sent,
+                                                   .received = received}),
+             done);
+    TRY_GOTO(rc, await_stream(self, state), done);
+    for (uint32_t r = 0; r < self->world && rc == 0; r++)
+        for (uint64_t i = 0; i < received[r].size_bytes && rc == 0; i++)
+            if (received[r].size_bytes != sent[r].size_bytes ||
+                target[r * count + i] != r % 251 + 1)
+                rc = fail_here(self, state,
+                               err_set(ERR_BACKEND,
+                                       "%s: byte %llu from rank %u in a first all-to-all is wrong",
+                                       state->api.version, (unsigned long long)i, r));
+done:
+    mem_free(sent);
+    return rc;
+}
+
+/* Memory for the sizes of parcels. */
+static int make_sizes(comm *self, nccl_state *state)
+{
+    void *memory;
+    TRY(device_alloc_pinned(state->config.gpu, 2 * self->world * sizeof(uint64_t), &memory));
+    state->sizes_sent = memory;
+    state->sizes_received = state->sizes_sent + self->world;
+    state->size_places = mem_alloc(self->world, sizeof *state->size_places, "nccl parcels");
+    if (!state->size_places)
+        return -ENOMEM;
+    for (uint32_t r = 0; r < self->world; r++)
+        state->size_places[r] = (rank_parcel){r * sizeof(uint64_t), sizeof(uint64_t)};
+    return 0;
+}
+
 /* NCCL connects the ranks and loads its kernels at the first collective of a kind and size. */
 static int try_collectives(comm *self, nccl_state *state)
 {
@@ -412,6 +529,8 @@ static int try_collectives(comm *self, nccl_state *state)
         TRY(try_reduce_scatter(self, state, &parts, counts[i], DTYPE_FP32));
         for (int wire = DTYPE_BF16; state->config.convert && wire <= DTYPE_FP16; wire++)
             TRY(try_reduce_scatter(self, state, &parts, counts[i], (enum dtype)wire));
+        if (state->size_places)
+            TRY(try_all_to_all(self, state, &parts, counts[i] * sizeof(float)));
     }
     return 0;
 }
@@ -425,6 +544,8 @@ static int open_parts(comm *self, nccl_state *state)
         rc = err_set(ERR_INTERNAL, "the backend nccl needs a GPU and its comm lane's stream");
     if (rc == 0)
         rc = device_event_create(state->config.gpu, false, &state->end);
+    if (rc == 0 && state->config.has_parcels)
+        rc = make_sizes(self, state);
     if (rc == 0)
         rc = device_free_bytes(state->config.gpu, &before);
     TRY(comm_agree(self, "loading NCCL", rc));
@@ -455,6 +576,7 @@ int commi_open_nccl(comm *self, const comm_open_config *config)
         err_record first;
         err_save(&first, rc);
         give_up(state);
+        mem_free(state->size_places);
         mem_free(state);
         self->bulk_state = NULL;
         return err_restore(&first);

@@ -33,6 +33,10 @@ static const struct entry entries[] = {
     {"ncclGetLastError", offsetof(commi_nccl_library, last_error)},
     {"ncclAllGather", offsetof(commi_nccl_library, all_gather)},
     {"ncclReduceScatter", offsetof(commi_nccl_library, reduce_scatter)},
+    {"ncclSend", offsetof(commi_nccl_library, send)},
+    {"ncclRecv", offsetof(commi_nccl_library, receive)},
+    {"ncclGroupStart", offsetof(commi_nccl_library, group_start)},
+    {"ncclGroupEnd", offsetof(commi_nccl_library, group_end)},
 };
 
 /* Why no library was loaded. The error of a library that exists is preferred to "no such file". */

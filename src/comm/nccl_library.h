@@ -22,6 +22,12 @@ struct commi_nccl_library {
     ncclResult_t (*reduce_scatter)(const void *source, void *target, size_t target_count,
                                    ncclDataType_t type, ncclRedOp_t kind, ncclComm_t handle,
                                    cudaStream_t stream);
+    ncclResult_t (*send)(const void *source, size_t count, ncclDataType_t type, int rank,
+                         ncclComm_t handle, cudaStream_t stream);
+    ncclResult_t (*receive)(void *target, size_t count, ncclDataType_t type, int rank,
+                            ncclComm_t handle, cudaStream_t stream);
+    ncclResult_t (*group_start)(void);
+    ncclResult_t (*group_end)(void);
     int version_code;
     char version[24]; /* "NCCL 2.28.9" */
 };

@@ -404,16 +404,33 @@ static void a_killed_rank_ends_all(void **state)
     }
 }
 
+/* An all-to-all of so many bytes for each rank. */
+static int send_rows(comm *self, const char *label, uint64_t bytes)
+{
+    static unsigned char source[4 * 4096], target[4 * 4096];
+    rank_parcel sent[4], received[4];
+    for (uint32_t p = 0; p < 4; p++)
+        sent[p] = received[p] = (rank_parcel){p * bytes, bytes};
+    return comm_all_to_all(self, &(comm_parcels){.label = label,
+                                                 .source = source,
+                                                 .target = target,
+                                                 .sent = sent,
+                                                 .received = received});
+}
+
+/* In `user` the label of the all-to-all for which rank 1 does not come, or NULL. */
 static int late_body(comm *self, void *user)
 {
-    (void)user;
+    const char *rows = user;
     static float source[4 * 256], target[4 * 256];
-    TRY(open_case(self, &(values_case){0}));
+    TRY(open_case(self, &(values_case){.staging_bytes = 8192}));
     comm_call call = {.label = "all-gather of block.3", .source = source, .target = target};
     call.count = 256;
     TRY(comm_all_gather(self, &call));
+    if (rows)
+        TRY(send_rows(self, "rows of block.2", 4096));
     if (comm_get_rank(self) != 1)
-        return comm_all_gather(self, &call);
+        return rows ? send_rows(self, rows, 4096) : comm_all_gather(self, &call);
     comm_note(self, "looking out of the window");
     while (comm_check(self) == 0)
         (void)nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
@@ -423,13 +440,16 @@ static int late_body(comm *self, void *user)
 static void a_rank_that_stays_away_is_named(void **state)
 {
     (void)state;
-    comm_fixture run = {.world = 3, .timeout_seconds = 1.5};
-    comm_fixture_run(&run, late_body, NULL);
-    for (uint32_t p = 0; p < run.world; p++) {
-        print_message("rank %u: %d: %s\n", p, run.codes[p], run.texts[p]);
-        assert_true(run.codes[p] < 0);
-        assert_non_null(strstr(run.texts[p], "rank 1"));
-        assert_non_null(strstr(run.texts[p], "all-gather of block.3"));
+    static char rows[] = "rows of block.4";
+    for (int i = 0; i < 2; i++) {
+        comm_fixture run = {.world = 3, .timeout_seconds = 1.5};
+        comm_fixture_run(&run, late_body, i == 0 ? NULL : rows);
+        for (uint32_t p = 0; p < run.world; p++) {
+            print_message("rank %u: %d: %s\n", p, run.codes[p], run.texts[p]);
+            assert_true(run.codes[p] < 0);
+            assert_non_null(strstr(run.texts[p], "rank 1"));
+            assert_non_null(strstr(run.texts[p], i == 0 ? "all-gather of block.3" : rows));
+        }
     }
 }
 

@@ -47,7 +47,8 @@ static int open_nccl(comm *self, const rank_rig *rig)
                                                .gpu = rig->gpu,
                                                .stream = rig->stream,
                                                .convert = convert,
-                                               .convert_user = rig->context});
+                                               .convert_user = rig->context,
+                                               .has_parcels = true});
 }
 
 static uint64_t part_bytes(const comm *self)
@@ -152,6 +153,50 @@ static int check_sums(comm *self, const rank_rig *rig, enum dtype wire, uint64_t
     return 0;
 }
 
+/* Elements that rank `from` sends to rank `to`. */
+static uint64_t parcel_elems(uint32_t from, uint32_t to)
+{
+    return (from + to) % 3 == 1 ? 0 : ELEMS - 7 * from - to;
+}
+
+/* With sizes that the receivers know, and with others. */
+static int check_parcels(comm *self, const rank_rig *rig, bool are_known)
+{
+    uint32_t world = comm_get_world(self), own = comm_get_rank(self);
+    uint64_t before = comm_sent_bytes(self), part = ELEMS * sizeof(float), must_send = 0;
+    unsigned char *target = rig->base + part_bytes(self);
+    rank_parcel sent[4], received[4];
+    for (uint32_t p = 0; p < world; p++) {
+        sent[p] = (rank_parcel){p * part, parcel_elems(own, p) * sizeof(float)};
+        received[p] =
+            (rank_parcel){p * part, are_known ? parcel_elems(p, own) * sizeof(float) : part};
+        must_send += p == own ? 0 : sent[p].size_bytes;
+        for (uint64_t i = 0; i < ELEMS; i++)
+            rig->host[p * ELEMS + i] = value_of(own, i + p);
+    }
+    TRY(move(rig, rig->base, rig->host, part_bytes(self), DEVICE_FROM_HOST));
+    TRY(comm_all_to_all(self, &(comm_parcels){.label = "rows of block.3",
+                                              .source = rig->base,
+                                              .target = target,
+                                              .sent = sent,
+                                              .received = received,
+                                              .sizes_are_known = are_known}));
+    TRY(move(rig, rig->host, target, part_bytes(self), DEVICE_TO_HOST));
+    for (uint32_t r = 0; r < world; r++) {
+        if (received[r].size_bytes != parcel_elems(r, own) * sizeof(float))
+            return err_set(ERR_INTERNAL, "rank %u has %llu bytes of rank %u", own,
+                           (unsigned long long)received[r].size_bytes, r);
+        for (uint64_t i = 0; i < parcel_elems(r, own); i++)
+            if (rig->host[r * ELEMS + i] != value_of(r, i + own))
+                return err_set(ERR_INTERNAL, "rank %u: element %llu of rank %u is %g", own,
+                               (unsigned long long)i, r, (double)rig->host[r * ELEMS + i]);
+    }
+    if (comm_sent_bytes(self) - before != must_send)
+        return err_set(ERR_INTERNAL, "sent_bytes counts %llu",
+                       (unsigned long long)(comm_sent_bytes(self) - before));
+    return 0;
+}
+
 static int exchange_values(comm *self, void *user)
 {
     rank_rig rig;
@@ -167,6 +212,7 @@ static int exchange_values(comm *self, void *user)
                        (unsigned long long)comm_held_bytes(self));
     for (int round = 0; round < 2; round++) {
         TRY(check_gather(self, &rig));
+        TRY(check_parcels(self, &rig, round == 1));
         TRY(check_sums(self, &rig, DTYPE_FP32, 0));
         TRY(check_sums(self, &rig, DTYPE_BF16, ELEMS));
         TRY(check_sums(self, &rig, DTYPE_FP16, ELEMS));

@@ -77,6 +77,38 @@ static int check(comm *self, rig *on, uint64_t count, enum dtype wire, bool is_g
     return 0;
 }
 
+/* Rank r sends rank p the elements from p on, (r + 2p) % 3 thirds of `count`. */
+static int check_parcels(comm *self, rig *on, uint64_t count)
+{
+    uint32_t world = comm_get_world(self), rank = comm_get_rank(self);
+    rank_parcel sent[3], received[3];
+    for (uint32_t p = 0; p < world; p++) {
+        sent[p] =
+            (rank_parcel){p * sizeof(float), count / 3 * ((rank + 2 * p) % 3) * sizeof(float)};
+        received[p] = (rank_parcel){p * count * sizeof(float), count * sizeof(float)};
+    }
+    for (uint64_t i = 0; i < count + world; i++)
+        on->host[i] = value_of(rank, i);
+    TRY(move(on, on->source, on->host, count + world, DEVICE_FROM_HOST));
+    TRY(comm_all_to_all(self, &(comm_parcels){.label = "rows of the test",
+                                              .source = on->source,
+                                              .target = on->target,
+                                              .sent = sent,
+                                              .received = received}));
+    TRY(move(on, on->host, on->target, world * count, DEVICE_TO_HOST));
+    for (uint32_t p = 0; p < world; p++) {
+        uint64_t elems = count / 3 * ((p + 2 * rank) % 3);
+        if (received[p].size_bytes != elems * sizeof(float))
+            return err_set(ERR_INTERNAL, "rank %u has %llu bytes of rank %u", rank,
+                           (unsigned long long)received[p].size_bytes, p);
+        for (uint64_t i = 0; i < elems; i++)
+            if (on->host[p * count + i] != value_of(p, i + rank))
+                return err_set(ERR_INTERNAL, "rank %u: element %llu of rank %u is wrong", rank,
+                               (unsigned long long)i, p);
+    }
+    return 0;
+}
+
 static int staged_body(comm *self, void *user)
 {
     const uint64_t *staging_bytes = user;
@@ -96,6 +128,7 @@ static int staged_body(comm *self, void *user)
     TRY(comm_open(self, &config));
     for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
         TRY(check(self, &on, counts[c], DTYPE_FP32, true));
+        TRY(check_parcels(self, &on, counts[c] < COUNT_MAX ? counts[c] : COUNT_MAX - 3));
         for (enum dtype wire = DTYPE_FP32; wire < DTYPE_COUNT; wire++)
             TRY(check(self, &on, counts[c], wire, false));
     }

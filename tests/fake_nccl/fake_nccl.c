@@ -21,6 +21,26 @@ struct ncclComm {
     void *held; /* the GPU's memory, while the handle lives */
 };
 
+/* The sends and receives of a group; of none: 0 bytes. */
+struct group {
+    const unsigned char *sources[FAKE_NCCL_RANKS];
+    unsigned char *targets[FAKE_NCCL_RANKS];
+    size_t sent_bytes[FAKE_NCCL_RANKS], received_bytes[FAKE_NCCL_RANKS];
+};
+
+/* The calls of this thread since group_start. */
+static struct {
+    struct group group;
+    struct ncclComm *handle; /* NULL: no call yet */
+    cudaStream_t stream;
+    bool is_open;
+} pending;
+
+static struct {
+    struct ncclComm *handle;
+    cudaStream_t stream;
+} last; /* that a collective was enqueued with */
+
 /* A collective on a stream. */
 struct collective {
     struct ncclComm *handle;
@@ -29,6 +49,8 @@ struct collective {
     size_t count; /* of a shard */
     ncclDataType_t type;
     bool is_sum;
+    bool is_group;
+    struct group group;
 };
 
 static size_t type_bytes(ncclDataType_t type)
@@ -121,10 +143,63 @@ static bool reduce(const struct collective *self)
     return true;
 }
 
+static void check_lengths(const struct collective *self)
+{
+    for (uint32_t r = 0; r < self->handle->world; r++) {
+        uint64_t sent = fake_nccl.shared->sent_bytes[r][self->handle->rank];
+        if (sent == self->group.received_bytes[r])
+            continue;
+        fprintf(stderr, "fake_nccl: rank %u sends %llu bytes to rank %u, which receives %zu\n", r,
+                (unsigned long long)sent, self->handle->rank, self->group.received_bytes[r]);
+        abort();
+    }
+}
+
+/* All ranks send to rank `to`, which takes what they send, piece by piece. */
+static bool send_to(const struct collective *self, uint32_t to)
+{
+    struct fake_nccl_shared *shared = fake_nccl.shared;
+    const struct group *group = &self->group;
+    uint32_t rank = self->handle->rank, world = self->handle->world;
+    uint64_t most = 0;
+    for (uint32_t r = 0; r < world; r++)
+        most = size_max(most, shared->sent_bytes[r][to]);
+    for (uint64_t at = 0; at < most; at += FAKE_NCCL_PIECE_BYTES) {
+        if (at < group->sent_bytes[to])
+            memcpy(shared->pieces[rank], group->sources[to] + at,
+                   size_min(FAKE_NCCL_PIECE_BYTES, group->sent_bytes[to] - at));
+        if (!meet(self->handle))
+            return false;
+        for (uint32_t r = 0; r < world && rank == to; r++)
+            if (at < group->received_bytes[r])
+                memcpy(group->targets[r] + at, shared->pieces[r],
+                       size_min(FAKE_NCCL_PIECE_BYTES, group->received_bytes[r] - at));
+        if (!meet(self->handle))
+            return false;
+    }
+    return true;
+}
+
+static bool run_group(const struct collective *self)
+{
+    struct fake_nccl_shared *shared = fake_nccl.shared;
+    for (uint32_t r = 0; r < self->handle->world; r++)
+        shared->sent_bytes[self->handle->rank][r] = self->group.sent_bytes[r];
+    if (!meet(self->handle))
+        return false;
+    check_lengths(self);
+    for (uint32_t to = 0; to < self->handle->world; to++)
+        if (!send_to(self, to))
+            return false;
+    return meet(self->handle); /* all have read the lengths */
+}
+
 static void run(void *user)
 {
     const struct collective *self = user;
-    if (self->handle->world == 1)
+    if (self->is_group)
+        (void)run_group(self);
+    else if (self->handle->world == 1)
         memcpy(self->target, self->source, self->count * type_bytes(self->type));
     else
         (void)(self->is_sum ? reduce(self) : gather(self));
@@ -156,13 +231,16 @@ static ncclResult_t enqueue(struct collective item, size_t source_bytes, size_t 
     if (simulated_gpu_enqueue(stream, "fake_nccl", run, free, made) != cudaSuccess)
         return ncclUnhandledCudaError;
     fake_nccl.collective_count++;
+    last.handle = item.handle;
+    last.stream = stream;
     return begin(item.handle);
 }
 
 static ncclResult_t all_gather(const void *source, void *target, size_t count, ncclDataType_t type,
                                ncclComm_t handle, cudaStream_t stream)
 {
-    struct collective item = {handle, source, target, count, type, false};
+    struct collective item = {
+        .handle = handle, .source = source, .target = target, .count = count, .type = type};
     return type != ncclUint8 ? ncclInvalidArgument
                              : enqueue(item, count, handle->world * count, stream);
 }
@@ -171,10 +249,73 @@ static ncclResult_t reduce_scatter(const void *source, void *target, size_t coun
                                    ncclDataType_t type, ncclRedOp_t kind, ncclComm_t handle,
                                    cudaStream_t stream)
 {
-    struct collective item = {handle, source, target, count, type, true};
+    struct collective item = {.handle = handle,
+                              .source = source,
+                              .target = target,
+                              .count = count,
+                              .type = type,
+                              .is_sum = true};
     size_t bytes = count * type_bytes(type);
     return kind != ncclSum ? ncclInvalidArgument
                            : enqueue(item, handle->world * bytes, bytes, stream);
+}
+
+/* Checks a call within a group. */
+static ncclResult_t join_group(const void *data, size_t bytes, ncclDataType_t type, int rank,
+                               ncclComm_t handle, cudaStream_t stream)
+{
+    if (!pending.is_open || handle->questions_left > 0 ||
+        (pending.handle && (pending.handle != handle || pending.stream != stream)))
+        return ncclInvalidUsage;
+    if (type != ncclUint8 || rank < 0 || (uint32_t)rank >= handle->world ||
+        !simulated_gpu_may_touch(data, bytes))
+        return ncclInvalidArgument;
+    pending.handle = handle;
+    pending.stream = stream;
+    return ncclSuccess;
+}
+
+static ncclResult_t send_one(const void *source, size_t count, ncclDataType_t type, int rank,
+                             ncclComm_t handle, cudaStream_t stream)
+{
+    ncclResult_t result = join_group(source, count, type, rank, handle, stream);
+    if (result != ncclSuccess)
+        return result;
+    pending.group.sources[rank] = source;
+    pending.group.sent_bytes[rank] = count;
+    return ncclSuccess;
+}
+
+static ncclResult_t receive_one(void *target, size_t count, ncclDataType_t type, int rank,
+                                ncclComm_t handle, cudaStream_t stream)
+{
+    ncclResult_t result = join_group(target, count, type, rank, handle, stream);
+    if (result != ncclSuccess)
+        return result;
+    pending.group.targets[rank] = target;
+    pending.group.received_bytes[rank] = count;
+    return ncclSuccess;
+}
+
+static ncclResult_t group_start(void)
+{
+    if (pending.is_open)
+        return ncclInvalidUsage;
+    memset(&pending, 0, sizeof pending);
+    pending.is_open = true;
+    return ncclSuccess;
+}
+
+/* A rank without sends and receives takes part too, with the handle that it used last. */
+static ncclResult_t group_end(void)
+{
+    struct collective item = {.handle = pending.handle ? pending.handle : last.handle,
+                              .is_group = true,
+                              .group = pending.group};
+    if (!pending.is_open)
+        return ncclInvalidUsage;
+    pending.is_open = false;
+    return enqueue(item, 0, 0, pending.handle ? pending.stream : last.stream);
 }
 
 static ncclResult_t get_version(int *version)
@@ -254,9 +395,9 @@ int commi_nccl_load(commi_nccl_library *api)
 {
     if (fake_nccl.is_absent)
         return err_set(ERR_BACKEND, "NCCL cannot be loaded: there is no fake");
-    *api = (commi_nccl_library){get_version,  get_unique_id, init_rank,       finalize,
-                                destroy,      abort_all,     get_async_error, error_string,
-                                last_error,   all_gather,    reduce_scatter,  0,
-                                "NCCL (fake)"};
+    *api = (commi_nccl_library){
+        get_version,     get_unique_id, init_rank,  finalize,   destroy,        abort_all,
+        get_async_error, error_string,  last_error, all_gather, reduce_scatter, send_one,
+        receive_one,     group_start,   group_end,  0,          "NCCL (fake)"};
     return get_version(&api->version_code) == ncclSuccess ? 0 : ERR_BACKEND;
 }

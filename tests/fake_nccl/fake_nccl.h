@@ -2,7 +2,8 @@
  * forked processes that have `shared` in common. The stand-in keeps the rules of non-blocking
  * calls: nothing is enqueued while a call is in progress. Collectives run on the simulated GPU's
  * streams and wait there for absent ranks until they are aborted, like NCCL's kernels. Sums are
- * taken in rank order in fp32 and rounded to the type. */
+ * taken in rank order in fp32 and rounded to the type. Sends and receives come in groups in which
+ * all ranks take part. A send that no receive of its length meets ends the process. */
 #ifndef SLUICE_TESTS_FAKE_NCCL_H
 #define SLUICE_TESTS_FAKE_NCCL_H
 
@@ -15,6 +16,7 @@ enum { FAKE_NCCL_RANKS = 8, FAKE_NCCL_PIECE_BYTES = 8192 };
 struct fake_nccl_shared {
     atomic_uint arrived_count, generation;
     unsigned char pieces[FAKE_NCCL_RANKS][FAKE_NCCL_PIECE_BYTES];
+    uint64_t sent_bytes[FAKE_NCCL_RANKS][FAKE_NCCL_RANKS]; /* of a group: by sender and receiver */
 };
 
 /* The behaviour that the test asks for in this process, and the calls that were seen. */
