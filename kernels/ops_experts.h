@@ -148,7 +148,9 @@ struct experts_rows_args {
     enum dtype type;
     uint64_t rows, choices, channels;
     uint64_t slot_begin, slot_count;
-    const int32_t *order; /* [all slots]: from experts_sort; read by gather, weights_backward */
+    /* [all slots]: from experts_sort; read by gather and weights_backward. For the latter it may be
+     * NULL: slot s is choice s. */
+    const int32_t *order;
     const int32_t *slots; /* [N,K]: from experts_sort; read by combine */
     const float *weights; /* [N,K] fp32; combine: NULL for 1 */
     const void *tokens;   /* gather: [N,C] type */

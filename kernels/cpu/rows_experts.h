@@ -76,7 +76,8 @@ static void experts_weights_backward(int threads, const experts_rows_args *args)
 #pragma omp parallel for schedule(static)                                                          \
     num_threads(team(threads, args->slot_count * args->channels))
     for (uint64_t i = 0; i < args->slot_count; i++) {
-        int32_t pair = args->order[args->slot_begin + i];
+        uint64_t slot = args->slot_begin + i;
+        int32_t pair = args->order ? args->order[slot] : (int32_t)slot;
         struct row_sum sums = {{0}};
         if (pair < 0)
             continue;

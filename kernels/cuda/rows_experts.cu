@@ -124,7 +124,8 @@ static __global__ void __launch_bounds__(WEIGH_THREADS) experts_weigh_kernel(exp
     const T *bias = static_cast<const T *>(args.bias);
     const T *output = args.output ? static_cast<const T *>(args.output) + begin : bias;
     T *grads = static_cast<T *>(args.slot_rows);
-    const int32_t pair = args.order[args.slot_begin + blockIdx.x];
+    const uint64_t slot = args.slot_begin + blockIdx.x;
+    const int32_t pair = args.order ? args.order[slot] : static_cast<int32_t>(slot);
     if (pair < 0)
         return;
     float weight = args.weights[pair], sum = 0.0f;

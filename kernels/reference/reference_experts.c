@@ -224,7 +224,8 @@ int refi_experts_weights_backward(kernel_context *context, void *stream,
     (void)context;
     (void)stream;
     for (uint64_t i = 0; i < args->slot_count; i++) {
-        int32_t pair = args->order[args->slot_begin + i];
+        uint64_t slot = args->slot_begin + i;
+        int32_t pair = args->order ? args->order[slot] : (int32_t)slot;
         double sum = 0.0;
         for (uint64_t c = 0; pair >= 0 && c < args->channels; c++) {
             uint64_t at = i * args->channels + c;

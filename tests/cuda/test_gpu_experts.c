@@ -219,6 +219,9 @@ static void rows_case(struct run *run, const struct shape *shape)
     float *sums = draw(run, DTYPE_FP32, count, 4, 1.0f);
     float *weights_grad = draw(run, DTYPE_FP32, pairs, 5, 1.0f);
     void *bias = draw(run, type, channels, 6, 1.0f);
+    bool is_plain = (shape->variant & 7) == 5; /* each slot is a choice of its own */
+    float *slot_weights = draw(run, DTYPE_FP32, slots, 7, 1.0f);
+    float *slot_grads = draw(run, DTYPE_FP32, slots, 8, 1.0f);
     for (int part = 0; part < 2; part++) {
         uint64_t begin = part ? cut : 0, begin_bytes = begin * channels * dtype_bytes(type);
         experts_rows_args args = {.type = type,
@@ -240,11 +243,17 @@ static void rows_case(struct run *run, const struct shape *shape)
         args.output = shape->variant & 16 ? NULL : output + begin_bytes;
         args.bias = (shape->variant & 24) == 24 ? bias : NULL;
         assert_int_equal(run->ops->experts_gather(run->context, run->stream, &args), 0);
+        if (is_plain) {
+            args.order = NULL;
+            args.weights = slot_weights;
+            args.weights_grad = slot_grads;
+        }
         assert_int_equal(run->ops->experts_weights_backward(run->context, run->stream, &args), 0);
     }
     emit(run, DTYPE_FP32, sums, count, -1.0f);
     emit(run, type, slot_rows, slots * channels, -1.0f);
     emit(run, DTYPE_FP32, weights_grad, pairs, 3e-5f);
+    emit(run, DTYPE_FP32, slot_grads, slots, 3e-5f);
 }
 
 static void rows(void **state)
