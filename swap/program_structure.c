@@ -1,6 +1,5 @@
 /* The structure of a program: what each buffer and each op must be by itself. See
  * program_internal.h. Any thread; allocates nothing. */
-#include "base/parcel.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "swap/program_internal.h"
@@ -366,18 +365,11 @@ static int check_exchange(const program *prog, uint32_t op_idx)
         return 0;
     uint8_t access = item->kind == OP_DISPATCH ? ACCESS_WRITE : ACCESS_UPDATE;
     const operand *source = op_operand(item, ROLE_SOURCE), *target = op_operand(item, ROLE_TARGET);
-    uint64_t table = parcel_table_bytes(world_of(prog));
     if (item->operand_count != 2 || source->access != ACCESS_READ || target->access != access ||
         item->if_commits || item->if_applied)
         return err_set(
             ERR_INTERNAL, "program: %s reads SOURCE and %s TARGET, no more, and in any case",
             swapi_op_text(prog, op_idx, text), item->kind == OP_DISPATCH ? "writes" : "updates");
-    if (source->size_bytes < table || target->size_bytes < table)
-        return err_set(ERR_INTERNAL,
-                       "program: %s has %llu and %llu bytes, but the table of %llu ranks has %llu",
-                       swapi_op_text(prog, op_idx, text), (unsigned long long)source->size_bytes,
-                       (unsigned long long)target->size_bytes, (unsigned long long)world_of(prog),
-                       (unsigned long long)table);
     return 0;
 }
 

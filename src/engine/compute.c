@@ -146,6 +146,7 @@ static void fill_call(struct engine *self, const program *prog, const op *item, 
         .step = steps[item->step],
         .sent = enginei_role_address(self, prog, item, ROLE_SENT),
         .received = enginei_role_address(self, prog, item, ROLE_RECEIVED),
+        .parcels = enginei_parcels_of(self, item->micro_batch),
     };
     fill_hits(self, prog, item, call);
 }
@@ -402,14 +403,13 @@ static bool is_computing(const op *item)
 
 /* For setup_watch.only_transfers: waits instead of computing. With a GPU it does not wait, because
  * that would hold up the executor's thread. */
-static int wait_in_place(const struct engine *self, const program *prog, const op *item)
+static int wait_in_place(struct engine *self, const program *prog, const op *item)
 {
     const operand *hits = op_operand(item, ROLE_HITS);
     if (hits && hits->access != ACCESS_READ) /* nothing is skipped */
         memset(address(self, prog, hits), 1, hits->size_bytes);
-    if (item->step == STEP_SEND) /* no rows go to any rank */
-        memset(enginei_role_address(self, prog, item, ROLE_SENT), 0,
-               parcel_table_bytes(self->setup->ranks.world));
+    if (item->step != STEP_WHOLE)
+        enginei_send_usual(self, item);
     double seconds = self->setup->gpu ? 0 : setup_watched_seconds(self->setup, item);
     struct timespec left = {.tv_sec = (time_t)seconds};
     left.tv_nsec = (long)((seconds - (double)left.tv_sec) * 1e9);
@@ -448,6 +448,8 @@ int enginei_enqueue_op(void *user, const program *prog, const op *item, void *st
         return run_working_copy(self, prog, item, stream);
     case OP_ALL_GATHER:
     case OP_REDUCE_SCATTER:
+    case OP_DISPATCH:
+    case OP_RETURN:
         return enginei_run_collective(self, prog, item);
     case OP_UNITE_HITS:
         return enginei_unite_hits(self, prog, item, stream);

@@ -100,13 +100,14 @@ int engine_result_memory(struct engine *self, uint64_t size_bytes, void **out)
     return err_set(ERR_INTERNAL, "the engine has no place for another result");
 }
 
-/* Makes the memory for the norm's sums and for other ranks' hits, and fills the model's tables of
- * constants. */
+/* Makes the memory for the norm's sums, other ranks' hits and tables of rows, and fills the model's
+ * tables of constants. */
 static int make_results(struct engine *self)
 {
     struct setup *setup = self->setup;
     TRY(enginei_make_norm(self));
     TRY(enginei_make_united(self));
+    TRY(enginei_make_parcels(self));
     if (setup->set.homes.constants == PROGRAM_NONE)
         return 0;
     TRY(model_fill_constants(setup->net, NULL, engine_home(self, setup->set.homes.constants)));
@@ -398,6 +399,8 @@ void engine_destroy(struct engine *self)
     release_memory(self);
     trace_fini(&self->ring);
     mem_free(self->groups);
+    mem_free(self->parcels);
+    mem_free(self->offsets);
     mem_free(self->step.group_scalars);
     if (self->is_bound && sched_setaffinity(0, sizeof self->caller_cores, &self->caller_cores) != 0)
         log_warn("the calling thread stays on the cores of I/O: %s", strerror(errno));

@@ -134,7 +134,9 @@ struct engine {
      * or NULL where that is NCCL's. */
     uint8_t *united_hits;
     device_stream *hits_stream;
-    double *norm_nodes; /* sums of squares of the step's gradients (norm.c); pinned for a GPU */
+    rank_parcel *parcels; /* exchange_rows.c: tables of parcels; NULL: no rows travel */
+    int32_t *offsets;     /* the model's own beside them */
+    double *norm_nodes;   /* sums of squares of the step's gradients (norm.c); pinned for a GPU */
     paranoid *checked_cores, *checked_updates, *checked_copies, *checked_comm; /* run.paranoid */
     cpu_set_t caller_cores; /* cores of the owner before engine_create; restored at the end */
     bool is_bound;

@@ -59,6 +59,14 @@ int enginei_unite_hits(struct engine *self, const program *prog, const op *item,
 void enginei_take_hits(struct engine *self, const program *prog, const op *item);
 
 /* ---- exchange_rows.c: rows of activations, for experts that belong to ranks ---- */
+
+/* Makes the tables of parcels. Call it before memory is sealed. */
+int enginei_make_parcels(struct engine *self) MUST_CHECK;
+/* A micro-batch's tables; all NULL if ranks own no experts. */
+model_parcels enginei_parcels_of(const struct engine *self, uint32_t micro_batch);
+/* For a step of a pass that is not computed (setup_watch.only_transfers): fills the tables as if
+ * tokens chose all experts equally often, which is what the plan counts. */
+void enginei_send_usual(struct engine *self, const op *item);
 int enginei_exchange_rows(struct engine *self, const program *prog, const op *item) MUST_CHECK;
 
 /* ---- run_update.c: the optimizer's ops, for compute.c ---- */

@@ -1,29 +1,94 @@
 /* OP_DISPATCH and OP_RETURN: rows of activations travel to the ranks that own their experts, and
- * results travel back (swap/program.h). Runs on the worker of the comm lane. The tables at the
- * start of both buffers say which rows go where. All memory is the host's. */
+ * results travel back (swap/program.h). Tables in host memory say which rows go where:
+ *
+ *   op            fills                        reads
+ *   STEP_SEND     sent, results
+ *   OP_DISPATCH   received                     sent
+ *   STEP_EXPERTS  received, now the results    received
+ *   OP_RETURN                                  received, results
+ *   STEP_COMBINE                               results
+ *
+ * A micro-batch has one set of tables, because of one micro-batch a pass sends rows when the pass
+ * before has its results.
+ *
+ * Runs on the worker of the comm lane. With NCCL it runs on the executor's thread, where an
+ * OP_DISPATCH waits until the GPU has the rows of all ranks' routers; the rest is enqueued. */
+#include <assert.h>
+#include <errno.h>
+
+#include "base/mem.h"
 #include "base/size.h"
 #include "engine/engine_internal.h"
 
-/* Gives each rank's rows an equal part of the buffer. */
+int enginei_make_parcels(struct engine *self)
+{
+    const struct setup *setup = self->setup;
+    if (!setup->is_owned)
+        return 0;
+    uint64_t count = setup->job->accumulation;
+    self->parcels =
+        mem_alloc(3 * count * setup->ranks.world, sizeof *self->parcels, "engine parcels");
+    self->offsets = mem_alloc(count * MODEL_OFFSETS_MAX, sizeof *self->offsets, "engine parcels");
+    return self->parcels && self->offsets ? 0 : -ENOMEM;
+}
+
+model_parcels enginei_parcels_of(const struct engine *self, uint32_t micro_batch)
+{
+    uint64_t world = self->setup->ranks.world;
+    if (!self->parcels)
+        return (model_parcels){.sent = NULL};
+    rank_parcel *first = self->parcels + 3 * world * micro_batch;
+    return (model_parcels){first, first + world, first + 2 * world,
+                           self->offsets + (uint64_t)micro_batch * MODEL_OFFSETS_MAX};
+}
+
+/* Gives each rank an equal part of a buffer. */
 static void divide(rank_parcel *table, uint64_t world, uint64_t size_bytes)
 {
-    uint64_t begin = parcel_table_bytes(world);
-    uint64_t each = (size_bytes - begin) / world / PARCEL_ALIGN_BYTES * PARCEL_ALIGN_BYTES;
+    uint64_t each = size_bytes / world / PARCEL_ALIGN_BYTES * PARCEL_ALIGN_BYTES;
     for (uint64_t r = 0; r < world; r++)
-        table[r] = (rank_parcel){begin + r * each, each};
+        table[r] = (rank_parcel){r * each, each};
+}
+
+/* Bytes for each of the other ranks, and for this one, in a part of so many bytes. */
+static void size_usual(rank_parcel *table, uint64_t world, uint64_t planned_bytes)
+{
+    for (uint64_t r = 0; r < world; r++)
+        table[r].size_bytes = size_min(table[r].size_bytes, planned_bytes / (world - 1));
+}
+
+void enginei_send_usual(struct engine *self, const op *item)
+{
+    enum phase phase = item->kind == OP_BACKWARD ? PHASE_BACKWARD : PHASE_FORWARD;
+    const struct pass *pass = &self->setup->net->stages[item->stage].passes[phase][item->pass];
+    model_parcels at = enginei_parcels_of(self, item->micro_batch);
+    uint64_t world = self->setup->ranks.world;
+    if (item->step == STEP_EXPERTS)
+        size_usual(at.received, world, pass->returned_bytes);
+    if (item->step != STEP_SEND)
+        return;
+    uint64_t size_bytes = op_operand(item, ROLE_SENT)->size_bytes;
+    divide(at.sent, world, size_bytes);
+    divide(at.results, world, size_bytes);
+    size_usual(at.sent, world, pass->dispatched_bytes);
+    size_usual(at.results, world, pass->returned_bytes);
 }
 
 int enginei_exchange_rows(struct engine *self, const program *prog, const op *item)
 {
     comm *members = self->setup->ranks.comm;
+    bool is_dispatch = item->kind == OP_DISPATCH;
+    model_parcels at = enginei_parcels_of(self, item->micro_batch);
     char label[COMM_LABEL_BYTES];
-    rank_parcel *target = enginei_role_address(self, prog, item, ROLE_TARGET);
-    const rank_parcel *source = enginei_role_address(self, prog, item, ROLE_SOURCE);
-    if (item->kind == OP_DISPATCH)
-        divide(target, self->setup->ranks.world, op_operand(item, ROLE_TARGET)->size_bytes);
+    if (is_dispatch)
+        divide(at.received, self->setup->ranks.world, op_operand(item, ROLE_TARGET)->size_bytes);
     enginei_name_collective(self, item, label);
     comm_note(members, label);
-    const comm_parcels call = {
-        .label = label, .source = source, .target = target, .sent = source, .received = target};
+    const comm_parcels call = {.label = label,
+                               .source = enginei_role_address(self, prog, item, ROLE_SOURCE),
+                               .target = enginei_role_address(self, prog, item, ROLE_TARGET),
+                               .sent = is_dispatch ? at.sent : at.received,
+                               .received = is_dispatch ? at.received : at.results,
+                               .sizes_are_known = !is_dispatch};
     return comm_all_to_all(members, &call);
 }

@@ -154,6 +154,7 @@ int enginei_open_collectives(struct engine *self)
         .convert_user = self,
         .call_seconds = setup->plan.machine.comm_seconds,
         .bytes_per_second = setup->plan.machine.comm_bytes_per_second,
+        .has_parcels = setup->is_owned != NULL,
         .moves_own_alone = self->watch && self->watch->only_transfers,
     };
     return comm_open(setup->ranks.comm, &config);

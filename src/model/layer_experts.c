@@ -20,6 +20,7 @@
  * slots (read_back). An expert without slots is not computed; if no expert of the part has any,
  * the part's params need not be there. Allocates nothing after model_prepare. */
 #include <assert.h>
+#include <string.h>
 
 #include "model/model_internal.h"
 
@@ -186,7 +187,8 @@ struct experts_run {
     /* of up_count matrices, which is 2 where gate and up are apart; and of the one after them */
     modeli_expert_lora up_lora[2], down_lora;
     uint32_t up_count;
-    int32_t offsets[ROUTER_EXPERTS_MAX + 1];
+    const int32_t *device_offsets;
+    int32_t offsets[ROUTER_EXPERTS_MAX + 1]; /* the same on the host */
 };
 
 static int begin_run(struct experts_run *of, const modeli_run *run, const modeli_layer *layer)
@@ -209,8 +211,16 @@ static int begin_run(struct experts_run *of, const modeli_run *run, const modeli
         .sums = modeli_at(run->call->saved, run->list->input_sum),
         .weights_grad = modeli_at(routed, at.weights_grad),
     };
-    return self->ops->read_back(self->context, run->stream, modeli_at(routed, at.offsets),
-                                of->offsets, (at.experts + 1) * sizeof(int32_t));
+    of->device_offsets = modeli_at(routed, at.offsets);
+    uint64_t bytes = (at.experts + 1) * sizeof(int32_t);
+    if (run->call->step == MODEL_STEP_COMBINE) { /* does not wait for the results */
+        memcpy(of->offsets, run->call->parcels.offsets, bytes);
+        return 0;
+    }
+    TRY(self->ops->read_back(self->context, run->stream, of->device_offsets, of->offsets, bytes));
+    if (run->call->step == MODEL_STEP_SEND)
+        memcpy(run->call->parcels.offsets, of->offsets, bytes);
+    return 0;
 }
 
 /* The place of number `idx` of parts of `elems` elements each, in a group. */
@@ -471,7 +481,7 @@ static int run_parcel(struct experts_run *of, uint64_t rank)
     uint64_t count = part->rows / modeli_expert_groups(of->layer);
     bool is_backward = of->run->turn == MODELI_TURN_BACKWARD;
     modeli_parcel_rows parcel;
-    modeli_open_parcel(of->run, of->layer, rank, &parcel, of->offsets);
+    TRY(modeli_open_parcel(of->run, of->layer, rank, &parcel, of->offsets));
     of->parcel = &parcel;
     of->grads_group = rank;
     of->rows = (experts_rows_args){
@@ -479,7 +489,6 @@ static int run_parcel(struct experts_run *of, uint64_t rank)
         .rows = (uint64_t)of->offsets[count],
         .choices = 1,
         .channels = of->layer->in,
-        .order = parcel.order,
         .weights = parcel.weights,
         .weights_grad = parcel.weights_grad,
     };
@@ -511,7 +520,7 @@ static int forward(const modeli_run *run, const modeli_layer *layer)
         return run_parcels(run, layer);
     TRY(begin_run(&of, run, layer));
     if (step == MODEL_STEP_SEND)
-        return modeli_send_rows(run, layer, &of.rows, of.offsets);
+        return modeli_send_rows(run, layer, &of.rows, of.offsets, of.device_offsets);
     if (run->part->is_first)
         TRY(begin_sums(&of));
     if (step == MODEL_STEP_COMBINE)
@@ -533,7 +542,7 @@ static int backward(const modeli_run *run, const modeli_layer *layer)
         return run_parcels(run, layer);
     TRY(begin_run(&of, run, layer));
     if (step == MODEL_STEP_SEND)
-        return modeli_send_rows(run, layer, &of.rows, of.offsets);
+        return modeli_send_rows(run, layer, &of.rows, of.offsets, of.device_offsets);
     if (run->part->is_last)
         TRY(begin_sums(&of));
     if (step == MODEL_STEP_COMBINE)

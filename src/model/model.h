@@ -101,7 +101,8 @@
  *
  *   grads   [group, of rows of rank 0)[group, of rows of rank 1) ...     as long as the unit
  *
- * The memory of such a model is the host's, as that of the CPU backends.
+ * How many rows go where depends on the router. Their places in the buffers are known on the host
+ * (model_parcels), as are the numbers of rows of each expert.
  *
  * MODULES. A model can also be described by data (base/module.h). model_create_module makes its
  * units and stages, and model_run hands each pass to the program that computes it.
@@ -426,6 +427,17 @@ int model_fill_constants(model *self, void *stream, void *constants) MUST_CHECK;
 void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t begin,
                       uint64_t count, float *master);
 
+/* Tables of parcels, [ranks] each, in host memory: places of rows in the buffers `sent` and
+ * `received` of a call. They stay from the first step of a pass to the last. */
+struct model_parcels {
+    rank_parcel *sent;     /* rows for each rank's experts, in `sent` */
+    rank_parcel *received; /* rows of each rank, in `received`; then the results for it */
+    rank_parcel *results;  /* where each rank's results come to lie, in `sent` */
+    int32_t *offsets;      /* [MODEL_OFFSETS_MAX]: the first step leaves them for the last one */
+};
+typedef struct model_parcels model_parcels;
+enum { MODEL_OFFSETS_MAX = ROUTER_EXPERTS_MAX + 1 };
+
 enum model_step { MODEL_STEP_WHOLE, MODEL_STEP_SEND, MODEL_STEP_EXPERTS, MODEL_STEP_COMBINE };
 
 /* The memory of one call: one pass of a stage, one micro-batch. A buffer that the pass does not use
@@ -443,14 +455,14 @@ struct model_call {
      * passes of units that are not hit, params may be NULL. */
     uint8_t *hits;
     /* For a pass whose experts belong to ranks: the step; the rows for each rank in the first and
-     * the last step; those of each rank in the second one. Both buffers begin with a table of
-     * parcels (base/parcel.h):
-     *   MODEL_STEP_SEND      fills `sent` and its table
-     *   MODEL_STEP_EXPERTS   computes; leaves the results in `received`, and their places in its
-     *                        table
-     *   MODEL_STEP_COMBINE   finds the results at the offsets of the table of `sent` */
+     * the last step; those of each rank in the second one:
+     *   MODEL_STEP_SEND      fills `sent`, parcels.sent and parcels.results
+     *   MODEL_STEP_EXPERTS   takes the rows at parcels.received; leaves the results in `received`,
+     *                        and their places in parcels.received
+     *   MODEL_STEP_COMBINE   finds the results in `sent`, at parcels.results */
     enum model_step step;
     void *sent, *received;
+    model_parcels parcels;
     const int32_t *tokens;  /* [B,T]: only embed and head use it (may always be set) */
     const int32_t *targets; /* [B,T]; -1 ignored: head */
     /* [B,T]: the position in its window at which each token's document begins; NULL: a window is

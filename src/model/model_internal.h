@@ -468,23 +468,24 @@ void modeli_size_exchange(const modeli_layer *layer, const modeli_part *part, bo
                           struct pass *pass);
 /* One rank's rows for the own experts. Slots count from 0. */
 struct modeli_parcel_rows {
-    int32_t *counts;     /* [own experts] slots of each */
-    int32_t *order;      /* backward: as in experts_rows_args; of a choice the slot itself */
-    float *weights;      /* backward: of each slot */
+    int32_t *offsets;    /* [own experts + 1]: the slots of each, in the order of that rank */
+    float *weights;      /* backward: of each slot; 0 where a slot has no choice */
     float *weights_grad; /* backward: the gradients of these */
     char *inputs, *rows; /* [slots,C]: x; and y, or dy and then dx. In a forward they are one */
 };
 typedef struct modeli_parcel_rows modeli_parcel_rows;
-/* Finds the rows that came from a rank. offsets: [own experts + 1], the slots of each. */
-void modeli_open_parcel(const modeli_run *run, const modeli_layer *layer, uint64_t rank,
-                        modeli_parcel_rows *view, int32_t *offsets);
+/* Finds the rows that came from a rank. offsets: [own experts + 1], the slots of each. Waits for
+ * them on a GPU. */
+int modeli_open_parcel(const modeli_run *run, const modeli_layer *layer, uint64_t rank,
+                       modeli_parcel_rows *view, int32_t *offsets) MUST_CHECK;
 /* Leaves the results of so many slots for that rank. */
 void modeli_close_parcel(const modeli_run *run, const modeli_layer *layer, uint64_t rank,
                          uint64_t slots);
 /* The first and the last step of a pass. `rows`: what is common to all calls for this rank's own
- * rows; offsets: [E + 1]. */
+ * rows; offsets: [E + 1], on the host and on the device. */
 int modeli_send_rows(const modeli_run *run, const modeli_layer *layer,
-                     const experts_rows_args *rows, const int32_t *offsets) MUST_CHECK;
+                     const experts_rows_args *rows, const int32_t *offsets,
+                     const int32_t *device_offsets) MUST_CHECK;
 int modeli_take_results(const modeli_run *run, const modeli_layer *layer,
                         const experts_rows_args *rows, const int32_t *offsets) MUST_CHECK;
 

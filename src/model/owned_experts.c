@@ -3,19 +3,19 @@
  * Slots are sorted by expert, so those of a unit's experts are one range of all slots, and those of
  * one rank's experts a range of that. They travel as one parcel:
  *
- *   forward    slots of each expert, rows of x
+ *   forward    offsets of the slots of each expert, rows of x
  *              back: rows of y
- *   backward   slots of each expert, order, weights, rows of x, room for gradients of weights, rows
- *              of dy
+ *   backward   offsets, weights, rows of x, room for gradients of weights, rows of dy
  *              back: gradients of weights, rows of dx
  *
  * A result takes the place of what it is computed from, and the end of a parcel is its result. The
- * order says which slots have a choice: slot i has i, others -1 (kernels/ops_experts.h).
+ * owner takes every slot for a choice of its own. A slot without a choice has weight 0 and rows of
+ * zeros, so it adds nothing.
  *
  * The buffer `sent` has the parcels one after the other. In `received` each rank's parcel has room
- * for the worst case. layer_experts.c computes between the two. Memory is the host's. */
+ * for the worst case. layer_experts.c computes between the two. The backend's ops copy the rows; a
+ * weight is a row of one channel there. */
 #include <assert.h>
-#include <string.h>
 
 #include "model/model_internal.h"
 
@@ -76,7 +76,7 @@ static uint64_t own_count(const modeli_layer *layer, const modeli_part *part)
 
 /* Offsets in a parcel of so many slots. */
 struct parcel_layout {
-    uint64_t counts, order, weights, inputs, weights_grad, rows, end;
+    uint64_t offsets, weights, inputs, weights_grad, rows, end;
     uint64_t reply; /* where the result begins */
 };
 
@@ -84,9 +84,8 @@ static struct parcel_layout layout_of(const modeli_layer *layer, const modeli_pa
                                       bool backward, uint64_t slots)
 {
     struct parcel_layout at = {0};
-    at.counts = modeli_reserve(&at.end, own_count(layer, part) * sizeof(int32_t));
+    at.offsets = modeli_reserve(&at.end, (own_count(layer, part) + 1) * sizeof(int32_t));
     if (backward) {
-        at.order = modeli_reserve(&at.end, slots * sizeof(int32_t));
         at.weights = modeli_reserve(&at.end, slots * sizeof(float));
         at.inputs = modeli_reserve(&at.end, slots * row_bytes(layer));
     }
@@ -105,7 +104,6 @@ void modeli_size_exchange(const modeli_layer *layer, const modeli_part *part, bo
     uint64_t ranks = modeli_expert_groups(layer), rows = modeli_rows(self);
     uint64_t count = own_count(layer, part), multiple = modeli_slot_multiple(self);
     uint64_t choices = modeli_choices_of(layer), all = self->spec.expert_count;
-    uint64_t table = parcel_table_bytes(ranks);
     /* The worst case of one rank's experts, and of the whole unit. */
     uint64_t most = experts_slots_max(rows, count, size_min(choices, count), multiple);
     uint64_t unit_most =
@@ -113,11 +111,10 @@ void modeli_size_exchange(const modeli_layer *layer, const modeli_part *part, bo
     struct parcel_layout largest = layout_of(layer, part, backward, most);
     struct parcel_layout none = layout_of(layer, part, backward, 0);
     uint64_t slot_bytes = layout_of(layer, part, backward, MODELI_ALIGN_BYTES).end - none.end;
-    uint64_t ends = 5 * MODELI_ALIGN_BYTES; /* what rounding adds to each parcel */
-    pass->received_bytes = table + ranks * largest.end;
-    pass->sent_bytes =
-        table + ranks * (none.end + ends) +
-        size_round_up(unit_most, MODELI_ALIGN_BYTES) / MODELI_ALIGN_BYTES * slot_bytes;
+    uint64_t ends = 4 * MODELI_ALIGN_BYTES; /* what rounding adds to each parcel */
+    pass->received_bytes = ranks * largest.end;
+    pass->sent_bytes = ranks * (none.end + ends) + size_round_up(unit_most, MODELI_ALIGN_BYTES) /
+                                                       MODELI_ALIGN_BYTES * slot_bytes;
     /* The usual one. */
     uint64_t slots = count * size_round_up(size_div_up(rows * choices, all), multiple);
     struct parcel_layout usual = layout_of(layer, part, backward, slots);
@@ -126,34 +123,31 @@ void modeli_size_exchange(const modeli_layer *layer, const modeli_part *part, bo
     pass->moved_bytes = 2 * ranks * usual.end;
 }
 
-static rank_parcel *table_of(void *buffer)
-{
-    return buffer;
-}
-
 static void view_parcel(const struct parcel_layout *at, char *base, modeli_parcel_rows *view)
 {
-    view->counts = (int32_t *)(void *)(base + at->counts);
-    view->order = (int32_t *)(void *)(base + at->order);
+    view->offsets = (int32_t *)(void *)(base + at->offsets);
     view->weights = (float *)(void *)(base + at->weights);
     view->inputs = base + at->inputs;
     view->weights_grad = (float *)(void *)(base + at->weights_grad);
     view->rows = base + at->rows;
 }
 
-void modeli_open_parcel(const modeli_run *run, const modeli_layer *layer, uint64_t rank,
-                        modeli_parcel_rows *view, int32_t *offsets)
+int modeli_open_parcel(const modeli_run *run, const modeli_layer *layer, uint64_t rank,
+                       modeli_parcel_rows *view, int32_t *offsets)
 {
     bool backward = run->turn == MODELI_TURN_BACKWARD;
-    char *base = (char *)run->call->received + table_of(run->call->received)[rank].begin_bytes;
+    const model *self = run->self;
+    const rank_parcel *place = &run->call->parcels.received[rank];
+    char *base = (char *)run->call->received + place->begin_bytes;
     uint64_t count = own_count(layer, run->part);
-    const int32_t *counts = (const int32_t *)(const void *)base;
-    offsets[0] = 0;
-    for (uint64_t i = 0; i < count; i++)
-        offsets[i + 1] = offsets[i] + counts[i];
+    TRY(self->ops->read_back(self->context, run->stream, base, offsets,
+                             (count + 1) * sizeof(int32_t)));
+    for (uint64_t i = count + 1; i-- > 0;)
+        offsets[i] -= offsets[0];
     struct parcel_layout at = layout_of(layer, run->part, backward, (uint64_t)offsets[count]);
-    assert(at.end == table_of(run->call->received)[rank].size_bytes);
+    assert(at.end == place->size_bytes);
     view_parcel(&at, base, view);
+    return 0;
 }
 
 void modeli_close_parcel(const modeli_run *run, const modeli_layer *layer, uint64_t rank,
@@ -161,7 +155,7 @@ void modeli_close_parcel(const modeli_run *run, const modeli_layer *layer, uint6
 {
     bool backward = run->turn == MODELI_TURN_BACKWARD;
     struct parcel_layout at = layout_of(layer, run->part, backward, slots);
-    rank_parcel *place = &table_of(run->call->received)[rank];
+    rank_parcel *place = &run->call->parcels.received[rank];
     place->begin_bytes += at.reply;
     place->size_bytes = at.end - at.reply;
 }
@@ -172,19 +166,27 @@ void modeli_close_parcel(const modeli_run *run, const modeli_layer *layer, uint6
 struct home {
     const modeli_run *run;
     const modeli_layer *layer;
-    const int32_t *offsets; /* of the unit's experts, within all slots */
+    const int32_t *offsets; /* of the unit's experts, within all slots; on the host */
     experts_rows_args rows;
+    experts_rows_args weights; /* the same with a row of one channel for each choice */
     bool backward;
 };
 
 static struct home home_of(const modeli_run *run, const modeli_layer *layer,
                            const experts_rows_args *rows, const int32_t *offsets)
 {
-    return (struct home){.run = run,
-                         .layer = layer,
-                         .offsets = offsets + run->part->row_begin,
-                         .rows = *rows,
-                         .backward = run->turn == MODELI_TURN_BACKWARD};
+    struct home of = {.run = run,
+                      .layer = layer,
+                      .offsets = offsets + run->part->row_begin,
+                      .rows = *rows,
+                      .weights = *rows,
+                      .backward = run->turn == MODELI_TURN_BACKWARD};
+    of.weights.type = DTYPE_FP32;
+    of.weights.rows *= rows->choices;
+    of.weights.choices = of.weights.channels = 1;
+    of.weights.weights = NULL;
+    of.weights.sums = rows->weights_grad;
+    return of;
 }
 
 /* The slots of a rank's experts. */
@@ -195,11 +197,11 @@ static uint64_t slots_of(const struct home *of, uint64_t rank, uint64_t *begin)
     return (uint64_t)of->offsets[(rank + 1) * count] - *begin;
 }
 
-static int gather(const struct home *of, uint64_t begin, uint64_t slots, const void *tokens,
-                  void *target)
+static int gather(const struct home *of, const experts_rows_args *rows, uint64_t begin,
+                  uint64_t slots, const void *tokens, void *target)
 {
     const model *self = of->run->self;
-    experts_rows_args args = of->rows;
+    experts_rows_args args = *rows;
     args.slot_begin = begin;
     args.slot_count = slots;
     args.tokens = tokens;
@@ -207,54 +209,50 @@ static int gather(const struct home *of, uint64_t begin, uint64_t slots, const v
     return slots ? self->ops->experts_gather(self->context, of->run->stream, &args) : 0;
 }
 
-/* Fills what the owner needs of each slot, besides its rows. */
-static void describe_slots(const struct home *of, uint64_t begin, uint64_t slots,
-                           const modeli_parcel_rows *parcel)
-{
-    for (uint64_t i = 0; i < slots; i++) {
-        int32_t choice = of->rows.order[begin + i];
-        parcel->order[i] = choice < 0 ? -1 : (int32_t)i;
-        parcel->weights[i] = choice < 0 ? 0 : of->rows.weights[choice];
-        parcel->weights_grad[i] = 0;
-    }
-}
-
-static int fill_parcel(const struct home *of, uint64_t rank, uint64_t *end)
+static int fill_parcel(const struct home *of, const int32_t *offsets, uint64_t rank, uint64_t *end)
 {
     const modeli_run *run = of->run;
+    const model *self = run->self;
     uint64_t begin, slots = slots_of(of, rank, &begin), count = own_count(of->layer, run->part);
     struct parcel_layout at = layout_of(of->layer, run->part, of->backward, slots);
     modeli_parcel_rows parcel;
     char *base = (char *)run->call->sent + *end;
     view_parcel(&at, base, &parcel);
-    memset(parcel.counts, 0, size_round_up(count * sizeof(int32_t), MODELI_ALIGN_BYTES));
-    for (uint64_t i = 0; i < count; i++)
-        parcel.counts[i] = of->offsets[rank * count + i + 1] - of->offsets[rank * count + i];
-    if (of->backward)
-        describe_slots(of, begin, slots, &parcel);
-    TRY(gather(of, begin, slots, modeli_value_at(run, of->layer->reads[0]), parcel.inputs));
-    if (of->backward)
-        TRY(gather(of, begin, slots, modeli_at_spot(run, of->layer->output_grad), parcel.rows));
-    table_of(run->call->sent)[rank] = (rank_parcel){*end, at.end};
+    /* Between equal types it copies words of 4 bytes. */
+    TRY(self->ops->convert(self->context, run->stream, offsets + rank * count, DTYPE_FP32,
+                           parcel.offsets, DTYPE_FP32, count + 1));
+    TRY(gather(of, &of->rows, begin, slots, modeli_value_at(run, of->layer->reads[0]),
+               parcel.inputs));
+    if (of->backward) {
+        TRY(gather(of, &of->weights, begin, slots, of->rows.weights, parcel.weights));
+        TRY(self->ops->zero(self->context, run->stream, parcel.weights_grad,
+                            slots * sizeof(float)));
+        TRY(gather(of, &of->rows, begin, slots, modeli_at_spot(run, of->layer->output_grad),
+                   parcel.rows));
+    }
+    run->call->parcels.sent[rank] = (rank_parcel){*end, at.end};
+    run->call->parcels.results[rank] = (rank_parcel){*end + at.reply, at.end - at.reply};
     *end += at.end;
     return 0;
 }
 
 int modeli_send_rows(const modeli_run *run, const modeli_layer *layer,
-                     const experts_rows_args *rows, const int32_t *offsets)
+                     const experts_rows_args *rows, const int32_t *offsets,
+                     const int32_t *device_offsets)
 {
     struct home of = home_of(run, layer, rows, offsets);
-    uint64_t ranks = modeli_expert_groups(layer), end = parcel_table_bytes(ranks);
+    uint64_t ranks = modeli_expert_groups(layer), end = 0;
     for (uint64_t r = 0; r < ranks; r++)
-        TRY(fill_parcel(&of, r, &end));
+        TRY(fill_parcel(&of, device_offsets + run->part->row_begin, r, &end));
     return 0;
 }
 
 /* Adds rows of slots to the sums of their tokens. */
-static int combine(const struct home *of, uint64_t begin, uint64_t slots, void *slot_rows)
+static int combine(const struct home *of, const experts_rows_args *rows, uint64_t begin,
+                   uint64_t slots, void *slot_rows)
 {
     const model *self = of->run->self;
-    experts_rows_args args = of->rows;
+    experts_rows_args args = *rows;
     args.slot_begin = begin;
     args.slot_count = slots;
     args.slot_rows = slot_rows;
@@ -269,20 +267,19 @@ static int take_parcel(const struct home *of, uint64_t rank)
     const modeli_run *run = of->run;
     uint64_t begin, slots = slots_of(of, rank, &begin), count = own_count(of->layer, run->part);
     struct parcel_layout at = layout_of(of->layer, run->part, of->backward, slots);
-    const rank_parcel *place = &table_of(run->call->sent)[rank];
+    const rank_parcel *place = &run->call->parcels.results[rank];
     char *base = (char *)run->call->sent + place->begin_bytes - at.reply;
     assert(place->size_bytes == at.end - at.reply);
     char *result = base + at.rows;
-    const float *weights_grad = (const float *)(const void *)(base + at.weights_grad);
     if (!of->backward)
-        return combine(of, begin, slots, result);
-    for (uint64_t i = 0; i < slots; i++)
-        if (of->rows.order[begin + i] >= 0)
-            of->rows.weights_grad[of->rows.order[begin + i]] = weights_grad[i];
+        return combine(of, &of->rows, begin, slots, result);
+    /* Each choice gets one addition to 0, which changes no bit. */
+    TRY(combine(of, &of->weights, begin, slots, base + at.weights_grad));
     for (uint64_t i = count; i-- > 0;) {
         uint64_t first = (uint64_t)of->offsets[rank * count + i];
         uint64_t next = (uint64_t)of->offsets[rank * count + i + 1];
-        TRY(combine(of, first, next - first, result + (first - begin) * row_bytes(of->layer)));
+        TRY(combine(of, &of->rows, first, next - first,
+                    result + (first - begin) * row_bytes(of->layer)));
     }
     return 0;
 }
@@ -291,7 +288,11 @@ int modeli_take_results(const modeli_run *run, const modeli_layer *layer,
                         const experts_rows_args *rows, const int32_t *offsets)
 {
     struct home of = home_of(run, layer, rows, offsets);
+    const model *self = run->self;
     uint64_t ranks = modeli_expert_groups(layer);
+    if (of.backward && run->part->is_last) /* the first pass of the backward */
+        TRY(self->ops->zero(self->context, run->stream, of.weights.sums,
+                            of.weights.rows * sizeof(float)));
     for (uint64_t r = 0; r < ranks; r++)
         TRY(take_parcel(&of, of.backward ? ranks - 1 - r : r));
     return 0;

@@ -138,6 +138,59 @@ static void experts_of_no_rank_stay(void **state)
     try_experts("device", "batch_major");
 }
 
+/* Ranks that own experts: rows of tokens travel between GPUs, and the losses have the bits of ZeRO
+ * (tests/ranks/test_ranks_owned.c says more of them). */
+static void try_owned(uint32_t world, const char *collectives, const char *const sets[4])
+{
+    static fixture_result results[2];
+    const fixture_model before = gpu_ranks_shape;
+    gpu_ranks_shape = (fixture_model){.family = "mixtral", .layers = 2, .hidden = 64};
+    for (int i = 0; i < 2; i++) {
+        fixture_sets asked;
+        gpu_ranks_sets(&asked, "cuda", 3);
+        fixture_set(&asked, "comm.backend=%s", collectives);
+        fixture_set(&asked, "run.eval_every=2");
+        fixture_set(&asked, "model.num_experts=8");
+        fixture_set(&asked, "model.expert_ffn_size=16");
+        fixture_set(&asked, "model.experts_per_unit=4");
+        fixture_set(&asked, "model.seq_length=8");
+        fixture_set(&asked, "model.expert_parallel_size=%u", i == 0 ? 1 : world);
+        fixture_set(&asked, "communication_data_type=fp32");
+        fixture_set(&asked, "gradient_clipping=0"); /* so that no bit of a norm acts on a weight */
+        for (int k = 0; k < 4 && sets[k]; k++)
+            fixture_set(&asked, "%s", sets[k]);
+        struct gpu_ranks_run run = {.name = "owned", .world = world, .has_own = true};
+        comm_fixture ranks = gpu_ranks_train(&run, &asked, &results[i]);
+        comm_fixture_expect_ok(&ranks);
+        assert_int_equal(gpu_ranks_shared->late_allocations, 0); /* offsets of experts are copied */
+        assert_int_equal(results[i].summary.sealed_alloc_count, 0);
+        assert_int_equal(results[i].plan.expert_parallel_size, i == 0 ? 1 : world);
+        fixture_read_steps("owned", &results[i]);
+        fixture_remove("owned");
+    }
+    gpu_ranks_shape = before;
+    assert_true(results[0].step_count > 0);
+    assert_int_equal(results[0].step_count, results[1].step_count);
+    for (uint64_t i = 0; i < results[0].step_count; i++)
+        if (results[0].loss_bits[i] != results[1].loss_bits[i])
+            fail_msg("%s, step %u: %.9g by ZeRO, %.9g with owned experts", collectives,
+                     (unsigned)i + 1, results[0].losses[i], results[1].losses[i]);
+    printf("%u ranks, %s: the losses of ZeRO, the last one %.7f\n", world, collectives,
+           results[1].losses[results[1].step_count - 1]);
+}
+
+static const char *const whole_sets[4] = {NULL};
+static const char *const host_sets[4] = {"schedule.experts=hit", "tiers.place.params=host",
+                                         "tiers.place.optimizer=host", "bf16.enabled=true"};
+
+static void owned_experts_have_the_bits_of_zero(void **state)
+{
+    (void)state;
+    try_owned(2, "staged", whole_sets);
+    try_owned(2, "staged", host_sets);
+    try_owned(4, "staged", whole_sets);
+}
+
 /* ---- placements ---- */
 
 /* params, grads, optimizer, activations. */
@@ -256,6 +309,14 @@ static void a_communicator_has_its_memory(void **state)
     printf("budget: %" PRIu64 " MiB\n", budget / MIB);
     assert_in_range(budget, (TOTAL_MIB - HELD_MIB - KEPT_MIB - 4) * MIB,
                     (TOTAL_MIB - HELD_MIB - KEPT_MIB) * MIB);
+}
+
+static void owned_experts_on_nccl(void **state)
+{
+    (void)state;
+    try_owned(2, "nccl", whole_sets);
+    try_owned(2, "nccl", host_sets);
+    try_owned(4, "nccl", whole_sets);
 }
 
 static void a_wire_of_16_bits_on_nccl(void **state)
@@ -508,6 +569,7 @@ static const struct group {
      {cmocka_unit_test(stages_agree), cmocka_unit_test(overflows_skip_on_all),
       cmocka_unit_test(experts_of_no_rank_stay)},
      3},
+    {"owned", false, {cmocka_unit_test(owned_experts_have_the_bits_of_zero)}, 1},
     {"placements", false, {cmocka_unit_test(placements_agree)}, 1},
     {"one-on-nccl", true, {cmocka_unit_test(one_rank_on_nccl_is_as_one_without)}, 1},
 #ifdef GPU_RANKS_FAKE_NCCL
@@ -516,6 +578,7 @@ static const struct group {
      {cmocka_unit_test(ranks_on_nccl_are_as_staged_ones),
       cmocka_unit_test(a_wire_of_16_bits_on_nccl), cmocka_unit_test(a_communicator_has_its_memory)},
      3},
+    {"owned-nccl", true, {cmocka_unit_test(owned_experts_on_nccl)}, 1},
 #endif
     {"killed", false, {cmocka_unit_test(a_killed_rank_ends_all)}, 1},
 #ifdef SLUICE_SIMULATED_GPU

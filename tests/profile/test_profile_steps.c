@@ -277,7 +277,8 @@ static void experts_are_counted(void **state)
     assert_nothing_left("experts");
 }
 
-/* A rank that owns experts works without the other ranks, also if it only moves bytes. */
+/* A rank that owns experts works without the other ranks. If it only moves bytes, it sends the rows
+ * that the plan counts. */
 static void ranks_that_own_experts_are_pretended(void **state)
 {
     (void)state;
@@ -293,10 +294,15 @@ static void ranks_that_own_experts_are_pretended(void **state)
                                           .no_advice = true,
                                           .as_rank = 1,
                                           .of_ranks = 2,
+                                          .comm_bytes_per_second = 1e7,
                                           .only_transfers = only};
         if (profile_run(&options, &summary) < 0)
             fail_msg("%s", err_text());
         assert_int_equal(summary.plan.expert_parallel_size, 2);
+        assert_true(summary.plan.expert_rows_bytes > 0);
+        const struct profile_lane *sent = &summary.lanes[LANE_COMM];
+        if (only) /* collectives take the time of the bytes that they are given */
+            assert_true(sent->measured_seconds >= (double)sent->predicted_bytes / 1e7);
         job_destroy(asked);
     }
     assert_nothing_left("owned");

@@ -412,10 +412,6 @@ static void return_anew(program *p)
 {
     p->ops[RETURN].operands[1].access = ACCESS_WRITE;
 }
-static void rows_without_a_table(program *p)
-{
-    p->ops[DISPATCH].operands[0].size_bytes = 128;
-}
 static void results_before_the_experts(program *p)
 {
     p->deps[p->ops[RETURN].dep_begin] = DISPATCH;
@@ -427,7 +423,6 @@ static const struct fault exchange_faults[] = {
     FAULT(step_of_no_pass, "has a step or rows of a pass, and is none"),
     FAULT(return_of_a_commit, "reads SOURCE and updates TARGET, no more, and in any case"),
     FAULT(return_anew, "reads SOURCE and updates TARGET, no more, and in any case"),
-    FAULT(rows_without_a_table, "the table of 3 ranks has 256"),
     FAULT(results_before_the_experts, "nothing orders them"),
 };
 
