@@ -2,8 +2,8 @@
  * either way moves. Bytes are those that a rank sends to others in a step:
  *
  *   ZeRO            for each parameter of routed experts that a rank has not: the gathers of its
- *                   working copy, and its gradient. Stage 3 gathers for the forward and for the
- *                   backward, stages 1 and 2 after the update, if there is one
+ *                   working copy, and its gradient. Stage 3 gathers for each pass: twice, or once
+ *                   in blocks without a backward; stages 1 and 2 after the update, if there is one
  *   experts owned   rows to the experts of other ranks and results back, forward and backward, if
  *                   all choices are equally likely
  *
@@ -43,20 +43,21 @@ static uint64_t rows_bytes(const struct setup *self, const model *net)
     return bytes * self->job->accumulation;
 }
 
-/* Bytes that ZeRO sends for the same units. */
+/* Bytes that ZeRO sends for the units of the same passes. */
 static uint64_t zero_bytes(const struct setup *self, const model *net)
 {
     const struct job *asked = self->job;
-    uint64_t bytes = 0,
-             rounds = asked->schedule.order == ORDER_BATCH_MAJOR ? asked->accumulation : 1;
-    for (uint32_t u = 0; u < net->unit_count; u++) {
-        if (!model_is_owned(net, u))
-            continue;
-        bool learns = !net->units[u].is_frozen;
-        uint64_t gathers = asked->zero_stage >= 3 ? 2 * rounds : learns;
-        uint64_t each = gathers * dtype_bytes(net->type) +
-                        (learns ? rounds * dtype_bytes(asked->comm.wire) : 0);
-        bytes += (self->ranks.world - 1) * (net->units[u].elems / self->ranks.world) * each;
+    uint64_t bytes = 0, peers = self->ranks.world - 1;
+    uint64_t rounds = asked->schedule.order == ORDER_BATCH_MAJOR ? asked->accumulation : 1;
+    uint64_t param_bytes = dtype_bytes(net->type), grad_bytes = dtype_bytes(asked->comm.wire);
+    for (uint64_t i = 0; i < net->pass_count; i++) {
+        const struct pass *pass = &net->passes[i];
+        for (uint32_t k = 0; k < pass->unit_count && pass->sent_bytes > 0; k++) {
+            uint64_t each = asked->zero_stage >= 3 ? rounds * param_bytes : 0;
+            if (pass->adds_grads[k])
+                each += rounds * grad_bytes + (asked->zero_stage < 3 ? param_bytes : 0);
+            bytes += peers * (net->units[pass->units[k]].elems / self->ranks.world) * each;
+        }
     }
     return bytes;
 }

@@ -169,6 +169,46 @@ static void plans_say_what_is_sent(void **state)
            (unsigned long long)plan->expert_rows_bytes);
 }
 
+/* The plans of both ways differ by the bytes that `auto` compares, also if blocks are frozen: those
+ * before the first one that learns have no backward, and what is frozen has no gradients. */
+static void auto_compares_what_plans_send(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {NULL},
+        {"train.only=[\"blocks.1\"]"},
+        {"train.only=[\"head\"]"},
+        {"train.lora={\"rank\":2,\"targets\":[\"q_proj\"]}"},
+        {"train.only=[\"blocks.1\"]", "gradient_accumulation_steps=3"},
+    };
+    static const struct setup_plan_options options = {0};
+    static struct setup_summary plans[2];
+    static fixture_sets asked;
+    for (size_t c = 0; mpi_rank == 0 && c < sizeof cases / sizeof cases[0]; c++)
+        for (unsigned stage = 1; stage <= 3; stage++) {
+            for (int i = 0; i < 2; i++) {
+                begin_sets(&asked, i > 0);
+                fixture_set(&asked, "zero_optimization.stage=%u", stage);
+                fixture_set(&asked, "zero_optimization.stage3_max_reuse_distance=0");
+                for (int k = 0; k < 2 && cases[c][k]; k++)
+                    fixture_set(&asked, "%s", cases[c][k]);
+                job *one = fixture_job_ranks("compared", &shape, &asked, mpi_world);
+                if (setup_plan_on(one, &options, &plans[i]) < 0)
+                    fail_msg("case %zu: %s", c, err_text());
+                job_destroy(one);
+            }
+            uint64_t zero_rest = plans[0].sent_bytes - plans[0].expert_zero_bytes;
+            uint64_t owned_rest = plans[1].sent_bytes - plans[1].expert_rows_bytes;
+            if (zero_rest != owned_rest || plans[1].expert_rows_bytes == 0)
+                fail_msg("case %zu, stage %u: by ZeRO %llu bytes, %llu of experts; with owned "
+                         "experts %llu, %llu of them rows",
+                         c, stage, (unsigned long long)plans[0].sent_bytes,
+                         (unsigned long long)plans[0].expert_zero_bytes,
+                         (unsigned long long)plans[1].sent_bytes,
+                         (unsigned long long)plans[1].expert_rows_bytes);
+        }
+}
+
 static void auto_takes_the_smaller_volume(void **state)
 {
     (void)state;
@@ -288,6 +328,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(owned_experts_have_the_bits_of_zero),
         cmocka_unit_test(frozen_experts_have_them_too),
         cmocka_unit_test(plans_say_what_is_sent),
+        cmocka_unit_test(auto_compares_what_plans_send),
         cmocka_unit_test(auto_takes_the_smaller_volume),
         cmocka_unit_test(runs_go_on),
         cmocka_unit_test(groups_change_no_bit_of_one_rank),
