@@ -219,9 +219,8 @@ const configi_key configi_model_keys[] = {
         "good, and rows of tokens travel to them and back (all-to-all). \"auto\": the way that "
         "moves fewer bytes, if all choices are equally likely; sluice plan states both. "
         "Losses and gradients have the same bits (communication_data_type fp32). It must divide "
-        "num_experts and experts_per_unit, and is at most 32 (16 if experts have biases). With "
-        "zero_optimization.stage 1 or more and "
-        "schedule.order layer_major; not with adapters of experts or packed parameters."),
+        "num_experts and experts_per_unit, and is at most 32 (16 if experts have biases or "
+        "adapters). With zero_optimization.stage 1 or more and schedule.order layer_major."),
     KEY("model.vocab_size", INT, AT(model.vocab_size), NONE, "[1,1000000000]", "tokens", FIXED,
         "Rows of the embedding. Default with the tokenizer \"bytes\": 256.", .why = token_ids),
     KEY("model.seq_length", INT, AT(model.seq_length), NONE, "[1,16777216]", "tokens", FIXED,

@@ -17,8 +17,7 @@ static const char index_name[] = "model.safetensors.index.json";
 
 /* ---- tensors ---- */
 
-/* Finds a tensor by name; returns count if there is none. Parts of one tensor have its name and
- * follow each other within a stage. */
+/* Finds a tensor by name; returns count if there is none. */
 static uint32_t find_name(const export_list *self, const char *name)
 {
     for (uint32_t i = self->count; i-- > 0;)
@@ -27,12 +26,23 @@ static uint32_t find_name(const export_list *self, const char *name)
     return self->count;
 }
 
-/* Adds the stored tensors of a unit's tensor, without those that earlier parts have added. */
+static void name_tensor(const model *net, const model_tensor *from, const hf_layout *layout,
+                        uint64_t idx, char out[2 * HF_NAME_BYTES])
+{
+    char name[HF_NAME_BYTES];
+    bool is_head = strncmp(from->name, "lm_head.", 8) == 0; /* of gpt2 */
+    hf_layout_name(net, from, layout, idx, name);
+    snprintf(out, 2 * HF_NAME_BYTES, "%s%s",
+             net->spec.family == MODEL_GPT2 && !is_head ? "transformer." : "", name);
+}
+
+/* Adds all stored tensors of a tensor when its first part comes, so that their order does not
+ * depend on how units cut it. */
 static void add_tensors(export_list *self, const model *net, const model_tensor *from,
                         bool is_quantized, uint32_t *idx)
 {
     struct export_rows packed;
-    bool is_head = strncmp(from->name, "lm_head.", 8) == 0; /* of gpt2 */
+    char name[2 * HF_NAME_BYTES];
     *idx = UINT32_MAX;
     if (from->is_adapter)
         return; /* export_peft.c writes it */
@@ -40,20 +50,15 @@ static void add_tensors(export_list *self, const model *net, const model_tensor 
     hf_layout layout = hf_layout_of(net, from, self->is_fused);
     if (stays_packed && from->stored == STORED_MXFP4)
         (void)hf_layout_of_blocks(net, from, &layout);
-    struct hf_stored_range range = hf_layout_range(&layout, from);
-    for (uint64_t i = 0; i < range.count; i++) {
-        char name[HF_NAME_BYTES], stored[2 * HF_NAME_BYTES];
-        hf_layout_name(net, from, &layout, range.first + i, name);
-        snprintf(stored, sizeof stored, "%s%s",
-                 net->spec.family == MODEL_GPT2 && !is_head ? "transformer." : "", name);
-        bool is_new = hf_layout_begins(&layout, from, range.first + i);
-        uint32_t found = is_new ? self->count : find_name(self, stored);
-        if (i == 0)
-            *idx = found;
-        if (found < self->count)
-            continue;
+    if (from->row_begin > 0) {
+        name_tensor(net, from, &layout, hf_layout_range(&layout, from).first, name);
+        *idx = find_name(self, name);
+        return;
+    }
+    *idx = self->count;
+    for (uint64_t i = 0; i < layout.tensor_count; i++) {
         export_tensor *tensor = &self->tensors[self->count++];
-        snprintf(tensor->name, sizeof tensor->name, "%s", stored);
+        name_tensor(net, from, &layout, i, tensor->name);
         tensor->layout = layout;
         tensor->type = from->is_exact ? DTYPE_FP32 : self->type;
         tensor->size_bytes = layout.elems * dtype_bytes(tensor->type);

@@ -90,29 +90,21 @@ void hfi_adapters_close(export_adapters *self)
 
 /* ---- merging ---- */
 
-/* Returns a matrix of the tensor's adapter; NULL if the tensor has none. */
-static const float *matrix_of(const export_adapters *self, uint32_t unit, const char *weight,
-                              const char *matrix)
+/* A or B of the tensor's adapter. */
+static const float *matrix_of(const export_adapters *self, uint32_t unit,
+                              const model_tensor *tensor, bool is_b)
 {
-    char name[2 * MODEL_NAME_BYTES];
-    const model_unit *side = &self->net->units[unit];
-    static const char end[] = ".weight"; /* which matrices of all experts lack */
-    size_t dropped = hf_ends_with(weight, end) ? strlen(end) : 0;
-    snprintf(name, sizeof name, "%.*s.%s.weight", (int)(strlen(weight) - dropped), weight, matrix);
-    for (uint32_t i = 0; i < side->tensor_count; i++)
-        if (strcmp(side->tensors[i].name, name) == 0)
-            return self->values[unit] + side->tensors[i].offset_elems;
-    return NULL;
+    return self->values[unit + 1] + model_adapter_of(self->net, unit, tensor, is_b)->offset_elems;
 }
 
 bool hfi_has_adapter(const export_adapters *self, uint32_t unit, const model_tensor *tensor)
 {
     return self->values && unit + 1 < self->net->unit_count && self->values[unit + 1] &&
-           matrix_of(self, unit + 1, tensor->name, "lora_A");
+           model_adapter_of(self->net, unit, tensor, false);
 }
 
 /* The two matrices of one adapter, and its scale, for a merge. Of experts they are those of all
- * experts of the unit, with `rows` rows of the weight each. */
+ * experts that the tensor has, with `rows` rows of the weight each. */
 struct merged {
     const float *a, *b;
     uint64_t rank, rows, columns;
@@ -152,14 +144,12 @@ void hfi_merge(const export_adapters *self, uint32_t unit, const model_tensor *t
                uint64_t begin, uint64_t count, float *weights)
 {
     const model_lora *lora = &self->net->spec.lora;
-    const struct merged of = {.a = matrix_of(self, unit + 1, tensor->name, "lora_A"),
-                              .b = matrix_of(self, unit + 1, tensor->name, "lora_B"),
+    const struct merged of = {.a = matrix_of(self, unit, tensor, false),
+                              .b = matrix_of(self, unit, tensor, true),
                               .rank = lora->rank,
                               .rows = rows_of_one(self->net, tensor),
                               .columns = tensor->columns,
                               .scale = lora->alpha / (double)lora->rank};
-    assert(of.a);
-    assert(of.b);
 #pragma omp parallel for schedule(static)
     for (uint64_t at = 0; at < count; at += MERGED_BLOCK)
         merge_block(&of, begin + at, size_min(count - at, MERGED_BLOCK), weights + at);
@@ -287,23 +277,17 @@ uint64_t hfi_adapter_place(const hfi_adapter_layout *self, uint64_t at)
     return out * self->stride + at % self->columns * self->experts + row / self->each;
 }
 
-/* Gathers a matrix of all experts from the units that have parts of it, from `unit` on. */
+/* Gathers a matrix of all experts from its parts; tensor `idx` of the unit is the first. */
 static void gather(const export_adapters *self, uint32_t unit, uint32_t idx, float *target)
 {
-    const model *net = self->net;
-    const model_tensor *first = &net->units[unit].tensors[idx];
-    for (uint64_t held = 0; held < first->whole_rows; unit++) {
-        if (!self->values[unit])
-            continue;
-        const model_tensor *part = &net->units[unit].tensors[idx];
-        const hfi_adapter_layout layout = hfi_adapter_layout_of(net, part);
+    do {
+        const model_tensor *part = &self->net->units[unit].tensors[idx];
+        const hfi_adapter_layout layout = hfi_adapter_layout_of(self->net, part);
         uint64_t begin = part->row_begin * part->columns;
-        assert(strcmp(part->name, first->name) == 0);
         for (uint64_t i = 0; i < part->rows * part->columns; i++)
             target[hfi_adapter_place(&layout, begin + i)] =
                 self->values[unit][part->offset_elems + i];
-        held += part->rows;
-    }
+    } while (model_next_part(self->net, &unit, &idx));
 }
 
 static int write_tensor(const export_adapters *self, kernel_context *context,

@@ -58,23 +58,19 @@ static int check_tensor(const struct adapter_file *self, const model_tensor *ten
     return 0;
 }
 
-/* Brings the stored elements to the units that have parts of the tensor, from `unit` on. */
+/* Brings the stored elements to the parts of the tensor; tensor `idx` of the unit is the first. */
 static void scatter(const struct adapter_file *self, uint32_t unit, uint32_t idx,
                     const float *stored)
 {
     const model *net = self->to->net;
-    const model_tensor *first = &net->units[unit].tensors[idx];
-    for (uint64_t held = 0; held < first->whole_rows; unit++) {
+    do {
         const model_tensor *part = &net->units[unit].tensors[idx];
-        if (!self->to->values[unit] || strcmp(part->name, first->name) != 0)
-            continue;
         const hfi_adapter_layout layout = hfi_adapter_layout_of(net, part);
         uint64_t begin = part->row_begin * part->columns;
         for (uint64_t i = 0; i < part->rows * part->columns; i++)
             self->to->values[unit][part->offset_elems + i] =
                 stored[hfi_adapter_place(&layout, begin + i)];
-        held += part->rows;
-    }
+    } while (model_next_part(net, &unit, &idx));
 }
 
 static int read_tensor(struct adapter_file *self, uint32_t unit, uint32_t idx)

@@ -223,17 +223,18 @@ static int begin_run(struct experts_run *of, const modeli_run *run, const modeli
     return 0;
 }
 
-/* The place of number `idx` of parts of `elems` elements each, in a group. */
-static uint64_t part_at(uint64_t first, uint64_t idx, uint64_t group, uint64_t elems)
-{
-    return first == MODELI_ABSENT ? first : first + group + idx * elems;
-}
-
 /* The same gradient in the group of a rank. */
 static float *grad_at(const struct experts_run *of, uint64_t offset_elems)
 {
     uint64_t begin = of->grads_group * of->run->part->group_elems;
-    return modeli_layer_grad(of->run, of->layer, part_at(offset_elems, 0, begin, 0));
+    return modeli_layer_grad(of->run, of->layer,
+                             offset_elems == MODELI_ABSENT ? offset_elems : begin + offset_elems);
+}
+
+static uint64_t place_of(const struct experts_run *of, uint64_t first, uint64_t idx, uint64_t elems)
+{
+    const modeli_part *part = of->run->part;
+    return modeli_expert_at(of->layer, part, part->group_elems, first, idx, elems);
 }
 
 /* Finds the matrices and biases of an expert, counted from the part's first, or from the first one
@@ -244,12 +245,10 @@ static void take_expert(struct experts_run *of, uint64_t idx)
     const modeli_layer *layer = of->layer;
     modeli_params params = modeli_params_of(run, layer);
     uint64_t width = modeli_expert_width(layer);
-    uint64_t each = run->part->rows / modeli_expert_groups(layer);
-    uint64_t group = idx / each * run->part->group_elems, within = idx % each;
-    uint64_t up = part_at(params.weight, within, group, 2 * width * layer->in);
-    uint64_t down = part_at(params.second, within, group, width * layer->in);
-    uint64_t up_bias = part_at(params.bias, within, group, 2 * width);
-    uint64_t down_bias = part_at(params.second_bias, within, group, layer->in);
+    uint64_t up = place_of(of, params.weight, idx, 2 * width * layer->in);
+    uint64_t down = place_of(of, params.second, idx, width * layer->in);
+    uint64_t up_bias = place_of(of, params.bias, idx, 2 * width);
+    uint64_t down_bias = place_of(of, params.second_bias, idx, layer->in);
     of->up = modeli_layer_param(run, layer, up);
     of->down = modeli_layer_param(run, layer, down);
     of->up_bias = modeli_layer_param(run, layer, up_bias);
@@ -259,8 +258,9 @@ static void take_expert(struct experts_run *of, uint64_t idx)
     of->up_bias_grad = grad_at(of, up_bias);
     of->down_bias_grad = grad_at(of, down_bias);
     for (uint32_t i = 0; i < of->up_count; i++)
-        of->up_lora[i] = modeli_expert_lora_of(run, layer, i, idx, &of->at.lora);
-    of->down_lora = modeli_expert_lora_of(run, layer, of->up_count, idx, &of->at.lora);
+        of->up_lora[i] = modeli_expert_lora_of(run, layer, i, idx, of->grads_group, &of->at.lora);
+    of->down_lora =
+        modeli_expert_lora_of(run, layer, of->up_count, idx, of->grads_group, &of->at.lora);
 }
 
 static void *room_at(const struct experts_run *of, uint64_t offset)

@@ -361,6 +361,7 @@ struct modeli_part {
     /* The part has a second unit of adapters, which has the next number. EXPERTS, by number of the
      * matrix: offsets of A [experts,rank,in] and B [experts,out,rank] there. */
     bool has_adapters;
+    uint64_t adapter_group_elems; /* as group_elems */
     struct {
         uint64_t a, b;
     } adapters[MODELI_ROW_TENSORS_MAX];

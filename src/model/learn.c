@@ -95,9 +95,7 @@ static struct target find_target(const modeli_family *family, uint32_t idx)
     return (struct target){0};
 }
 
-/* The number of a row's first target; MODEL_LORA_TARGETS_MAX if it has none. It also counts the
- * rows that this model lacks. */
-static uint32_t first_target(const modeli_family *family, const modeli_row *row)
+uint32_t modeli_first_target(const modeli_family *family, const modeli_row *row)
 {
     for (uint32_t i = 0; i < MODEL_LORA_TARGETS_MAX; i++)
         if (find_target(family, i).row == row)
@@ -146,7 +144,7 @@ static uint32_t targets_of(const model_spec *spec, enum target_group group)
 static bool is_target(const modeli_layer *layer, uint32_t idx)
 {
     const model_lora *lora = &layer->net->spec.lora;
-    uint32_t first = first_target(layer->net->products->family, layer->row);
+    uint32_t first = modeli_first_target(layer->net->products->family, layer->row);
     return lora->rank > 0 && first < MODEL_LORA_TARGETS_MAX &&
            (lora->targets >> (first + idx) & 1) != 0;
 }
@@ -373,89 +371,6 @@ bool modeli_goes_apart(const model *self, const modeli_list *list, const modeli_
         return list->is_split && !model_is_matrix(tensor);
     bool is_of_block = list == &self->products->block || list == &self->products->dense;
     return list->is_split && layer->kind->is_norm && (!is_of_block || norms_are_apart(&self->spec));
-}
-
-/* Adds a matrix of an adapter. Its name is that of the target's weight with `matrix` before the
- * end, or after the name of a matrix of all experts. */
-static model_tensor *add_tensor(model *self, modeli_lister *list, const model_tensor *target,
-                                const char *matrix, uint64_t rows, uint64_t columns,
-                                enum tensor_init init, uint32_t number)
-{
-    modeli_origin *origin = &self->products->origins[list->unit - self->units];
-    origin->tensors[list->unit->tensor_count] = MODELI_ADAPTER_ORIGIN + number;
-    model_tensor *tensor = modeli_append(list, rows, columns, false);
-    const char *end = strstr(target->name, ".weight");
-    int stem = (int)(end != NULL ? (size_t)(end - target->name) : strlen(target->name));
-    snprintf(tensor->name, sizeof tensor->name, "%.*s.%s.weight", stem, target->name, matrix);
-    tensor->init = init;
-    tensor->is_adapter = true;
-    return tensor;
-}
-
-void modeli_list_expert_adapters(model *self, const modeli_whole *whole, const modeli_layer *layer,
-                                 modeli_part *part, modeli_lister *lister)
-{
-    uint64_t rank = self->spec.lora.rank, experts = layer->matrix_rows;
-    uint32_t first = first_target(self->products->family, layer->row);
-    for (uint32_t which = 0; which <= modeli_expert_down(layer); which++) {
-        const model_tensor *target = &whole->tensors[layer->first_tensor + which];
-        uint32_t number = 2 * (first + which);
-        if (!modeli_has_expert_adapter(layer, which))
-            continue;
-        for (uint32_t is_b = 0; is_b < 2; is_b++) {
-            uint64_t each = is_b ? target->rows / experts : rank; /* rows of one expert */
-            model_tensor *tensor =
-                add_tensor(self, lister, target, is_b ? "lora_B" : "lora_A", part->rows * each,
-                           is_b ? rank : target->columns,
-                           is_b ? TENSOR_INIT_ZERO : TENSOR_INIT_UNIFORM, number + is_b);
-            tensor->row_begin = part->row_begin * each;
-            tensor->whole_rows = experts * each;
-            *(is_b ? &part->adapters[which].b : &part->adapters[which].a) = tensor->offset_elems;
-        }
-    }
-}
-
-/* Finds the adapter of a target, or adds it to the list. */
-static modeli_adapter *adapter_of(modeli_list *list, uint32_t target)
-{
-    uint32_t i = 0;
-    while (i < list->adapter_count && list->adapters[i].target != target)
-        i++;
-    assert(i < MODELI_LIST_ADAPTERS_MAX);
-    list->adapter_count = (uint32_t)size_max(list->adapter_count, i + 1);
-    return &list->adapters[i];
-}
-
-/* Adds A and B of every target after the unit's own tensors. The offsets are the same in
- * every block. */
-void modeli_list_adapters(model *self, modeli_list *list, modeli_range range,
-                          const modeli_whole *whole, modeli_lister *lister)
-{
-    const model_lora *lora = &self->spec.lora;
-    for (uint32_t i = range.begin; i < range.end; i++) {
-        const modeli_layer *layer = &list->layers[i];
-        uint32_t target_idx = first_target(self->products->family, layer->row);
-        uint64_t column = 0;
-        for (uint32_t k = 0; layer->kind == &modeli_linear && column < layer->out; k++) {
-            const model_tensor *target = &whole->tensors[layer->first_tensor + k];
-            if (lora->targets >> target_idx & 1) {
-                modeli_adapter *adapter = adapter_of(list, target_idx);
-                adapter->layer = i;
-                adapter->in = target->columns;
-                adapter->out = target->rows;
-                adapter->column = column;
-                adapter->target = target_idx;
-                adapter->a = add_tensor(self, lister, target, "lora_A", lora->rank, adapter->in,
-                                        TENSOR_INIT_UNIFORM, 2 * target_idx)
-                                 ->offset_elems;
-                adapter->b = add_tensor(self, lister, target, "lora_B", adapter->out, lora->rank,
-                                        TENSOR_INIT_ZERO, 2 * target_idx + 1)
-                                 ->offset_elems;
-            }
-            column += target->rows;
-            target_idx++;
-        }
-    }
 }
 
 /* The offset in its half of the split unit of tensor `idx` of the whole unit. */

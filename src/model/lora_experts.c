@@ -121,7 +121,7 @@ void modeli_expert_lora_costs(const modeli_layer *layer, bool backward, uint64_t
 /* ---- running ---- */
 
 modeli_expert_lora modeli_expert_lora_of(const modeli_run *run, const modeli_layer *layer,
-                                         uint32_t matrix, uint64_t idx,
+                                         uint32_t matrix, uint64_t idx, uint64_t grads_group,
                                          const modeli_expert_room *at)
 {
     const model *self = run->self;
@@ -129,12 +129,16 @@ modeli_expert_lora modeli_expert_lora_of(const modeli_run *run, const modeli_lay
     if (!modeli_has_expert_adapter(layer, matrix))
         return of;
     uint64_t rank = self->spec.lora.rank;
-    uint64_t a = run->part->adapters[matrix].a + idx * rank * in_of(layer, matrix);
-    uint64_t b = run->part->adapters[matrix].b + idx * rank * out_of(layer, matrix);
+    const modeli_part *part = run->part;
+    uint64_t group = part->adapter_group_elems, grads = grads_group * group;
+    uint64_t a = modeli_expert_at(layer, part, group, part->adapters[matrix].a, idx,
+                                  rank * in_of(layer, matrix));
+    uint64_t b = modeli_expert_at(layer, part, group, part->adapters[matrix].b, idx,
+                                  rank * out_of(layer, matrix));
     of.a = modeli_param(self, run->call->params[1], a);
     of.b = modeli_param(self, run->call->params[1], b);
-    of.a_grad = modeli_grad(run->call->grads[1], a);
-    of.b_grad = modeli_grad(run->call->grads[1], b);
+    of.a_grad = modeli_grad(run->call->grads[1], grads + a);
+    of.b_grad = modeli_grad(run->call->grads[1], grads + b);
     of.u = modeli_at(run->call->temp, at->u[matrix]);
     of.u_grad = modeli_at(run->call->temp, at->u_grad);
     of.delta = modeli_at(run->call->temp, at->delta);

@@ -331,8 +331,9 @@ struct model_unit {
     /* The same of the vector that is kept and moved; a packed unit's is shorter than `elems`. */
     uint64_t rest_elems;
     bool is_packed;
-    bool is_frozen; /* its params never change: no gradient, no optimizer state */
-    uint32_t group; /* of a module: whose numbers its optimizer takes; else 0 */
+    uint32_t rank_groups; /* above 1: it lies in so many groups of experts (EXPERTS OF RANKS) */
+    bool is_frozen;       /* its params never change: no gradient, no optimizer state */
+    uint32_t group;       /* of a module: whose numbers its optimizer takes; else 0 */
 };
 typedef struct model_unit model_unit;
 
@@ -567,6 +568,13 @@ bool model_has_only_matrices(const model *self, uint32_t unit);
  * gpt2's two c_proj are "attn.c_proj" and "mlp.c_proj"). NULL if `idx` is not below the number of
  * targets. */
 const char *model_lora_target(enum model_family family, uint32_t idx);
+/* A or B of the adapter that a tensor of the unit has, with the rows of the same experts. It is in
+ * the next unit. NULL: the tensor has no adapter. */
+const model_tensor *model_adapter_of(const model *self, uint32_t unit, const model_tensor *weight,
+                                     bool is_b);
+/* Moves from tensor *idx of *unit, a part of a whole tensor, to the part with the rows after it.
+ * False if that was the last part. */
+bool model_next_part(const model *self, uint32_t *unit, uint32_t *idx);
 /* True if that target is a matrix of all experts of a block, as in PEFT's target_parameters
  * ("mlp.experts.down_proj"). Its adapter has an A and a B for each expert: A [experts * rank, in],
  * B [experts * out, rank]. */

@@ -106,6 +106,9 @@ void modeli_find_places(model *self);
 /* Appends a tensor. The caller fills in its name and its initial weights. */
 model_tensor *modeli_append(modeli_lister *list, uint64_t rows, uint64_t columns,
                             bool with_previous);
+/* Begins group `idx` of a unit of experts. *group_elems is the length of one: the call for group 1
+ * sets it. */
+void modeli_begin_group(modeli_lister *list, uint64_t idx, uint64_t *group_elems);
 /* Lists all units and their origins. Call after modeli_cut. */
 int modeli_list_units(model *self) MUST_CHECK;
 uint32_t modeli_stage_unit(const model *self, uint32_t stage); /* the first unit of a stage */
@@ -133,17 +136,23 @@ bool modeli_vectors_are_apart(const model *self, const modeli_list *list);
 /* True if the layer's tensor goes to the second unit. */
 bool modeli_goes_apart(const model *self, const modeli_list *list, const modeli_layer *layer,
                        const model_tensor *tensor);
+/* The number of a row's first target; MODEL_LORA_TARGETS_MAX if it has none. It also counts the
+ * rows that this model lacks. */
+uint32_t modeli_first_target(const modeli_family *family, const modeli_row *row);
+
+/* Both are called after all units are listed. The first corrects the offsets of layers in split
+ * units; the second finds the units that learn. */
+void modeli_note_split(model *self, modeli_list *list, uint32_t stage);
+void modeli_note_learning(model *self);
+modeli_work modeli_work_of(const model *self, uint32_t stage);
+
+/* ---- the tensors of adapters: adapters.c ---- */
 /* Adds adapters to a second unit: those of linear layers [range.begin, range.end) of a list, or
  * those of a part's experts. */
 void modeli_list_adapters(model *self, modeli_list *list, modeli_range range,
                           const modeli_whole *whole, modeli_lister *lister);
 void modeli_list_expert_adapters(model *self, const modeli_whole *whole, const modeli_layer *layer,
                                  modeli_part *part, modeli_lister *lister);
-/* Both are called after all units are listed. The first corrects the offsets of layers in split
- * units; the second finds the units that learn. */
-void modeli_note_split(model *self, modeli_list *list, uint32_t stage);
-void modeli_note_learning(model *self);
-modeli_work modeli_work_of(const model *self, uint32_t stage);
 
 /* ---- packed units: pack.c ---- */
 /* Finds the packed units and the places of their tensors, when it is known what learns. ERR_CONFIG
@@ -381,9 +390,10 @@ struct modeli_expert_lora {
     void *u, *u_grad, *delta;
 };
 typedef struct modeli_expert_lora modeli_expert_lora;
-/* The adapter of expert `idx` of the part. Experts that belong to ranks have none. */
+/* The adapter of expert `idx` of the part, or of the own group. Its gradients are in group
+ * `grads_group` after the expert's own. */
 modeli_expert_lora modeli_expert_lora_of(const modeli_run *run, const modeli_layer *layer,
-                                         uint32_t matrix, uint64_t idx,
+                                         uint32_t matrix, uint64_t idx, uint64_t grads_group,
                                          const modeli_expert_room *at);
 /* inner: computes u. outer: adds to the output. input_grad: computes du, and adds to the gradient
  * of the input. grads: those of A and B, from u and du. clear: these are zero. */
@@ -455,6 +465,17 @@ static inline uint64_t modeli_expert_groups(const modeli_layer *layer)
     return is_routed ? size_max(layer->net->spec.expert_ranks, 1) : 1;
 }
 /* True if the layer's experts belong to ranks that exchange rows. */
+/* Where a unit has what belongs to expert `idx` of the part, in elements: that of the first expert
+ * is at `first` (MODELI_ABSENT: there is none), and each has `elems`. The unit's groups are
+ * group_elems apart. */
+static inline uint64_t modeli_expert_at(const modeli_layer *layer, const modeli_part *part,
+                                        uint64_t group_elems, uint64_t first, uint64_t idx,
+                                        uint64_t elems)
+{
+    uint64_t each = part->rows / modeli_expert_groups(layer);
+    return first == MODELI_ABSENT ? first : first + idx / each * group_elems + idx % each * elems;
+}
+
 static inline bool modeli_are_owned(const modeli_layer *layer)
 {
     return layer->net->spec.owns_experts && modeli_expert_groups(layer) > 1;

@@ -23,7 +23,8 @@ int modeli_check_expert_ranks(const model_spec *spec)
 {
     unsigned long long ranks = spec->expert_ranks, all = spec->expert_count;
     unsigned long long unit = spec->experts_per_unit;
-    unsigned tensors = modeli_has_expert_biases(spec->family) ? 4 : 2; /* of a group */
+    bool has_more = modeli_has_expert_biases(spec->family) || modeli_names_experts(spec);
+    unsigned tensors = has_more ? 4 : 2; /* of a group, or of its adapters */
     if (ranks <= 1)
         return 0;
     if (all == 0)
@@ -42,23 +43,11 @@ int modeli_check_expert_ranks(const model_spec *spec)
                        "model.experts_per_unit is %llu, but must be a multiple of "
                        "model.expert_parallel_size %llu, since each rank owns a part of each unit",
                        unit, ranks);
-    /* They train with the bits of ZeRO, but src/hf takes a unit to have one part of each. */
-    if (modeli_names_experts(spec))
-        return err_set(ERR_CONFIG,
-                       "model.expert_parallel_size is %llu, but train.lora.targets names experts, "
-                       "whose adapters could not be exported: take experts out of the targets, or "
-                       "set model.expert_parallel_size to 1",
-                       ranks);
     if (tensors * ranks > MODELI_GROUPED_MAX)
         return err_set(ERR_CONFIG,
                        "model.expert_parallel_size is %llu, but at most %u is possible here (%u if "
-                       "experts have no biases)",
+                       "experts have neither biases nor adapters)",
                        ranks, MODELI_GROUPED_MAX / tensors, MODELI_GROUPED_MAX / 2);
-    if (model_asks_packed(spec))
-        return err_set(ERR_CONFIG,
-                       "model.expert_parallel_size is %llu, but state.params or state.rules asks "
-                       "for packed parameters, which cannot be combined: leave one of them out",
-                       ranks);
     return 0;
 }
 

@@ -94,13 +94,34 @@ static uint64_t stored_rows_of(const model *self, uint32_t unit, uint32_t idx)
     return tensor->whole_rows / self->spec.expert_count / (is_first ? 2 : 1); /* gate and up */
 }
 
+/* Elements of the working dtype that so many bytes take in a packed vector or group. */
+static uint64_t whole_elems(const model *self, uint64_t bytes)
+{
+    return size_round_up(size_div_up(bytes, dtype_bytes(self->type)), SHARD_ELEMS_STEP);
+}
+
+/* Groups of the unit, which are shards of ranks; and the tensors of one. */
+static uint32_t groups_of(const model_unit *unit)
+{
+    return unit->rank_groups > 1 ? unit->rank_groups : 1;
+}
+
+static uint32_t tensors_of_group(const model_unit *unit)
+{
+    return unit->tensor_count / groups_of(unit);
+}
+
 static int place_unit(model *self, uint32_t unit_idx)
 {
     model_unit *unit = &self->units[unit_idx];
-    uint64_t end = 0;
+    uint64_t end = 0, group_elems = 0;
     for (uint32_t i = 0; i < unit->tensor_count; i++) {
         model_tensor *tensor = &unit->tensors[i];
         enum stored_format format = format_of(self, unit_idx, i);
+        if (i == tensors_of_group(unit))
+            group_elems = whole_elems(self, end);
+        if (i % tensors_of_group(unit) == 0)
+            end = i / tensors_of_group(unit) * group_elems * dtype_bytes(self->type);
         if (format != STORED_WORKING) {
             if (!stored_fits(format, tensor->columns))
                 return err_set(ERR_CONFIG,
@@ -117,8 +138,7 @@ static int place_unit(model *self, uint32_t unit_idx)
         end = tensor->rest_bytes + tensor_bytes(self, tensor);
     }
     if (unit->is_packed)
-        unit->rest_elems =
-            size_round_up(size_div_up(end, dtype_bytes(self->type)), SHARD_ELEMS_STEP);
+        unit->rest_elems = whole_elems(self, end);
     return 0;
 }
 
@@ -203,23 +223,31 @@ bool model_has_packed(const model *self)
 
 /* ---- expanding ---- */
 
+/* The groups that a pass has: all, or the own one where experts belong to ranks. */
+static uint32_t groups_here(const model *self, const model_unit *unit)
+{
+    return self->spec.owns_experts ? 1 : groups_of(unit);
+}
+
 static uint64_t expanded_bytes(const model *self, const struct pass *pass, uint32_t i)
 {
     const model_unit *unit = &self->units[pass->units[i]];
     if (!unit->is_packed || !pass->reads_params[i] || is_constant(unit))
         return 0;
-    return size_round_up(unit->elems * dtype_bytes(self->type), MODEL_REST_ALIGN_BYTES);
+    uint64_t elems = unit->elems / groups_of(unit) * groups_here(self, unit);
+    return size_round_up(elems * dtype_bytes(self->type), MODEL_REST_ALIGN_BYTES);
 }
 
 void modeli_size_expansion(const model *self, struct pass *pass)
 {
     for (uint32_t i = 0; i < pass->unit_count; i++) {
+        const model_unit *unit = &self->units[pass->units[i]];
         uint64_t bytes = expanded_bytes(self, pass, i);
         if (bytes == 0)
             continue;
+        uint64_t packed_elems = unit->rest_elems / groups_of(unit) * groups_here(self, unit);
         pass->expanded_bytes += bytes;
-        pass->expand_dram_bytes +=
-            bytes + self->units[pass->units[i]].rest_elems * dtype_bytes(self->type);
+        pass->expand_dram_bytes += bytes + packed_elems * dtype_bytes(self->type);
     }
 }
 
@@ -247,10 +275,12 @@ static int expand_tensor(const model *self, const kernel_ops *ops, kernel_contex
     return 0;
 }
 
+/* The own group's params are where those of the first group would be. */
 static int expand_unit(const model *self, const model_unit *unit, void *stream, const void *packed,
                        void *expanded)
 {
-    for (uint32_t i = 0; i < unit->tensor_count; i++) {
+    uint32_t count = tensors_of_group(unit) * groups_here(self, unit);
+    for (uint32_t i = 0; i < count; i++) {
         const model_tensor *tensor = &unit->tensors[i];
         void *target = (char *)expanded + tensor->offset_elems * dtype_bytes(self->type);
         TRY(expand_tensor(self, self->ops, self->context, stream, tensor, packed, self->type,

@@ -29,6 +29,15 @@ model_tensor *modeli_append(modeli_lister *list, uint64_t rows, uint64_t columns
     return tensor;
 }
 
+void modeli_begin_group(modeli_lister *list, uint64_t idx, uint64_t *group_elems)
+{
+    if (idx == 1)
+        *group_elems = size_round_up(list->end_elems, SHARD_ELEMS_STEP);
+    if (idx > 0)
+        list->end_elems = idx * *group_elems;
+    list->unit->rank_groups = (uint32_t)idx + 1;
+}
+
 /* Begins a unit without tensors. */
 static int open_unit(model *self, uint32_t unit_idx, uint32_t whole_unit, modeli_lister *list)
 {
@@ -155,12 +164,9 @@ static void add_experts(model *self, modeli_lister *list, const modeli_whole *wh
     uint64_t groups = modeli_expert_groups(owner), count = part->rows / groups;
     modeli_params others;
     for (uint64_t g = 0; g < groups; g++) {
-        if (g > 0)
-            list->end_elems = g * part->group_elems;
+        modeli_begin_group(list, g, &part->group_elems);
         add_group(self, list, whole, layer, &owner->at, owner->matrix_rows,
                   part->row_begin + g * count, count, g == 0 ? at : &others);
-        if (g == 0)
-            part->group_elems = size_round_up(list->end_elems, SHARD_ELEMS_STEP);
     }
     assert(groups == 1 || list->unit->elems == groups * part->group_elems);
 }
@@ -301,13 +307,7 @@ static bool ends_with(const char *text, const char *end)
 
 bool model_is_owned(const model *self, uint32_t unit)
 {
-    for (uint32_t s = 1; s + 1 < self->stage_count && self->spec.owns_experts; s++)
-        for (uint32_t p = 0; p < self->stages[s].pass_count[PHASE_FORWARD]; p++) {
-            const struct pass *pass = &self->stages[s].passes[PHASE_FORWARD][p];
-            if (pass->units[0] == unit || (pass->unit_count > 1 && pass->units[1] == unit))
-                return pass->sent_bytes > 0;
-        }
-    return false;
+    return self->spec.owns_experts && self->units[unit].rank_groups > 1;
 }
 
 bool model_has_only_matrices(const model *self, uint32_t unit)

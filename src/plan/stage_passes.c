@@ -303,20 +303,32 @@ static void add_filling(const plani_builder *b, op *item, double bytes, double s
         item->demand.device_seconds += seconds;
 }
 
+/* Gives the op the workspace but for the pass's expanded params, which lie at its end. Returns
+ * their place. */
+static plani_range use_scratch(plani_builder *b, const struct pass_run *run, uint32_t idx)
+{
+    plani_range expanded = {0};
+    uint32_t workspace = b->set->homes.workspace;
+    if (workspace == PROGRAM_NONE)
+        return expanded;
+    plani_range scratch = plani_whole(b, workspace);
+    expanded = scratch;
+    expanded.size_bytes = run->pass->expanded_bytes;
+    scratch.size_bytes -= expanded.size_bytes;
+    expanded.offset_bytes = scratch.size_bytes;
+    if (scratch.size_bytes > 0)
+        plani_use(b, idx, scratch, ROLE_WORKSPACE, ACCESS_WRITE);
+    return expanded;
+}
+
 /* Scratch of the op, and behind it the expanded params of the pass's packed units. The first
- * micro-batch of a run expands them. Nothing else uses the workspace before the last one is
- * done. */
+ * micro-batch of a run expands them. Nothing but scratch of the pass uses the workspace before the
+ * last one is done. */
 static void use_workspace(plani_builder *b, const struct pass_run *run, uint32_t idx, uint32_t mb)
 {
-    uint64_t expanded_bytes = run->pass->expanded_bytes;
-    if (expanded_bytes == 0) {
-        use_if(b, idx, b->set->homes.workspace, ROLE_WORKSPACE, ACCESS_WRITE);
+    plani_range expanded = use_scratch(b, run, idx);
+    if (expanded.size_bytes == 0)
         return;
-    }
-    plani_range scratch = plani_whole(b, b->set->homes.workspace), expanded = scratch;
-    scratch.size_bytes -= expanded_bytes;
-    expanded.offset_bytes = scratch.size_bytes;
-    expanded.size_bytes = expanded_bytes;
     bool expands = mb == run->mb_begin;
     if (expands) {
         double share = run->hit.size_bytes > 0 ? plani_hit_share(b->job, run->stage, run->pass) : 1;
@@ -324,8 +336,6 @@ static void use_workspace(plani_builder *b, const struct pass_run *run, uint32_t
         plani_add_device_bytes(b->job, &b->ops[idx].demand, (uint64_t)bytes);
         add_filling(b, &b->ops[idx], bytes, share * run->pass->expand_seconds);
     }
-    if (scratch.size_bytes > 0)
-        plani_use(b, idx, scratch, ROLE_WORKSPACE, ACCESS_WRITE);
     plani_use(b, idx, expanded, ROLE_EXPANDED, expands ? ACCESS_WRITE : ACCESS_READ);
 }
 
@@ -441,7 +451,7 @@ static void outer_step(plani_builder *b, const struct pass_run *run, uint32_t mb
         return;
     b->ops[idx].step = (uint8_t)step;
     plani_add_device_bytes(b->job, &b->ops[idx].demand, pass->moved_bytes);
-    use_if(b, idx, b->set->homes.workspace, ROLE_WORKSPACE, ACCESS_WRITE);
+    use_scratch(b, run, idx);
     use_tables(b, run, idx);
     use_if(b, idx, sent, ROLE_SENT, is_last ? ACCESS_READ : ACCESS_WRITE);
     use_if(b, idx, with->saved, ROLE_SAVED, with->saved_access);

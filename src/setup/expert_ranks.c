@@ -53,10 +53,13 @@ static uint64_t zero_bytes(const struct setup *self, const model *net)
     for (uint64_t i = 0; i < net->pass_count; i++) {
         const struct pass *pass = &net->passes[i];
         for (uint32_t k = 0; k < pass->unit_count && pass->sent_bytes > 0; k++) {
-            uint64_t each = asked->zero_stage >= 3 ? rounds * param_bytes : 0;
+            const model_unit *unit = &net->units[pass->units[k]];
+            uint64_t gathers = asked->zero_stage >= 3 ? rounds : pass->adds_grads[k];
+            uint64_t each =
+                gathers * unit->rest_elems * param_bytes; /* packed ones as they travel */
             if (pass->adds_grads[k])
-                each += rounds * grad_bytes + (asked->zero_stage < 3 ? param_bytes : 0);
-            bytes += peers * (net->units[pass->units[k]].elems / self->ranks.world) * each;
+                each += rounds * unit->elems * grad_bytes;
+            bytes += peers * (each / self->ranks.world);
         }
     }
     return bytes;

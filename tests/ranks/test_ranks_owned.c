@@ -4,7 +4,8 @@
  * placements and ways to fetch agree in every bit of norms and weights too. Norms may differ from
  * those of ZeRO by rounding, since blocks of a unit's vector hold other experts. A run goes on
  * after a stop, on as many ranks or on one. The bytes sent are those of the plan, exactly so where
- * every token has all experts.
+ * every token has all experts. The same holds with adapters of experts and with packed experts.
+ * What is exported is that of a run with ZeRO, byte for byte.
  *
  * test_ranks_owned RANKS [NAME OF A TEST] */
 #include <setjmp.h>
@@ -18,6 +19,10 @@
 #include <cmocka.h>
 #include <math.h>
 
+#include "base/file.h"
+#include "base/mem.h"
+#include "hf/hf.h"
+#include "infer/infer.h"
 #include "setup/summary.h"
 #include "tests/ranks/mpi_fixture.h"
 #include "train/train.h"
@@ -95,14 +100,16 @@ static const struct way ways[] = {
       "tiers.place.activations=host", "run.paranoid=true"}},
 };
 
+enum { SETS = 4 }; /* of a comparison, at most */
+
 /* All ways with these settings agree, and their losses are those of ZeRO. */
-static void compare(const char *what, const char *const sets[3], size_t way_count)
+static void compare(const char *what, const char *const sets[SETS], size_t way_count)
 {
     static mpi_result zero, first, result;
     static fixture_sets asked;
     for (size_t i = 0; i <= way_count; i++) {
         begin_sets(&asked, i > 0);
-        for (int k = 0; k < 3 && sets[k]; k++)
+        for (int k = 0; k < SETS && sets[k]; k++)
             fixture_set(&asked, "%s", sets[k]);
         const struct way *way = &ways[i == 0 ? 0 : i - 1];
         for (int k = 0; k < 6 && way->sets[k]; k++)
@@ -122,12 +129,12 @@ enum { WAYS = sizeof ways / sizeof ways[0] };
 static void owned_experts_have_the_bits_of_zero(void **state)
 {
     (void)state;
-    static const char *const all[3] = {NULL}, *const uneven[3] = {
-                                                  "model.num_experts_per_tok=1",
-                                                  "model.seq_length=4",
-                                                  "train_micro_batch_size_per_gpu=1"};
+    static const char *const all[SETS] = {NULL}, *const uneven[SETS] = {
+                                                     "model.num_experts_per_tok=1",
+                                                     "model.seq_length=4",
+                                                     "train_micro_batch_size_per_gpu=1"};
     /* Logits that are all 0: every token chooses the first experts. */
-    static const char *const alike[3] = {"model.init_std=1e-25"};
+    static const char *const alike[SETS] = {"model.init_std=1e-25"};
     shape.bf16 = false;
     compare("fp32", all, WAYS);
     compare("few tokens, one expert each", uneven, 2);
@@ -141,7 +148,7 @@ static void owned_experts_have_the_bits_of_zero(void **state)
 static void a_family_with_shared_experts_has_them(void **state)
 {
     (void)state;
-    static const char *const all[3] = {NULL};
+    static const char *const all[SETS] = {NULL};
     shape = deepseek;
     compare("deepseek", all, 2);
     shape = mixtral;
@@ -150,11 +157,119 @@ static void a_family_with_shared_experts_has_them(void **state)
 static void frozen_experts_have_them_too(void **state)
 {
     (void)state;
-    static const char *const adapters[3] = {"train.lora={\"rank\":2,\"targets\":[\"q_proj\"]}"};
-    static const char *const block[3] = {"train.only=[\"blocks.1\"]",
-                                         "model.router_aux_loss_coef=0.01"};
+    static const char *const adapters[SETS] = {"train.lora={\"rank\":2,\"targets\":[\"q_proj\"]}"};
+    static const char *const block[SETS] = {"train.only=[\"blocks.1\"]",
+                                            "model.router_aux_loss_coef=0.01"};
+    static const char *const of_experts[SETS] = {
+        "train.lora={\"rank\":2,\"targets\":[\"experts.down_proj\",\"experts.gate_up_proj\"]}",
+        "model.num_experts_per_tok=3"};
     compare("adapters of attention", adapters, 2);
+    compare("adapters of experts", of_experts, WAYS);
     compare("a block alone, and a loss of routers", block, 3);
+}
+
+/* Packed experts, which all ranks expand from their own part. */
+static void packed_experts_have_them_too(void **state)
+{
+    (void)state;
+    static const char lora[] =
+        "train.lora={\"rank\":2,\"targets\":[\"q_proj\",\"experts.down_proj\"]}";
+    static const char width[] = "model.expert_ffn_size=64"; /* whole blocks of each format */
+    static const char *const cases[][SETS] = {
+        {"state.params=nf4_double", width, lora, "gradient_accumulation_steps=3"},
+        {"state.params=int8", width, lora},
+        {"state.params=fp8_blocks", width, "train.only=[\"blocks.1\"]"},
+        {"state.params=mxfp4", width, lora,
+         "state.rules=[{\"tensors\":\"experts.gate_up_proj\",\"params\":\"working\"}]"},
+    };
+    shape.bf16 = true;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        compare(cases[i][0], cases[i], i == 0 ? WAYS : 1);
+    shape.bf16 = false;
+}
+
+/* ---- exports ---- */
+
+static void expect_same(const char *a, const char *b, const char *file)
+{
+    char *first, *second, path[FIXTURE_PATH_BYTES * 2];
+    uint64_t first_bytes, second_bytes;
+    snprintf(path, sizeof path, "%s/%s", fixture_path(NULL, a), file);
+    assert_int_equal(file_read(path, 1 << 28, &first, &first_bytes), 0);
+    snprintf(path, sizeof path, "%s/%s", fixture_path(NULL, b), file);
+    assert_int_equal(file_read(path, 1 << 28, &second, &second_bytes), 0);
+    if (first_bytes != second_bytes || memcmp(first, second, first_bytes) != 0)
+        fail_msg("%s and %s have other bytes in %s", a, b, file);
+    mem_free(first);
+    mem_free(second);
+}
+
+/* Runs, and exports on rank 0: as `name`-whole, and with adapters as `name`-adapters. */
+static void run_and_export(const char *name, const fixture_sets *sets, bool has_adapters)
+{
+    static mpi_result result;
+    char to[64];
+    mpi_train_call(&(mpi_call){.name = name, .keeps = true}, &shape, sets, &result);
+    for (int i = 0; mpi_rank == 0 && i <= has_adapters; i++) {
+        struct hf_export_summary sum;
+        snprintf(to, sizeof to, "%s-%s", name, i ? "adapters" : "whole");
+        const struct hf_export_options options = {.run_dir = fixture_path(NULL, name),
+                                                  .hf_dir = fixture_path(NULL, to),
+                                                  .adapters = i > 0,
+                                                  .force = true};
+        if (hf_export(&options, &sum) < 0)
+            fail_msg("%s: %s", to, err_text());
+    }
+    mpi_barrier();
+}
+
+/* A run of the checkpoint of `begin`. */
+static void adapt_sets(fixture_sets *sets, bool is_owned, const char *lora, const char *rate)
+{
+    memset(sets, 0, sizeof *sets);
+    fixture_set(sets, "model={\"hf\": \"%s\", \"seq_length\": 16, \"experts_per_unit\": %d}",
+                fixture_path(NULL, "begin-whole"), mpi_world > 2 ? 8 : 4);
+    fixture_set(sets, "model.expert_parallel_size=%u", is_owned ? mpi_world : 1);
+    fixture_set(sets, "data.tokenizer=bytes");
+    fixture_set(sets, "run.steps=2");
+    fixture_set(sets, "scheduler=null");
+    fixture_set(sets, "gradient_clipping=0");
+    fixture_set(sets, "communication_data_type=fp32");
+    fixture_set(sets, "zero_optimization.stage=2");
+    fixture_set(sets, "optimizer.params.lr=%s", rate);
+    fixture_set(sets, "train.lora=%s", lora);
+}
+
+static void exports_are_those_of_zero(void **state)
+{
+    (void)state;
+    static const char lora[] = "{\"rank\": 3, \"targets\": [\"k_proj\", \"experts.down_proj\", "
+                               "\"experts.gate_up_proj\"]}";
+    static const char *const names[] = {"zero", "owned"};
+    static fixture_sets asked;
+    char from[FIXTURE_PATH_BYTES * 2];
+    begin_sets(&asked, true);
+    fixture_set(&asked, "zero_optimization.stage=1");
+    fixture_set(&asked, "data.tokenizer=bytes");
+    run_and_export("begin", &asked, false);
+    for (int i = 0; i < 2; i++) {
+        adapt_sets(&asked, i > 0, lora, "0.1");
+        run_and_export(names[i], &asked, true);
+    }
+    snprintf(from, sizeof from, "{\"from\": \"%s\"}", fixture_path(NULL, "owned-adapters"));
+    adapt_sets(&asked, true, from, "0");
+    run_and_export("again", &asked, true);
+    if (mpi_rank == 0) {
+        expect_same("zero-adapters", "owned-adapters", "adapter_model.safetensors");
+        expect_same("zero-whole", "owned-whole", "model.safetensors");
+        expect_same("owned-adapters", "again-adapters", "adapter_model.safetensors");
+        expect_same("owned-whole", "again-whole", "model.safetensors");
+        for (int i = 0; i < 2; i++)
+            fixture_remove(names[i]);
+        fixture_remove("begin");
+        fixture_remove("again");
+    }
+    mpi_barrier();
 }
 
 /* ---- bytes ---- */
@@ -262,13 +377,30 @@ static void auto_takes_the_smaller_volume(void **state)
 
 /* ---- resuming ---- */
 
-static void runs_go_on(void **state)
+/* An evaluation of the run, by one rank, has the loss of the run's last one. */
+static void check_evaluation(const mpi_result *of)
 {
-    (void)state;
+    struct infer_evaluate_result result;
+    const char *files[] = {fixture_path("valid.txt", NULL)};
+    const struct infer_evaluate_options options = {.path = fixture_path("stopped", NULL),
+                                                   .files = files,
+                                                   .file_count = 1,
+                                                   .batches = 2 * mpi_world};
+    if (infer_evaluate(&options, &result) < 0)
+        fail_msg("%s", err_text());
+    double own = of->eval_losses[of->eval_count - 1];
+    if (!(fabs(result.loss / own - 1) < 1e-6))
+        fail_msg("an evaluation has %.9g, and the run had %.9g", result.loss, own);
+}
+
+static void go_on(const char *const sets[SETS])
+{
     static mpi_result whole, half, rest;
     static fixture_sets asked;
     for (int i = 0; i < 3; i++) {
         begin_sets(&asked, true);
+        for (int k = 0; k < SETS && sets[k]; k++)
+            fixture_set(&asked, "%s", sets[k]);
         fixture_set(&asked, "zero_optimization.stage=2");
         fixture_set(&asked, "tiers.place.optimizer=nvme");
         fixture_set(&asked, "run.steps=%d", i == 0 ? 8 : 3 * i);
@@ -280,6 +412,7 @@ static void runs_go_on(void **state)
         assert_int_equal(rest.run.step_count, 6);
         for (int i = 0; i < 6; i++)
             assert_int_equal(whole.run.loss_bits[i], rest.run.loss_bits[i]);
+        check_evaluation(&rest);
     }
     /* One rank goes on with all experts; its step has the sequences of all ranks. It adds up the
      * gradients of all micro-batches in one sum. Ranks add up their own ones, and then these sums
@@ -306,6 +439,17 @@ static void runs_go_on(void **state)
         fixture_remove("stopped");
     }
     mpi_barrier();
+}
+
+static void runs_go_on(void **state)
+{
+    (void)state;
+    static const char *const plain[SETS] = {NULL};
+    static const char *const adapted[SETS] = {
+        "train.lora={\"rank\":2,\"targets\":[\"experts.down_proj\",\"experts.gate_up_proj\"]}",
+        "state.params=nf4_double", "model.expert_ffn_size=64", "optimizer.params.lr=0.05"};
+    go_on(plain);
+    go_on(adapted);
 }
 
 /* On one rank experts lie in groups too, and nothing travels. */
@@ -337,8 +481,6 @@ static void what_cannot_be_is_refused(void **state)
         {{"model.expert_parallel_size=8"}, "it must be 1 or the number of ranks"},
         {{"model.num_experts=9"}, "must divide model.num_experts 9"},
         {{"model.num_experts=16", "model.experts_per_unit=1"}, "must be a multiple of"},
-        {{"train.lora={\"rank\":2,\"targets\":[\"experts.down_proj\"]}"}, "names experts"},
-        {{"train.lora={\"rank\":2,\"targets\":[\"q_proj\"]}", "state.params=nf4"}, "packed"},
     };
     static struct setup_summary plan;
     static fixture_sets asked;
@@ -363,6 +505,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(owned_experts_have_the_bits_of_zero),
         cmocka_unit_test(a_family_with_shared_experts_has_them),
         cmocka_unit_test(frozen_experts_have_them_too),
+        cmocka_unit_test(packed_experts_have_them_too),
+        cmocka_unit_test(exports_are_those_of_zero),
         cmocka_unit_test(plans_say_what_is_sent),
         cmocka_unit_test(auto_compares_what_plans_send),
         cmocka_unit_test(auto_takes_the_smaller_volume),
