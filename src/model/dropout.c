@@ -22,13 +22,15 @@ uint64_t modeli_block_site(const model_call *call, uint64_t idx)
     return MODELI_BLOCK_SITES * (call->layer + 1) + idx;
 }
 
-int modeli_drop(const model *self, void *stream, const model_call *call, double probability,
-                uint64_t site, uint64_t columns, const void *source, void *target)
+int modeli_drop_rows(const model *self, void *stream, const model_call *call, double probability,
+                     uint64_t site, uint64_t row_begin, uint64_t rows, uint64_t columns,
+                     const void *source, void *target)
 {
     assert(call->dropout_counter != NULL);
     dropout_args args = {
         .type = self->type,
-        .rows = modeli_rows(self),
+        .rows = rows,
+        .row_begin = row_begin,
         .columns = columns,
         .source = source,
         .target = target,
@@ -39,4 +41,11 @@ int modeli_drop(const model *self, void *stream, const model_call *call, double 
         .tokens = self->tokens,
     };
     return self->ops->dropout(self->context, stream, &args);
+}
+
+int modeli_drop(const model *self, void *stream, const model_call *call, double probability,
+                uint64_t site, uint64_t columns, const void *source, void *target)
+{
+    return modeli_drop_rows(self, stream, call, probability, site, 0, modeli_rows(self), columns,
+                            source, target);
 }

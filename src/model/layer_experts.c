@@ -337,7 +337,7 @@ static int run_up(const struct experts_run *of, const experts_rows_args *rows, u
     TRY(multiply(of, &of->by->up[size], MODELI_FORWARD, inputs, of->up, of->up_bias,
                  room_at(of, of->at.up)));
     for (uint32_t i = 0; i < of->up_count; i++) {
-        TRY(modeli_expert_lora_inner(&of->up_lora[i], size, inputs));
+        TRY(modeli_expert_lora_inner(&of->up_lora[i], size, rows->slot_begin, inputs));
         TRY(modeli_expert_lora_outer(&of->up_lora[i], size, room_at(of, of->at.up)));
     }
     return self->ops->activation_forward(self->context, of->run->stream, &gate);
@@ -351,7 +351,8 @@ static int forward_block(const struct experts_run *of, const experts_rows_args *
     TRY(run_up(of, rows, size));
     TRY(multiply(of, &of->by->down[size], MODELI_FORWARD, room_at(of, of->at.gated), of->down,
                  of->down_bias, args.slot_rows));
-    TRY(modeli_expert_lora_inner(&of->down_lora, size, room_at(of, of->at.gated)));
+    TRY(modeli_expert_lora_inner(&of->down_lora, size, rows->slot_begin,
+                                 room_at(of, of->at.gated)));
     TRY(modeli_expert_lora_outer(&of->down_lora, size, args.slot_rows));
     if (of->parcel)
         return 0;
@@ -401,10 +402,11 @@ static int backward_block(const struct experts_run *of, const experts_rows_args 
     if (!of->parcel)
         TRY(gather(of, rows, modeli_at_spot(of->run, of->layer->output_grad), of->at.outputs));
     TRY(multiply(of, down, MODELI_INPUT_GRAD, outputs, of->down, NULL, gated_grad));
-    TRY(modeli_expert_lora_inner(&of->down_lora, size, room_at(of, of->at.gated)));
-    TRY(modeli_expert_lora_input_grad(&of->down_lora, size, outputs, gated_grad));
+    TRY(modeli_expert_lora_inner(&of->down_lora, size, rows->slot_begin,
+                                 room_at(of, of->at.gated)));
+    TRY(modeli_expert_lora_input_grad(&of->down_lora, size, rows->slot_begin, outputs, gated_grad));
     TRY(weigh(of, rows));
-    TRY(modeli_expert_lora_grads(&of->down_lora, size, lora_product, outputs,
+    TRY(modeli_expert_lora_grads(&of->down_lora, size, rows->slot_begin, lora_product, outputs,
                                  room_at(of, of->at.gated)));
     TRY(add_grads(of, down, product, outputs, room_at(of, of->at.gated), of->down_grad,
                   of->down_bias_grad));
@@ -414,8 +416,10 @@ static int backward_block(const struct experts_run *of, const experts_rows_args 
     TRY(add_grads(of, up, product, up_grad, inputs, of->up_grad, of->up_bias_grad));
     TRY(multiply(of, up, MODELI_INPUT_GRAD, up_grad, of->up, NULL, outputs));
     for (uint32_t i = 0; i < of->up_count; i++) {
-        TRY(modeli_expert_lora_input_grad(&of->up_lora[i], size, up_grad, outputs));
-        TRY(modeli_expert_lora_grads(&of->up_lora[i], size, lora_product, up_grad, inputs));
+        TRY(modeli_expert_lora_input_grad(&of->up_lora[i], size, rows->slot_begin, up_grad,
+                                          outputs));
+        TRY(modeli_expert_lora_grads(&of->up_lora[i], size, rows->slot_begin, lora_product, up_grad,
+                                     inputs));
     }
     if (of->parcel)
         return 0;

@@ -270,18 +270,14 @@ static int check_lora(const model_spec *spec)
     if ((routed | targets_of(spec, TARGETS_SHARED)) != 0 && !has_experts)
         return err_set(ERR_CONFIG, "train.lora.targets names experts, which this model does not "
                                    "have");
-    for (uint32_t i = 0; (name = model_lora_target(spec->family, i)) != NULL; i++) {
+    for (uint32_t i = 0; (name = model_lora_target(spec->family, i)) != NULL; i++)
         if ((lora->targets >> i & 1) != 0 && !model_lora_is_there(spec, i))
             return err_set(ERR_CONFIG,
                            "train.lora.targets names %s, which this model does not have", name);
-        /* a shared expert behind a gate is a mixture of one */
-        if (find_target(modeli_family_of(spec->family), i).row->kind == &modeli_experts)
-            routed |= lora->targets & 1u << i;
-    }
     if (lora->dropout > 0 && routed != 0)
         return err_set(
             ERR_CONFIG,
-            "train.lora.dropout is %g, but adapters of experts have none: set it to 0, or "
+            "train.lora.dropout is %g, but adapters of routed experts have none: set it to 0, or "
             "take experts out of train.lora.targets",
             lora->dropout);
     return 0;

@@ -1,10 +1,10 @@
 /* Low-rank adapters of the experts of a mixture, one for gate and up together and one for down, as
  * lora.c has them for linear layers, but without dropout (PEFT has none there either). A shared
- * expert behind a gate has one for gate, one for up and one for down. Experts work on blocks of
- * rows, and the backward computes u again:
+ * expert behind a gate has one for gate, one for up and one for down, with dropout. Experts work on
+ * blocks of rows, and the backward computes u again:
  *
- *   y += B u,  u = s A x
- *   backward, given dy:  du = s dy B;  dx += du A;  dB += dy^T u;  dA += du^T x
+ *   y += B u,  u = s A d(x)
+ *   backward, given dy:  du = s dy B;  dx += d(du A);  dB += dy^T u;  dA += du^T d(x)
  *
  * The adapters of a part's experts are the pass's second unit: A of all its experts, then B. A
  * function does nothing if it is given an adapter that is not there. Allocates nothing after
@@ -93,6 +93,11 @@ modeli_expert_room modeli_expert_lora_room(const modeli_layer *layer, uint64_t r
 
 /* ---- costs ---- */
 
+static bool has_dropout(const modeli_layer *layer)
+{
+    return layer->row->is_shared && layer->net->spec.lora.dropout > 0;
+}
+
 void modeli_expert_lora_costs(const modeli_layer *layer, bool backward, uint64_t rows,
                               uint64_t count, model_costs *costs)
 {
@@ -107,6 +112,9 @@ void modeli_expert_lora_costs(const modeli_layer *layer, bool backward, uint64_t
             modeli_cost_product(self, &outer, MODELI_FORWARD, count, costs);
             columns += 3 * outer.out;
         }
+        if (has_dropout(layer))
+            modeli_cost_rows(MODEL_ROWS_DROPOUT, rows * count, (backward ? 6 : 2) * inner.in,
+                             dtype_bytes(self->type), costs);
         if (backward) {
             modeli_cost_product(self, &outer, MODELI_WEIGHT, count, costs);
             modeli_cost_product(self, &outer, MODELI_INPUT_GRAD, count, costs);
@@ -208,12 +216,38 @@ static int own_grad(const modeli_expert_lora *of, uint64_t rows, const void *out
                : scale(of, rows, out, 1, false, columns_of(of, output_grad), all, of->delta, out);
 }
 
-int modeli_expert_lora_inner(const modeli_expert_lora *of, uint32_t size, const void *input)
+static bool drops(const modeli_expert_lora *of)
+{
+    return has_dropout(of->layer) && of->run->call->dropout_counter != NULL;
+}
+
+static int drop(const modeli_expert_lora *of, uint64_t at, uint64_t rows, const void *source,
+                void *target)
+{
+    const modeli_run *run = of->run;
+    uint32_t number = modeli_first_target(run->self->products->family, of->layer->row) + of->matrix;
+    return modeli_drop_rows(run->self, run->stream, run->call, run->self->spec.lora.dropout,
+                            modeli_block_site(run->call, MODELI_ADAPTER_SITE + number), at, rows,
+                            in_of(of->layer, of->matrix), source, target);
+}
+
+/* The adapter's input: that of the expert or, with dropout, its copy in delta. */
+static int own_input(const modeli_expert_lora *of, uint64_t at, uint64_t rows, const void *input,
+                     const void **own)
+{
+    *own = drops(of) ? of->delta : input;
+    return drops(of) ? drop(of, at, rows, input, of->delta) : 0;
+}
+
+int modeli_expert_lora_inner(const modeli_expert_lora *of, uint32_t size, uint64_t at,
+                             const void *input)
 {
     if (of->a == NULL)
         return 0;
     const modeli_matrix *inner = inner_of(of, size);
-    TRY(multiply(of, inner, MODELI_FORWARD, input, of->a, of->u));
+    const void *own;
+    TRY(own_input(of, at, inner->rows, input, &own));
+    TRY(multiply(of, inner, MODELI_FORWARD, own, of->a, of->u));
     return scale_small(of, inner->rows, of->u);
 }
 
@@ -227,7 +261,7 @@ int modeli_expert_lora_outer(const modeli_expert_lora *of, uint32_t size, void *
                  columns_of(of, output), all_of(of->layer, of->matrix));
 }
 
-int modeli_expert_lora_input_grad(const modeli_expert_lora *of, uint32_t size,
+int modeli_expert_lora_input_grad(const modeli_expert_lora *of, uint32_t size, uint64_t at,
                                   const void *output_grad, void *input_grad)
 {
     if (of->a == NULL)
@@ -238,19 +272,23 @@ int modeli_expert_lora_input_grad(const modeli_expert_lora *of, uint32_t size,
     TRY(multiply(of, outer_of(of, size), MODELI_INPUT_GRAD, own, of->b, of->u_grad));
     TRY(scale_small(of, inner->rows, of->u_grad));
     TRY(multiply(of, inner, MODELI_INPUT_GRAD, of->u_grad, of->a, of->delta));
+    if (drops(of))
+        TRY(drop(of, at, inner->rows, of->delta, of->delta));
     return scale(of, inner->rows, inner->in, 1, true, of->delta, inner->in, input_grad, inner->in);
 }
 
-int modeli_expert_lora_grads(const modeli_expert_lora *of, uint32_t size,
+int modeli_expert_lora_grads(const modeli_expert_lora *of, uint32_t size, uint64_t at,
                              enum modeli_product product, const void *output_grad,
                              const void *input)
 {
+    const modeli_matrix *inner = inner_of(of, size);
     const void *own;
     if (of->a_grad == NULL)
         return 0;
-    TRY(own_grad(of, inner_of(of, size)->rows, output_grad, &own));
+    TRY(own_grad(of, inner->rows, output_grad, &own));
     TRY(multiply(of, outer_of(of, size), product, own, of->u, of->b_grad));
-    return multiply(of, inner_of(of, size), product, of->u_grad, input, of->a_grad);
+    TRY(own_input(of, at, inner->rows, input, &own)); /* dy is not needed any more */
+    return multiply(of, inner, product, of->u_grad, own, of->a_grad);
 }
 
 int modeli_expert_lora_clear(const modeli_expert_lora *of)

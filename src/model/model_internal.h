@@ -396,13 +396,14 @@ modeli_expert_lora modeli_expert_lora_of(const modeli_run *run, const modeli_lay
                                          uint32_t matrix, uint64_t idx, uint64_t grads_group,
                                          const modeli_expert_room *at);
 /* inner: computes u. outer: adds to the output. input_grad: computes du, and adds to the gradient
- * of the input. grads: those of A and B, from u and du. clear: these are zero. */
-int modeli_expert_lora_inner(const modeli_expert_lora *of, uint32_t size,
+ * of the input. grads: those of A and B, from u and du. clear: these are zero. A block of rows has
+ * the number `size` and begins at slot `at`, which of a shared expert is the row of its token. */
+int modeli_expert_lora_inner(const modeli_expert_lora *of, uint32_t size, uint64_t at,
                              const void *input) MUST_CHECK;
 int modeli_expert_lora_outer(const modeli_expert_lora *of, uint32_t size, void *output) MUST_CHECK;
-int modeli_expert_lora_input_grad(const modeli_expert_lora *of, uint32_t size,
+int modeli_expert_lora_input_grad(const modeli_expert_lora *of, uint32_t size, uint64_t at,
                                   const void *output_grad, void *input_grad) MUST_CHECK;
-int modeli_expert_lora_grads(const modeli_expert_lora *of, uint32_t size,
+int modeli_expert_lora_grads(const modeli_expert_lora *of, uint32_t size, uint64_t at,
                              enum modeli_product product, const void *output_grad,
                              const void *input) MUST_CHECK;
 int modeli_expert_lora_clear(const modeli_expert_lora *of) MUST_CHECK;
@@ -464,7 +465,6 @@ static inline uint64_t modeli_expert_groups(const modeli_layer *layer)
     bool is_routed = layer->kind->has_experts && !layer->row->is_shared;
     return is_routed ? size_max(layer->net->spec.expert_ranks, 1) : 1;
 }
-/* True if the layer's experts belong to ranks that exchange rows. */
 /* Where a unit has what belongs to expert `idx` of the part, in elements: that of the first expert
  * is at `first` (MODELI_ABSENT: there is none), and each has `elems`. The unit's groups are
  * group_elems apart. */
@@ -476,6 +476,7 @@ static inline uint64_t modeli_expert_at(const modeli_layer *layer, const modeli_
     return first == MODELI_ABSENT ? first : first + idx / each * group_elems + idx % each * elems;
 }
 
+/* True if the layer's experts belong to ranks that exchange rows. */
 static inline bool modeli_are_owned(const modeli_layer *layer)
 {
     return layer->net->spec.owns_experts && modeli_expert_groups(layer) > 1;
@@ -512,7 +513,11 @@ int modeli_take_results(const modeli_run *run, const modeli_layer *layer,
 
 /* ---- dropout.c ----
  *
- * target = dropout(source), [N,columns]; they may be the same. Call it only if the call drops. */
+ * target = dropout(source), of `rows` rows of [N,columns], or of all; they may be the same. Call
+ * these only if the call drops. */
+int modeli_drop_rows(const model *self, void *stream, const model_call *call, double probability,
+                     uint64_t site, uint64_t row_begin, uint64_t rows, uint64_t columns,
+                     const void *source, void *target) MUST_CHECK;
 int modeli_drop(const model *self, void *stream, const model_call *call, double probability,
                 uint64_t site, uint64_t columns, const void *source, void *target) MUST_CHECK;
 /* True if rows of the embedding have a dropout. */

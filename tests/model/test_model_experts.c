@@ -460,6 +460,27 @@ static void compare_a(const harness *with, const harness *dense, const model_ten
     }
 }
 
+/* The targets that have the word in their names. */
+static uint32_t targets_with(const model_spec *spec, const char *word)
+{
+    uint32_t targets = 0;
+    const char *name;
+    for (uint32_t i = 0; (name = model_lora_target(spec->family, i)) != NULL; i++)
+        if (strstr(name, word) && model_lora_is_there(spec, i))
+            targets |= 1u << i;
+    return targets;
+}
+
+static void draw_adapters(harness *h)
+{
+    for (uint32_t u = 0; u < h->self->unit_count; u++)
+        for (uint32_t i = 0; i < h->self->units[u].tensor_count; i++) {
+            const model_tensor *tensor = &h->self->units[u].tensors[i];
+            for (uint64_t k = 0; tensor->is_adapter && k < tensor->rows * tensor->columns; k++)
+                h->masters[u][tensor->offset_elems + k] = 0.2f * rng_normal(SEED, u * 64 + i, k);
+        }
+}
+
 /* Adapters of the targets that have the word in their names, and of as many tensors, against the
  * model whose weights are W + s B A. */
 static void compare_adapters(const char *instance, const char *word, uint32_t tensors,
@@ -468,19 +489,10 @@ static void compare_adapters(const char *instance, const char *word, uint32_t te
     harness with, dense;
     model_spec spec = mixture(instance, EXPERTS), plain = spec;
     double squares = 0, length = 0, apart = 0;
-    const char *name;
-    spec.lora = (model_lora){.rank = 3, .alpha = 4.5};
-    for (uint32_t i = 0; (name = model_lora_target(spec.family, i)) != NULL; i++)
-        if (strstr(name, word) && model_lora_is_there(&spec, i))
-            spec.lora.targets |= 1u << i;
+    spec.lora = (model_lora){.rank = 3, .alpha = 4.5, .targets = targets_with(&spec, word)};
     harness_start(&with, &kernels_reference, &spec, DTYPE_FP32, 0, SEED, true);
     harness_start(&dense, &kernels_reference, &plain, DTYPE_FP32, 0, SEED, true);
-    for (uint32_t u = 0; u < with.self->unit_count; u++)
-        for (uint32_t i = 0; i < with.self->units[u].tensor_count; i++) {
-            const model_tensor *tensor = &with.self->units[u].tensors[i];
-            for (uint64_t k = 0; tensor->is_adapter && k < tensor->rows * tensor->columns; k++)
-                with.masters[u][tensor->offset_elems + k] = 0.2f * rng_normal(SEED, u * 64 + i, k);
-        }
+    draw_adapters(&with);
     for (uint32_t u = 0; u < dense.self->unit_count; u++)
         for (uint32_t i = 0; i < dense.self->units[u].tensor_count; i++) {
             const model_tensor *tensor = &dense.self->units[u].tensors[i];
@@ -533,8 +545,6 @@ static void shared_adapters(void **state)
     compare_adapters("glm4_moe", "down_proj", 2 + 2, KEPT_ALL);
 }
 
-/* ---- refusals ---- */
-
 static void expect_refused(const model_spec *spec, const char *word)
 {
     model *self;
@@ -542,6 +552,45 @@ static void expect_refused(const model_spec *spec, const char *word)
     if (strstr(err_text(), word) == NULL)
         fail_msg("'%s' does not mention '%s'", err_text(), word);
 }
+
+/* The dropout of a shared expert behind a gate: gradients against finite differences. */
+static void shared_adapters_drop(void **state)
+{
+    (void)state;
+    harness h;
+    model_spec spec = mixture("qwen2_moe", EXPERTS);
+    spec.balance_coef = spec.router_z_coef = 0;
+    spec.experts_per_token = spec.expert_count; /* so that a step changes no choice */
+    spec.lora = (model_lora){
+        .rank = 3, .alpha = 4.5, .dropout = 0.3, .targets = targets_with(&spec, "shared_expert")};
+    harness_start(&h, &kernels_reference, &spec, DTYPE_FP32, 0, SEED, true);
+    draw_adapters(&h);
+    harness_copy_params(&h);
+    harness_forward(&h, false);
+    harness_backward(&h, 1, KEPT_NONE);
+    for (uint32_t u = 0; u < h.self->unit_count; u++)
+        for (uint32_t i = 0; i < h.self->units[u].tensor_count; i++) {
+            const model_tensor *tensor = &h.self->units[u].tensors[i];
+            for (uint64_t p = 0; tensor->is_adapter && p < 3; p++) {
+                uint64_t elem = tensor->offset_elems +
+                                rng_below(SEED, u * 64 + i, p, tensor->rows * tensor->columns);
+                double slope = harness_finite_difference(&h, u, elem);
+                if (!(fabs(slope - h.grads[u][elem]) <= 5e-3 * fabs(slope) + 1e-3))
+                    fail_msg("%s: slope %g, gradient %g", tensor->name, slope,
+                             (double)h.grads[u][elem]);
+            }
+        }
+    harness_forward(&h, true);
+    float dropped = h.losses[0];
+    h.is_evaluated = true;
+    harness_forward(&h, true);
+    assert_true(h.losses[0] != dropped);
+    harness_destroy(&h);
+    spec.lora.targets |= targets_with(&spec, "experts.down_proj");
+    expect_refused(&spec, "adapters of routed experts have none");
+}
+
+/* ---- refusals ---- */
 
 static void refusals(void **state)
 {
@@ -586,6 +635,7 @@ int main(void)
         cmocka_unit_test(router_losses_by_hand),
         cmocka_unit_test(adapters),
         cmocka_unit_test(shared_adapters),
+        cmocka_unit_test(shared_adapters_drop),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
