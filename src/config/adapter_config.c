@@ -1,10 +1,9 @@
 /* Adapters that a run begins with: adapter_config.json of PEFT becomes keys of train.lora. See
- * config_internal.h. Pure, except for reading the file and for the log. */
+ * config_internal.h. Pure, except for reading the file. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/log.h"
 #include "config/config_internal.h"
 
 static const char from_path[] = "train.lora.from", targets_path[] = "train.lora.targets";
@@ -70,14 +69,11 @@ static int put_number(const configi_reader *reader, const struct adapter_config 
 {
     char own[CONFIGI_VALUE_BYTES], found[CONFIGI_VALUE_BYTES];
     const json_t *given = configi_get(reader, path);
-    if (!value || !json_is_number(value)) {
-        json_decref(value);
-        return configi_error(&self->found, key, "it is not a number");
-    }
-    if (!given)
+    int rc = !value ? configi_error(&self->found, key, "missing; it is a number")
+                    : configi_check_value(&self->found, configi_key_find(path), key, value);
+    if (rc == 0 && !given)
         return configi_put_path(reader, path, value);
-    int rc = 0;
-    if (!configi_is_same(given, value))
+    if (rc == 0 && !configi_is_same(given, value))
         rc = configi_error(reader, path, "%s, but %s has %s %s; leave the key out",
                            configi_show(given, own), self->file, key, configi_show(value, found));
     json_decref(value);
@@ -94,10 +90,23 @@ static bool has_text(const json_t *list, const char *text)
     return json_is_string(list) && strcmp(json_string_value(list), text) == 0;
 }
 
-/* Adds the names of target_modules or target_parameters to the list, of a layer without the
- * ".weight" of its parameter. */
+/* The target of train.lora.targets for a name of target_parameters. PEFT takes all parameters whose
+ * full name has this end. So "down_proj" means the matrix of all experts alone,
+ * "down_proj.weight" the linear layers of that name, and "mlp.up_proj.weight" one linear layer. */
+static json_t *target_of_parameter(const char *name)
+{
+    static const char end[] = ".weight";
+    const char *dot = strrchr(name, '.');
+    if (!dot)
+        return json_sprintf("experts.%s", name);
+    bool is_layer = strcmp(dot, end) == 0 && memchr(name, '.', (size_t)(dot - name));
+    return json_stringn(name, is_layer ? (size_t)(dot - name) : strlen(name));
+}
+
+/* Adds the names of target_modules or target_parameters to the list. */
 static int add_targets(const struct adapter_config *self, const char *key, json_t *names)
 {
+    bool are_parameters = strcmp(key, "target_parameters") == 0;
     const json_t *list = json_object_get(self->doc, key);
     if (asks_nothing(list))
         return 0;
@@ -106,13 +115,11 @@ static int add_targets(const struct adapter_config *self, const char *key, json_
             &self->found, key,
             "a pattern is not read; write the names of its layers there, such as q_proj");
     for (size_t i = 0; i < json_array_size(list); i++) {
-        static const char end[] = ".weight";
         const char *name = json_string_value(json_array_get(list, i));
         if (!name)
             return configi_error(&self->found, key, "entry %zu is not a string", i);
-        size_t length = strlen(name), cut = strlen(end);
-        bool is_cut = length > cut && strcmp(name + length - cut, end) == 0;
-        if (json_array_append_new(names, json_stringn(name, length - (is_cut ? cut : 0))) < 0)
+        json_t *target = are_parameters ? target_of_parameter(name) : json_string(name);
+        if (json_array_append_new(names, target) < 0)
             return err_set(-ENOMEM, "no memory to read %s", self->file);
     }
     return 0;
@@ -140,7 +147,6 @@ static int put_targets(const configi_reader *reader, const struct adapter_config
 
 static int take(const configi_reader *reader, struct adapter_config *self)
 {
-    char targets[CONFIGI_VALUE_BYTES];
     TRY(configi_read_json(self->file, &self->doc));
     if (!json_is_object(self->doc))
         return err_set(ERR_CONFIG, "%s: it is not an object, { ... }", self->file);
@@ -149,9 +155,9 @@ static int take(const configi_reader *reader, struct adapter_config *self)
                    json_incref(json_object_get(self->doc, "r"))));
     TRY(put_number(reader, self, "train.lora.alpha", "lora_alpha",
                    json_incref(json_object_get(self->doc, "lora_alpha"))));
-    const json_t *dropout = json_object_get(self->doc, "lora_dropout");
-    if (json_is_number(dropout) && !configi_get(reader, "train.lora.dropout"))
-        TRY(configi_put_path(reader, "train.lora.dropout", json_real(json_number_value(dropout))));
+    json_t *dropout = json_object_get(self->doc, "lora_dropout");
+    if (dropout && !configi_get(reader, "train.lora.dropout"))
+        TRY(put_number(reader, self, "train.lora.dropout", "lora_dropout", json_incref(dropout)));
     json_t *names = json_array();
     int rc = names ? add_targets(self, "target_modules", names)
                    : err_set(-ENOMEM, "no memory to read %s", self->file);
@@ -159,10 +165,6 @@ static int take(const configi_reader *reader, struct adapter_config *self)
         rc = add_targets(self, "target_parameters", names);
     if (rc == 0 && json_array_size(names) == 0)
         rc = configi_error(&self->found, "target_modules", "it names no layer");
-    if (rc == 0)
-        log_info("%s: the run begins with the adapters of %s, rank %lld, of %s", reader->file,
-                 self->file, (long long)json_integer_value(json_object_get(self->doc, "r")),
-                 configi_show(names, targets));
     if (rc < 0) {
         json_decref(names);
         return rc;

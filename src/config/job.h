@@ -23,7 +23,7 @@ enum {
     JOB_PATTERN_BYTES = 256,
     JOB_FILES_MAX = 64,
     JOB_RULES_MAX = 64,
-    JOB_STORED_RULES_MAX = 32,
+    JOB_STORED_RULES_MAX = 256,
     JOB_BLOCKS_MAX = 60,  /* ranges in train.only */
     JOB_TARGETS_MAX = 16, /* train.lora.targets */
 };

@@ -170,7 +170,11 @@ int configi_take_checkpoint_formats(const configi_reader *reader, const char *fi
                     configi_bool(reader, "load_in_4bit") || configi_bool(reader, "load_in_8bit");
     struct quantization self = {.file = file, .block = block, .is_overridden = is_given};
     int rc = read_block(&self, false);
-    if (rc == 0 && !is_given) {
+    if (rc == 0 && !is_given && configi_bool(reader, "debug.expands_checkpoint")) {
+        log_info("%s: the checkpoint comes quantized; the run holds its values, expanded to fp32",
+                 file);
+        rc = configi_put_path(reader, params_path, json_string(stored_format_name(STORED_WORKING)));
+    } else if (rc == 0 && !is_given) {
         rc = put(reader, &self);
         if (rc == 0)
             rc = configi_put_path(reader, "debug.params_of_checkpoint", json_true());

@@ -301,7 +301,7 @@ const configi_key configi_own_keys[] = {
         "gpt-oss's. Embedding, router, norms, biases and head stay in the working dtype. Default: "
         "if the job has neither this nor state.rules, as the checkpoint of model.hf has them; else "
         "working."),
-    KEY("state.rules", OBJECTS, NOWHERE, NONE, "[0,32]", "rules", FIXED,
+    KEY("state.rules", OBJECTS, NOWHERE, NONE, "[0,256]", "rules", FIXED,
         "Other formats for single matrices; a later rule wins over an earlier one and over "
         "state.params."),
     KEY("state.rules.*.tensors", STRING, NOWHERE, NONE, NONE, NONE, FIXED,
@@ -371,6 +371,9 @@ const configi_key configi_own_keys[] = {
     KEY("debug.params_of_checkpoint", BOOL, AT(state.is_of_checkpoint), "false", NONE, NONE, FREE,
         "Set beside state.params where the checkpoint gave it, so that what it has packed may not "
         "learn."),
+    KEY("debug.expands_checkpoint", BOOL, NOWHERE, "false", NONE, NONE, FREE,
+        "Set by sluice import: where the job gives no format for a checkpoint that comes "
+        "quantized, state.params is \"working\"."),
     KEY("debug.schedule.lookahead", INT, AT(schedule.lookahead), "0", "[0,1000000000]", "ops", FREE,
         "How many ops ahead of its use, in serial order, a buffer is given its memory when the "
         "plan is made; fewer use less memory and wait more. 0: as far as budgets allow.",

@@ -40,6 +40,9 @@ int hf_first_open(struct hf_first_weights *self, const struct ranks *ranks, cons
     if (ranks->rank == 0)
         log_info("the run begins with the weights of %s (tensors %016" PRIx64 ")", dir,
                  hf_weights_identity(self->from));
+    if (ranks->rank == 0 && asked->train.lora_from[0])
+        log_info("the run begins with the adapters of %s, rank %" PRIu64, asked->train.lora_from,
+                 net->spec.lora.rank);
     return 0;
 }
 

@@ -120,18 +120,12 @@ static int read_job(importer *self)
         return -ENOMEM;
     set[count++] = hf;
     set[count++] = dir;
+    set[count++] = "debug.expands_checkpoint=true";
     for (uint32_t i = 0; i < asked->set_count; i++)
         set[count++] = asked->set[i];
     int rc = find_type(hf_dir, &type);
     if (rc == 0)
         rc = read_with(self, set, count, type);
-    if (rc == 0 && self->job->state.is_of_checkpoint) {
-        log_info("%s comes quantized; the run holds its values, expanded to fp32", hf_dir);
-        job_destroy(self->job);
-        self->job = NULL;
-        set[count++] = "state.params=working";
-        rc = read_with(self, set, count, type);
-    }
     mem_free(set);
     return rc;
 }

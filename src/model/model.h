@@ -160,7 +160,7 @@ enum {
     MODEL_RANGES_MAX = 64,
     MODEL_LORA_TARGETS_MAX = 16,
     MODEL_PATTERN_BYTES = 256, /* of window_pattern, with its zero */
-    MODEL_STORED_RULES_MAX = 32,
+    MODEL_STORED_RULES_MAX = 256,
     MODEL_STORED_NAME_BYTES = 64,
 };
 

@@ -147,6 +147,20 @@ static void append_rope(const rope_form *rope, char *text, size_t capacity, int 
                XXH3_64bits(rope->long_factors, rope->pair_count * sizeof(double)));
 }
 
+/* The rules, or a sum over them where they are many: an identity has a limited length. */
+static void append_stored_rules(const model_spec *spec, char *text, size_t capacity, int *used)
+{
+    enum { WRITTEN_MAX = 32 };
+    uint64_t count = spec->stored_rule_count;
+    if (count > WRITTEN_MAX)
+        append(text, capacity, used, "state.rules=%" PRIu64 " rules, sum %016" PRIx64 "\n", count,
+               (uint64_t)XXH3_64bits(spec->stored_rules, count * sizeof spec->stored_rules[0]));
+    for (uint64_t i = 0; i < count && count <= WRITTEN_MAX; i++)
+        append(text, capacity, used, "%s%s:%s%s", i == 0 ? "state.rules=" : ",",
+               spec->stored_rules[i].name, stored_format_name(spec->stored_rules[i].format),
+               i + 1 == count ? "\n" : "");
+}
+
 int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
 {
     int used = 0;
@@ -208,10 +222,7 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
         append(text, capacity, &used, "model.qk_norm=true\n");
     if (spec->stored != STORED_WORKING)
         append(text, capacity, &used, "state.params=%s\n", stored_format_name(spec->stored));
-    for (uint32_t i = 0; i < spec->stored_rule_count; i++)
-        append(text, capacity, &used, "%s%s:%s%s", i == 0 ? "state.rules=" : ",",
-               spec->stored_rules[i].name, stored_format_name(spec->stored_rules[i].format),
-               i + 1 == spec->stored_rule_count ? "\n" : "");
+    append_stored_rules(spec, text, capacity, &used);
     if (spec->position_count != 0)
         append(text, capacity, &used, "model.position_count=%" PRIu64 "\n", spec->position_count);
     if (spec->partial_rotary_factor != 0 && spec->partial_rotary_factor != 1)
@@ -224,7 +235,8 @@ int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)
 /* ---- what learns ---- */
 
 /* As PEFT's target_modules: `asked` matches a module's whole name or its last part. So "c_proj"
- * matches both modules of that name in gpt2. */
+ * matches both modules of that name in gpt2. As the name of a parameter, "down_proj.weight" matches
+ * linear layers but no matrix of all experts. */
 static bool matches(const char *target, const char *asked)
 {
     size_t target_bytes = strlen(target), asked_bytes = strlen(asked);
@@ -235,13 +247,15 @@ static bool matches(const char *target, const char *asked)
 
 static int find_target(const model_spec *spec, const char *asked, uint32_t *targets)
 {
-    char known[512] = "";
+    char known[512] = "", parameter[MODEL_NAME_BYTES];
     uint32_t found = 0, there = 0;
     const char *name;
     for (uint32_t i = 0; (name = model_lora_target(spec->family, i)) != NULL; i++) {
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", name);
-        if (!matches(name, asked))
+        snprintf(parameter, sizeof parameter, "%s%s", name,
+                 model_lora_is_expert(spec->family, i) ? "" : ".weight");
+        if (!matches(name, asked) && !matches(parameter, asked))
             continue;
         found |= 1u << i;
         there |= model_lora_is_there(spec, i) ? 1u << i : 0;

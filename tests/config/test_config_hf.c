@@ -286,6 +286,8 @@ static void families_are_read(void **state)
 
 #define QUANTIZED(METHOD) ", \"quantization_config\": {\"quant_method\": \"" METHOD "\""
 
+#define SIX(N) "\"" N "0\", \"" N "1\", \"" N "2\", \"" N "3\", \"" N "4\", \"" N "5\""
+
 static const struct right_case quantized[] = {
     {LLAMA QUANTIZED("bitsandbytes") ", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"nf4\", "
                                      "\"bnb_4bit_use_double_quant\": true, "
@@ -298,6 +300,9 @@ static const struct right_case quantized[] = {
      {FIELD(state.params, STORED_FP4), FIELD(state.rule_count, 0)}},
     {LLAMA QUANTIZED("bitsandbytes") ", \"load_in_8bit\": true, \"load_in_4bit\": false}",
      {FIELD(state.params, STORED_INT8_ROWS)}},
+    {LLAMA QUANTIZED("bitsandbytes") ", \"load_in_8bit\": true, \"llm_int8_skip_modules\": [" SIX(
+         "a") ", " SIX("b") ", " SIX("c") ", " SIX("d") ", " SIX("e") ", " SIX("f") "]}",
+     {FIELD(state.rule_count, 36)}},
     {LLAMA QUANTIZED("fp8") ", \"weight_block_size\": [128, 128], \"fmt\": \"e4m3\", "
                             "\"modules_to_not_convert\": [\"model.layers.0.input_layernorm\"]}",
      {FIELD(state.params, STORED_FP8_BLOCKS), FIELD(state.rule_count, 0)}},

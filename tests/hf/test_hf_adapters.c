@@ -1,6 +1,7 @@
 /* Runs that begin with adapters in the format of PEFT (train.lora.from): adapters that one run
  * exported come back with all bits from another that begins with them, however experts are cut into
- * units. Adapters of another shape, of other layers or of a kind that is not read are refused. */
+ * units, and an evaluation takes them too. Adapters of another shape, of other layers or of a kind
+ * that is not read are refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,6 +15,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "hf/hf.h"
+#include "infer/infer.h"
 #include "tests/train/train_fixture.h"
 
 static const fixture_model *shape;
@@ -135,7 +137,7 @@ static void refuse(const char *adapters, const char *more, const char *text)
 /* Copies the adapters to `other` with another config. */
 static void change(const char *format, ...)
 {
-    char config[1024], path[FIXTURE_PATH_BYTES * 3], *text;
+    char config[2048], path[FIXTURE_PATH_BYTES * 3], *text;
     uint64_t size_bytes;
     uint32_t made_count;
     va_list args;
@@ -182,10 +184,80 @@ static void refusals(void **state)
     change(CONFIG("4", "[\"o_proj\", \"up_proj\"]", ", \"init_lora_weights\": \"lora_ga\""));
     refuse("other", "", "init_lora_weights: \"lora_ga\" may change the base");
     refuse("adapters", ", \"targets\": [1, \"up_proj\"]", "train.lora.targets");
+    change(CONFIG("5000", "[\"o_proj\", \"up_proj\"]", ""));
+    refuse("other", "", "other/adapter_config.json: r: 5000 is out of range: must be in [1,4096]");
+    change(CONFIG("4", "[\"o_proj\", \"up_proj\"]", ", \"lora_dropout\": 1.5"));
+    refuse("other", "", "other/adapter_config.json: lora_dropout: 1.5 is out of range");
     change("{\"peft_type\": \"IA3\"}");
     refuse("other", "", "peft_type: \"IA3\" is not read");
     assert_true(train("wrong", NULL, from_of("adapters", ""), 0, 0) == ERR_CONFIG);
     assert_non_null(strstr(err_text(), "name it in model.hf"));
+}
+
+/* ---- what PEFT writes ---- */
+
+/* The whole config of PEFT 0.18 and later, of which most says nothing. */
+#define CONFIG_OF_PEFT(modules, parameters)                                                        \
+    "{\"alora_invocation_tokens\": null, \"alpha_pattern\": {}, \"arrow_config\": null, "          \
+    "\"auto_mapping\": null, \"base_model_name_or_path\": \"tiny\", \"bias\": \"none\", "          \
+    "\"corda_config\": null, \"ensure_weight_tying\": false, \"eva_config\": null, "               \
+    "\"exclude_modules\": null, \"fan_in_fan_out\": false, \"inference_mode\": true, "             \
+    "\"init_lora_weights\": true, \"layer_replication\": null, \"layers_pattern\": null, "         \
+    "\"layers_to_transform\": null, \"loftq_config\": {}, \"lora_alpha\": 8, \"lora_bias\": "      \
+    "false, "                                                                                      \
+    "\"lora_dropout\": 0.0, \"megatron_config\": null, \"megatron_core\": \"megatron.core\", "     \
+    "\"modules_to_save\": null, \"peft_type\": \"LORA\", \"peft_version\": \"0.18.0\", "           \
+    "\"qalora_group_size\": 16, \"r\": 4, \"rank_pattern\": {}, \"revision\": null, "              \
+    "\"target_modules\": " modules ", \"target_parameters\": " parameters                          \
+    ", \"task_type\": \"CAUSAL_LM\", \"trainable_token_indices\": null, \"use_dora\": false, "     \
+    "\"use_qalora\": false, \"use_rslora\": false}"
+
+static double loss_of(const char *path, const char *lora)
+{
+    struct infer_evaluate_result result;
+    char set[FIXTURE_PATH_BYTES * 4];
+    const char *files[] = {fixture_path("valid.txt", NULL)}, *sets[] = {set};
+    snprintf(set, sizeof set, "train.lora=%s", lora ? lora : "");
+    const struct infer_evaluate_options options = {.path = fixture_path(NULL, path),
+                                                   .files = files,
+                                                   .file_count = 1,
+                                                   .set = sets,
+                                                   .set_count = lora ? 1 : 0};
+    if (infer_evaluate(&options, &result) < 0)
+        fail_msg("%s: %s", path, err_text());
+    return result.loss;
+}
+
+/* Trains adapters of these targets, and gives them the config that PEFT would have written. A new
+ * run takes them, and an evaluation of the checkpoint with them has the loss of the run. */
+static void check_peft(const char *targets, const char *config)
+{
+    char lora[256];
+    shape = &glm4_moe;
+    snprintf(lora, sizeof lora, "{\"rank\": 4, \"targets\": %s}", targets);
+    must_train("first", "base", lora, 1e-1, 0);
+    export("first", "adapters", true);
+    change("%s", config);
+    must_train("second", "base", from_of("other", ""), 0, 0);
+    export("second", "again", true);
+    expect_same("adapters", "again", "adapter_model.safetensors");
+    double of_run = loss_of("first", NULL), of_base = loss_of("base", NULL);
+    assert_true(loss_of("base", from_of("other", "")) == of_run);
+    assert_true(of_base != of_run);
+}
+
+/* A name without a dot is that of modules in target_modules. In target_parameters it is that of a
+ * parameter: of all routed experts, or with ".weight" of linear layers. */
+static void files_of_peft(void **state)
+{
+    (void)state;
+    shape = &glm4_moe;
+    must_train("begin", NULL, NULL, 1e-3, 0);
+    export("begin", "base", false);
+    check_peft("[\"q_proj\", \"mlp.experts.down_proj\"]",
+               CONFIG_OF_PEFT("[\"q_proj\"]", "[\"down_proj\"]"));
+    check_peft("[\"o_proj\", \"mlp.down_proj\", \"mlp.shared_experts.down_proj\"]",
+               CONFIG_OF_PEFT("[]", "[\"o_proj.weight\", \"down_proj.weight\"]"));
 }
 
 int main(void)
@@ -193,6 +265,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(there_and_back),
         cmocka_unit_test(refusals),
+        cmocka_unit_test(files_of_peft),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }
