@@ -284,13 +284,14 @@ static void check_sent(const char *what, const mpi_result *result)
 }
 
 /* If every token has all experts, the number of rows does not depend on the router. */
-static void plans_say_what_is_sent(void **state)
+static void check_volume(const char *const sets[SETS])
 {
-    (void)state;
     static mpi_result zero, owned;
     static fixture_sets asked;
     for (int i = 0; i < 2; i++) {
         begin_sets(&asked, i > 0);
+        for (int k = 0; k < SETS && sets[k]; k++)
+            fixture_set(&asked, "%s", sets[k]);
         fixture_set(&asked, "model.num_experts_per_tok=8");
         fixture_set(&asked, "zero_optimization.stage=3");
         fixture_set(&asked, "zero_optimization.stage3_max_reuse_distance=0");
@@ -351,6 +352,17 @@ static void auto_compares_what_plans_send(void **state)
                          (unsigned long long)plans[1].sent_bytes,
                          (unsigned long long)plans[1].expert_rows_bytes);
         }
+}
+
+static void plans_say_what_is_sent(void **state)
+{
+    (void)state;
+    static const char *const plain[SETS] = {NULL};
+    static const char *const packed[SETS] = {
+        "state.params=int8", "model.expert_ffn_size=512",
+        "train.lora={\"rank\":2,\"targets\":[\"q_proj\",\"experts.down_proj\"]}"};
+    check_volume(plain);
+    check_volume(packed);
 }
 
 static void auto_takes_the_smaller_volume(void **state)
