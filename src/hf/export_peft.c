@@ -103,8 +103,8 @@ bool hfi_has_adapter(const export_adapters *self, uint32_t unit, const model_ten
            model_adapter_of(self->net, unit, tensor, false);
 }
 
-/* The two matrices of one adapter, and its scale, for a merge. Of experts they are those of all
- * experts that the tensor has, with `rows` rows of the weight each. */
+/* The two matrices of one adapter, and its scale, for a merge. An adapter of experts has matrices
+ * of all experts that the tensor has; each is of `rows` rows of the weight. */
 struct merged {
     const float *a, *b;
     uint64_t rank, rows, columns;

@@ -1,4 +1,4 @@
-/* Where the A and B of adapters lie: units and offsets, and which part of a file's tensor each is.
+/* The tensors A and B of adapters: their units, offsets, and parts of the tensors that files have.
  * Computing, initial weights, import, export and merging find them by the tensors that are listed
  * here (model.h, LEARNING and EXPERTS OF RANKS).
  *

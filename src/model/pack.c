@@ -223,7 +223,7 @@ bool model_has_packed(const model *self)
 
 /* ---- expanding ---- */
 
-/* The groups that a pass has: all, or the own one where experts belong to ranks. */
+/* A pass reads all groups, or the own one where experts belong to ranks. */
 static uint32_t groups_here(const model *self, const model_unit *unit)
 {
     return self->spec.owns_experts ? 1 : groups_of(unit);
