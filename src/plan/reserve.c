@@ -55,12 +55,17 @@ struct walk {
     uint64_t carried_end;     /* of the carried region, which begins at the floor; 0: none */
     uint64_t first_fill;      /* the first op that uses what is carried out */
     uint32_t *uses_left;      /* [buffer_count] of the arena's transients: users ahead */
+    uint64_t *use_begin;      /* [op_count + 2] in uses */
+    uint32_t *uses;           /* the arena's transients that each op uses */
     uint32_t *marks;          /* [2 * op_count] scratch of outer_uses */
     uint32_t *ends;           /* [2 * op_count] */
+    uint32_t fresh_idx;       /* the first uses of this buffer are in the second half of `ends` */
+    uint32_t after_count;
     uint32_t stamp;
     uint64_t at;      /* the op at hand */
     uint64_t at_save; /* the first op from there on that only committing runs have */
     uint64_t lookahead_ops;
+    bool only_fits; /* places are looked for alone: nothing becomes a dependency */
 };
 
 /* Writes into `list` the buffer's last uses (or its first): those that no other of its uses follows
@@ -96,9 +101,12 @@ static int order_buffers(void *context, uint32_t held_idx, uint32_t fresh_idx)
     struct walk *w = context;
     uint32_t *before = w->ends, *after = w->ends + w->b->op_count;
     uint32_t before_count = outer_uses(w, &w->b->buffers[held_idx], true, before);
-    uint32_t after_count = outer_uses(w, &w->b->buffers[fresh_idx], false, after);
+    if (fresh_idx != w->fresh_idx) {
+        w->after_count = outer_uses(w, &w->b->buffers[fresh_idx], false, after);
+        w->fresh_idx = fresh_idx;
+    }
     for (uint32_t i = 0; i < before_count; i++)
-        for (uint32_t j = 0; j < after_count; j++)
+        for (uint32_t j = 0; j < w->after_count; j++)
             if (!plani_in_one_order(w->b->job, &w->b->ops[before[i]], &w->b->ops[after[j]]))
                 TRY(plani_add_edge(w->b, before[i], after[j]));
     return 0;
@@ -141,7 +149,7 @@ static int reserve_one(struct walk *w, uint32_t idx)
     if (offset == UINT64_MAX)
         return 0;
     uint64_t end = offset + fresh->base.size_bytes;
-    TRY(plani_space_take(&w->space, offset, end, idx, order_buffers, w));
+    TRY(plani_space_take(&w->space, offset, end, idx, w->only_fits ? NULL : order_buffers, w));
     assert(offset >= w->floor_bytes && end <= w->budget_bytes);
     fresh->base.offset_bytes = offset;
     w->uses_left[idx] = fresh->user_count;
@@ -197,17 +205,16 @@ static int reserve(struct walk *w)
     }
 }
 
+static void release(struct walk *w, const buffer *item)
+{
+    plani_space_release(&w->space, item->offset_bytes, item->offset_bytes + item->size_bytes);
+}
+
 /* Leaves the op at hand: what it used last becomes free. ERR_NO_FIT where a buffer had no place. */
 static int leave(struct walk *w)
 {
-    const op *item = &w->b->ops[w->at];
-    for (uint32_t i = 0; i < item->operand_count; i++) {
-        uint32_t used = item->operands[i].buffer_idx;
-        bool counts = used >= w->b->home_count && w->b->buffers[used].base.arena == w->arena;
-        for (uint32_t j = 0; j < i && counts; j++)
-            counts = item->operands[j].buffer_idx != used;
-        if (!counts)
-            continue;
+    for (uint64_t i = w->use_begin[w->at]; i < w->use_begin[w->at + 1]; i++) {
+        uint32_t used = w->uses[i];
         if (w->uses_left[used] == 0)
             return err_set(ERR_NO_FIT, "no memory for op %llu of %llu", (unsigned long long)w->at,
                            (unsigned long long)w->b->op_count);
@@ -215,7 +222,7 @@ static int leave(struct walk *w)
             --w->uses_left[used] == 0 && !(w->b->buffers[used].base.carried & CARRIED_OUT);
         if (is_over && (is_waited_for(w, QUEUE_ALWAYS) || is_waited_for(w, QUEUE_SAVES) ||
                         is_waited_for(w, QUEUE_CARRIED)))
-            plani_space_release(&w->space, w->b->buffers[used].base.offset_bytes);
+            release(w, &w->b->buffers[used].base);
     }
     return 0;
 }
@@ -276,13 +283,17 @@ static int walk_arena(struct walk *w, uint64_t lookahead_most)
     if (rc != ERR_NO_FIT || lookahead_most == 1)
         return rc;
     b->edge_count = edge_count;
-    TRY(walk_with(w, 1)); /* where the serial order does not fit, no longer lookahead does */
-    for (rc = ERR_NO_FIT; rc == ERR_NO_FIT && lookahead > 1;) {
-        b->edge_count = edge_count;
+    const bool only_fits = w->only_fits;
+    w->only_fits = true;  /* dependencies are made once, when it is known what fits */
+    rc = walk_with(w, 1); /* where the serial order does not fit, no longer lookahead does */
+    bool is_sought = rc == 0;
+    while (is_sought && lookahead > 1) {
         lookahead = lookahead > 8 ? lookahead / 2 : lookahead - 1;
         rc = walk_with(w, lookahead);
+        is_sought = rc == ERR_NO_FIT;
     }
-    return rc;
+    w->only_fits = only_fits;
+    return rc == 0 && !only_fits ? walk_with(w, lookahead) : rc;
 }
 
 /* QUEUES: none, since it has its place from the start. */
@@ -317,12 +328,18 @@ static void sort_transients(struct walk *w)
 static int walk_init(struct walk *w)
 {
     const plani_builder *b = w->b;
+    uint64_t use_count = 0;
+    for (uint64_t i = b->home_count; i < b->buffer_count; i++)
+        use_count += b->buffers[i].user_count;
+    w->use_begin = mem_alloc(b->op_count + 2, sizeof *w->use_begin, "plan uses");
+    w->uses = mem_alloc(use_count + 1, sizeof *w->uses, "plan uses");
     w->uses_left = mem_alloc(b->buffer_count + 1, sizeof *w->uses_left, "plan uses");
     w->queue = mem_alloc(b->buffer_count + 1, sizeof *w->queue, "plan reserve queue");
     w->marks = mem_alloc(2 * b->op_count + 1, sizeof *w->marks, "plan reserve");
     w->ends = mem_alloc(2 * b->op_count + 1, sizeof *w->ends, "plan reserve");
     w->order = mem_alloc(b->buffer_count + 1, sizeof *w->order, "plan reserve queue");
-    if (!w->uses_left || !w->queue || !w->marks || !w->ends || !w->order)
+    if (!w->uses_left || !w->queue || !w->marks || !w->ends || !w->order || !w->use_begin ||
+        !w->uses)
         return -ENOMEM;
     sort_transients(w);
     return 0;
@@ -344,6 +361,24 @@ static void find_carried(struct walk *w)
         else if (item->base.carried & CARRIED_OUT)
             w->first_fill = size_min(w->first_fill, item->users[0]);
     }
+}
+
+/* Lists by op the transients of the arena that it uses. */
+static void fill_uses(struct walk *w)
+{
+    const plani_builder *b = w->b;
+    uint64_t *begin = w->use_begin;
+    memset(begin, 0, (b->op_count + 2) * sizeof *begin);
+    for (uint64_t i = b->home_count; i < b->buffer_count; i++)
+        for (uint32_t u = 0; u < b->buffers[i].user_count && b->buffers[i].base.arena == w->arena;
+             u++)
+            begin[b->buffers[i].users[u] + 2]++;
+    for (uint64_t i = 0; i <= b->op_count; i++)
+        begin[i + 1] += begin[i];
+    for (uint64_t i = b->home_count; i < b->buffer_count; i++)
+        for (uint32_t u = 0; u < b->buffers[i].user_count && b->buffers[i].base.arena == w->arena;
+             u++)
+            w->uses[begin[b->buffers[i].users[u] + 1]++] = (uint32_t)i;
 }
 
 static void fill_queues(struct walk *w, int arena)
@@ -372,13 +407,14 @@ static void fill_queues(struct walk *w, int arena)
         w->waiting[queue].end = count;
     }
     find_carried(w);
+    fill_uses(w);
 }
 
 int plani_reserve(plani_builder *b, const struct plani_graph *graph,
                   const uint64_t budget_bytes[TIER_COUNT], const uint64_t lookahead_ops[TIER_COUNT],
-                  struct plani_peaks *peaks)
+                  bool only_fits, struct plani_peaks *peaks)
 {
-    struct walk w = {.b = b, .graph = graph};
+    struct walk w = {.b = b, .graph = graph, .only_fits = only_fits, .fresh_idx = PROGRAM_NONE};
     int rc = walk_init(&w);
     for (int a = 0; a < TIER_COUNT && rc == 0; a++) {
         fill_queues(&w, a);
@@ -393,6 +429,8 @@ int plani_reserve(plani_builder *b, const struct plani_graph *graph,
         peaks->buffer[a] = w.peak_buffer;
     }
     mem_free(w.uses_left);
+    mem_free(w.use_begin);
+    mem_free(w.uses);
     mem_free(w.queue);
     mem_free(w.marks);
     mem_free(w.ends);

@@ -73,12 +73,10 @@ void plani_demand(const plan_machine *machine, const op_demand *demand, struct p
     assert(isfinite(share->alone_seconds));
     share->is_served = demand->drive_read_bytes + demand->drive_write_bytes > 0 &&
                        demand->core_seconds * plan_share(demand) < share->alone_seconds;
-}
-
-/* The share of a resource that the op takes at its full speed; 0 of cores that it is served. */
-static double need_of(const struct plani_share *share, int r)
-{
-    return share->is_served && r == RESOURCE_CORES ? 0 : share->demand[r] / share->alone_seconds;
+    for (int r = 0; r < RESOURCE_COUNT; r++)
+        share->need[r] = share->demand[r] / share->alone_seconds;
+    if (share->is_served)
+        share->need[RESOURCE_CORES] = 0;
 }
 
 /* Shares the machine, of whose cores the share `cores` is left. */
@@ -89,35 +87,28 @@ static void share_rates(struct plani_share *const *running, uint32_t count, doub
     for (int r = 0; r < RESOURCE_COUNT; r++)
         left[r] = 1.0;
     left[RESOURCE_CORES] = fmax(cores, 0);
-    uint32_t open = count;
-    while (open > 0) {
+    for (uint32_t open = count; open > 0;) {
         /* The level (share of its own full speed) at which the next resource fills. */
-        double level = 1.0;
-        for (int r = 0; r < RESOURCE_COUNT; r++) {
-            double wanted = 0;
-            for (uint32_t i = 0; i < count; i++)
-                if (!fixed[i])
-                    wanted += need_of(running[i], r);
-            if (wanted > 0 && left[r] / wanted < level)
-                level = left[r] / wanted;
-        }
-        if (level < 1e-9)
-            level = 1e-9;
-        double used[RESOURCE_COUNT] = {0};
+        double level = 1.0, wanted[RESOURCE_COUNT] = {0}, used[RESOURCE_COUNT] = {0};
         for (uint32_t i = 0; i < count; i++)
             for (int r = 0; r < RESOURCE_COUNT && !fixed[i]; r++)
-                used[r] += level * need_of(running[i], r);
+                wanted[r] += running[i]->need[r];
+        for (int r = 0; r < RESOURCE_COUNT; r++)
+            if (wanted[r] > 0 && left[r] / wanted[r] < level)
+                level = left[r] / wanted[r];
+        level = level < 1e-9 ? 1e-9 : level;
+        for (uint32_t i = 0; i < count; i++)
+            for (int r = 0; r < RESOURCE_COUNT && !fixed[i]; r++)
+                used[r] += level * running[i]->need[r];
         /* Fix the ops that use a full resource, or all when each has reached its own full speed. */
         uint32_t newly = 0;
         bool fixes[LANE_COUNT] = {false};
         for (uint32_t i = 0; i < count; i++) {
-            if (fixed[i])
-                continue;
             bool full = level >= 1.0;
-            for (int r = 0; r < RESOURCE_COUNT; r++)
-                full = full || (need_of(running[i], r) > 0 && used[r] >= left[r] * (1.0 - 1e-9));
-            fixes[i] = full;
-            newly += full;
+            for (int r = 0; r < RESOURCE_COUNT && !full; r++)
+                full = running[i]->need[r] > 0 && used[r] >= left[r] * (1.0 - 1e-9);
+            fixes[i] = full && !fixed[i];
+            newly += fixes[i];
         }
         for (uint32_t i = 0; i < count; i++) {
             if (fixed[i] || !(fixes[i] || newly == 0))
@@ -126,7 +117,7 @@ static void share_rates(struct plani_share *const *running, uint32_t count, doub
             open--;
             running[i]->rate = level / running[i]->alone_seconds;
             for (int r = 0; r < RESOURCE_COUNT; r++) {
-                left[r] -= need_of(running[i], r) * level;
+                left[r] -= running[i]->need[r] * level;
                 left[r] = left[r] > 0 ? left[r] : 0;
             }
         }

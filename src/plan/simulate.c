@@ -491,15 +491,15 @@ static int fill_program(const struct sim *s, program *out)
 
 /* ---- all of it ------------------------------------------------------------------------------ */
 
-/* Places the buffers; adds edges. */
+/* Places the buffers; adds edges, except with `only_fits`. */
 static int settle(plani_builder *b, enum program_kind kind, const uint64_t budget_bytes[TIER_COUNT],
-                  const uint64_t lookahead_ops[TIER_COUNT], program *out)
+                  const uint64_t lookahead_ops[TIER_COUNT], bool only_fits, program *out)
 {
     struct plani_peaks peaks;
     memset(out, 0, sizeof *out);
-    if (!b->graph)
+    if (!b->graph && !only_fits)
         TRY(plani_graph_create(b, &b->graph));
-    TRY(plani_reserve(b, b->graph, budget_bytes, lookahead_ops, &peaks));
+    TRY(plani_reserve(b, b->graph, budget_bytes, lookahead_ops, only_fits, &peaks));
     out->kind = kind;
     out->world = plani_world(b->job);
     for (int a = 0; a < TIER_COUNT; a++) {
@@ -513,11 +513,8 @@ static int settle(plani_builder *b, enum program_kind kind, const uint64_t budge
 int plani_schedule_serial(plani_builder *b, enum program_kind kind,
                           const uint64_t budget_bytes[TIER_COUNT], program *out)
 {
-    uint64_t data_edge_count = b->edge_count;
     static const uint64_t serial[TIER_COUNT] = {1, 1, 1};
-    int rc = settle(b, kind, budget_bytes, serial, out);
-    b->edge_count = data_edge_count;
-    return rc;
+    return settle(b, kind, budget_bytes, serial, true, out);
 }
 
 static void fill_times(const struct sim *s, program *out)
@@ -535,7 +532,7 @@ int plani_schedule(plani_builder *b, enum program_kind kind,
 {
     uint64_t data_edge_count = b->edge_count;
     struct sim s = {0};
-    int rc = settle(b, kind, budget_bytes, lookahead_ops, out);
+    int rc = settle(b, kind, budget_bytes, lookahead_ops, false, out);
     if (rc == 0)
         rc = plani_graph_link(b->graph, b);
     if (rc == 0)

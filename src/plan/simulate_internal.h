@@ -29,6 +29,7 @@ static inline uint64_t plani_saves_ahead(const plani_builder *b)
 struct plani_share {
     double demand[RESOURCE_COUNT]; /* seconds of the whole resource that the op needs */
     double alone_seconds;          /* its time when nothing else runs */
+    double need[RESOURCE_COUNT];   /* share of it that the op takes at full speed; served: 0 */
     bool is_served;                /* it gets what it needs of the cores at once */
     double rate;                   /* out: share of the op done per second */
 };
@@ -52,8 +53,8 @@ struct plani_space_class { /* buffers of one size and residue, that may lie from
 };
 struct plani_space {
     struct plani_piece *pieces; /* sorted, disjoint; what lies between them was never used */
-    uint64_t count, capacity;
-    struct plani_gap *gaps; /* sorted, none empty */
+    uint64_t count, capacity;   /* without pieces `count` is that of live buffers */
+    struct plani_gap *gaps;     /* sorted, none empty */
     uint64_t gap_count, gap_capacity;
     struct plani_space_class *classes;
     uint32_t class_count, class_capacity, class_recent;
@@ -70,11 +71,12 @@ int plani_space_find(struct plani_space *space, uint64_t size_bytes, uint64_t re
                      uint64_t from_bytes, uint64_t *offset) MUST_CHECK;
 /* True if nothing live lies in [begin, end). */
 bool plani_space_is_free(const struct plani_space *space, uint64_t begin, uint64_t end);
-/* Gives [begin, end), which is free, to the buffer. */
+/* Gives [begin, end), which is free, to the buffer. Without `order`, which all calls of a space
+ * have or none has, it keeps no pieces: who used the bytes before is then not known. */
 int plani_space_take(struct plani_space *space, uint64_t begin, uint64_t end, uint32_t fresh,
                      plani_space_order *order, void *context) MUST_CHECK;
-/* Frees the whole of the live buffer that begins there. */
-void plani_space_release(struct plani_space *space, uint64_t begin);
+/* Frees the whole of the live buffer that lies there. */
+void plani_space_release(struct plani_space *space, uint64_t begin, uint64_t end);
 
 /* ---- the graph and its urgency: urgency.c --------------------------------------------------- */
 
@@ -117,10 +119,11 @@ struct plani_peaks {
     uint64_t bytes[TIER_COUNT];  /* the end of the highest buffer */
     uint32_t buffer[TIER_COUNT]; /* which that is */
 };
-/* Fills in the transients' offsets, and adds as edges what their places cost. ERR_NO_FIT. */
+/* Fills in the transients' offsets, and adds as edges what their places cost; with `only_fits` no
+ * edges. ERR_NO_FIT. */
 int plani_reserve(plani_builder *b, const struct plani_graph *graph,
                   const uint64_t budget_bytes[TIER_COUNT], const uint64_t lookahead_ops[TIER_COUNT],
-                  struct plani_peaks *peaks) MUST_CHECK;
+                  bool only_fits, struct plani_peaks *peaks) MUST_CHECK;
 
 /* ---- time: simulate.c ----------------------------------------------------------------------- */
 

@@ -196,6 +196,13 @@ static struct plani_gap widen_gap(struct plani_space *space, uint64_t begin, uin
 int plani_space_take(struct plani_space *space, uint64_t begin, uint64_t end, uint32_t fresh,
                      plani_space_order *order, void *context)
 {
+    assert(begin < end && begin >= space->floor_bytes && end <= space->budget_bytes);
+    if (!order) {
+        TRY(grow_gaps(space));
+        space->count++;
+        cut_gap(space, begin, end);
+        return 0;
+    }
     if (space->count + 2 >= space->capacity) {
         uint64_t wanted = space->capacity ? space->capacity * 2 : 256;
         void *bigger = mem_resize(space->pieces, wanted, sizeof *space->pieces, "plan space");
@@ -204,7 +211,6 @@ int plani_space_take(struct plani_space *space, uint64_t begin, uint64_t end, ui
         space->pieces = bigger;
         space->capacity = wanted;
     }
-    assert(begin < end && begin >= space->floor_bytes && end <= space->budget_bytes);
     TRY(grow_gaps(space));
     uint64_t first = piece_above(space, begin), last = first; /* pieces [first, last) overlap */
     struct plani_piece left = {0}, right = {0};
@@ -237,12 +243,16 @@ int plani_space_take(struct plani_space *space, uint64_t begin, uint64_t end, ui
     return 0;
 }
 
-void plani_space_release(struct plani_space *space, uint64_t begin)
+void plani_space_release(struct plani_space *space, uint64_t begin, uint64_t end)
 {
-    uint64_t idx = piece_above(space, begin);
-    assert(idx < space->count && space->pieces[idx].begin == begin && space->pieces[idx].live);
-    space->pieces[idx].live = false; /* a live piece is never cut: it is the whole buffer */
-    struct plani_gap gap = widen_gap(space, begin, space->pieces[idx].end);
+    if (space->pieces) {
+        struct plani_piece *item = &space->pieces[piece_above(space, begin)];
+        assert(item->begin == begin && item->end == end && item->live);
+        item->live = false; /* a live piece is never cut: it is the whole buffer */
+    } else {
+        space->count--;
+    }
+    struct plani_gap gap = widen_gap(space, begin, end);
     for (uint32_t i = 0; i < space->class_count; i++) {
         struct plani_space_class *item = &space->classes[i];
         uint64_t place = plani_align_offset(size_max(gap.begin, item->from_bytes), item->residue);
