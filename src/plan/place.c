@@ -112,6 +112,7 @@ static int compile_homes(plani_search *self, plan_set *set, struct plani_point *
     int rc = compile_given(&self->job, set, &taken, self->work);
     if (rc == 0) {
         memcpy(taken.until, point->until, sizeof taken.until);
+        taken.spread = point->spread;
         taken.whole = point->whole;
         *point = taken;
     }

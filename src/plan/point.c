@@ -76,6 +76,22 @@ static void find_missable(const plan_job *job, bool *is_missable)
         }
 }
 
+/* Orders units by the reversed bits of their index: after every 2^n-th unit come those halfway
+ * between them, and so on. */
+static void spread(const uint32_t *units, uint32_t count, uint32_t *out)
+{
+    uint32_t bits = 0, filled = 0;
+    while (UINT64_C(1) << bits < count)
+        bits++;
+    for (uint64_t i = 0; i < UINT64_C(1) << bits; i++) {
+        uint64_t reversed = 0;
+        for (uint32_t b = 0; b < bits; b++)
+            reversed |= (i >> b & 1) << (bits - 1 - b);
+        if (reversed < count)
+            out[filled++] = units[reversed];
+    }
+}
+
 /* Lists the units whose home is open. Params that every token needs come before those of experts
  * that may not be hit: near memory spares a fetch of them in each pass. */
 static int list_open(plani_search *self, int kind, bool is_reversed)
@@ -86,13 +102,16 @@ static int list_open(plani_search *self, int kind, bool is_reversed)
         return -ENOMEM;
     if (kind == STATE_PARAMS)
         find_missable(job, is_missable);
-    for (int turn = 0; turn < 2; turn++)
+    for (int turn = 0; turn < 2; turn++) {
+        uint32_t begin = self->counts[kind];
         for (uint32_t i = 0; i < job->unit_count; i++) {
             uint32_t unit = is_reversed ? job->unit_count - 1 - i : i;
             bool is_open = self->asked->wanted[kind][unit] == TIER_AUTO;
             if (is_open && is_missable[unit] == (turn == 1) && self->bytes[kind][unit] > 0)
                 self->units[kind][self->counts[kind]++] = unit;
         }
+        spread(&self->units[kind][begin], self->counts[kind] - begin, &self->spread[kind][begin]);
+    }
     mem_free(is_missable);
     return 0;
 }
@@ -104,8 +123,9 @@ static int list_kind(plani_search *self, int kind)
     bool are_activations = kind == STATE_ACTIVATIONS || kind == STATE_INNER_ACTIVATIONS;
     self->homes[kind] = mem_alloc(job->unit_count, 1, "placement");
     self->units[kind] = mem_alloc(job->unit_count, sizeof(uint32_t), "placement");
+    self->spread[kind] = mem_alloc(job->unit_count, sizeof(uint32_t), "placement");
     self->bytes[kind] = mem_alloc(job->unit_count, sizeof(uint64_t), "placement");
-    if (!self->homes[kind] || !self->units[kind] || !self->bytes[kind])
+    if (!self->homes[kind] || !self->units[kind] || !self->spread[kind] || !self->bytes[kind])
         return -ENOMEM;
     if (are_activations)
         add_activation_bytes(job, kind, KEPT_ALL, self->bytes[kind]);
@@ -142,6 +162,7 @@ void plani_search_fini(plani_search *self)
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
         mem_free(self->homes[kind]);
         mem_free(self->units[kind]);
+        mem_free(self->spread[kind]);
         mem_free(self->bytes[kind]);
     }
     mem_free(self->selective_bytes);
@@ -157,7 +178,7 @@ uint64_t plani_open_bytes(const plani_search *self, const struct plani_point *po
                           uint32_t idx)
 {
     bool is_selective = kind == STATE_INNER_ACTIVATIONS && idx >= point->whole;
-    uint32_t unit = self->units[kind][idx];
+    uint32_t unit = plani_unit_at(self, point, kind, idx);
     return is_selective ? self->selective_bytes[unit] : self->bytes[kind][unit];
 }
 
@@ -196,7 +217,7 @@ void plani_point_apply(plani_search *self, const struct plani_point *point)
         for (uint32_t i = 0; i < self->counts[kind]; i++) {
             while (tier < TIER_COUNT && i >= point->until[kind][tier])
                 tier++;
-            uint32_t unit = self->units[kind][i];
+            uint32_t unit = plani_unit_at(self, point, kind, i);
             bool is_selective = kind == STATE_INNER_ACTIVATIONS && tier < TIER_COUNT &&
                                 i >= point->whole &&
                                 self->selective_bytes[unit] < self->bytes[kind][unit];
@@ -331,4 +352,51 @@ bool plani_point_shift(const plani_search *self, struct plani_point *point, int 
         until[TIER_HOST] = until[TIER_NVME] =
             kind == STATE_INNER_ACTIVATIONS ? until[TIER_HOST] : count;
     return true;
+}
+
+double plani_bytes_on(const plani_search *self, const struct plani_point *point, int tier)
+{
+    double bytes = 0;
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        const uint32_t *until = point->until[kind];
+        if (plani_has_homes(self, point, kind))
+            for (uint32_t i = tier > 0 ? until[tier - 1] : 0; i < until[tier]; i++)
+                bytes += (double)plani_open_bytes(self, point, kind, i);
+    }
+    return bytes;
+}
+
+/* Takes units of the kind off the tier while it holds more bytes than it may. */
+static void give_way(const plani_search *self, struct plani_point *point, int kind, int tier,
+                     double *excess)
+{
+    uint32_t end = point->until[kind][tier], begin = end;
+    uint32_t nearer = tier > 0 ? point->until[kind][tier - 1] : 0;
+    while (plani_has_homes(self, point, kind) && begin > nearer && *excess > 0)
+        *excess -= (double)plani_open_bytes(self, point, kind, --begin);
+    if (begin < end && !plani_point_shift(self, point, kind, tier, (int64_t)begin - (int64_t)end))
+        *excess = INFINITY;
+}
+
+bool plani_point_set_kind(const plani_search *self, struct plani_point *point, int kind, int tier,
+                          uint32_t most, int giver)
+{
+    const struct plani_point before = *point;
+    if (!plani_has_homes(self, point, kind) || (tier == TIER_NVME && !self->asked->has_drives))
+        return false;
+    for (int t = 0; t < TIER_COUNT; t++)
+        point->until[kind][t] = t < tier    ? 0
+                                : t == tier ? most
+                                            : (uint32_t)size_max(most, before.until[kind][t]);
+    if (tier < TIER_NVME) {
+        double room = fmax(plani_bytes_on(self, &before, tier), self->room_bytes[tier]);
+        double excess = plani_bytes_on(self, point, tier) - room;
+        for (int i = 0; i < STATE_KIND_COUNT; i++)
+            if ((giver + i) % STATE_KIND_COUNT != kind)
+                give_way(self, point, (giver + i) % STATE_KIND_COUNT, tier, &excess);
+        give_way(self, point, kind, tier, &excess);
+        if (excess > 0)
+            return false;
+    }
+    return plani_point_is_legal(self, point) && memcmp(&before, point, sizeof before) != 0;
 }

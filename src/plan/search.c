@@ -48,7 +48,7 @@ static double factor_of(const plani_search *self, const struct plani_point *poin
     uint64_t tiles[PLANI_TILES_MAX];
     for (int kind = 0; kind < STATE_INNER_ACTIVATIONS; kind++)
         for (uint32_t i = 0; i < self->counts[kind]; i++) {
-            double bytes = (double)self->bytes[kind][self->units[kind][i]];
+            double bytes = (double)self->bytes[kind][plani_unit_at(self, point, kind, i)];
             far += i >= point->until[kind][TIER_HOST] ? bytes : 0;
             all += bytes;
         }
@@ -221,9 +221,21 @@ static bool move_commit(const plani_search *self, struct plani_point *point)
            plani_has_state_in_memory(&self->job);
 }
 
+/* Counts the units of the kind in its other order, where they do not all rest alike. */
+static bool move_spread(const plani_search *self, struct plani_point *point, int kind)
+{
+    bool moves = false;
+    for (int t = 0; t < TIER_COUNT; t++)
+        moves = moves || (point->until[kind][t] > 0 && point->until[kind][t] < self->counts[kind]);
+    point->spread ^= UINT32_C(1) << kind;
+    return moves;
+}
+
 bool plani_move_mode(const plani_search *self, struct plani_point *point, int coordinate,
                      uint32_t part, bool up)
 {
+    if (coordinate >= PLANI_SPREAD)
+        return up && move_spread(self, point, coordinate - PLANI_SPREAD);
     switch (coordinate) {
     case PLANI_TILE:
         return move_tile(self, point, up);

@@ -18,7 +18,7 @@
 
 /* ---- points: point.c ------------------------------------------------------------------------ */
 
-/* The first six members are the placement. `until` says it for the units whose homes are open, in
+/* The first seven members are the placement. `until` says it for the units whose homes are open, in
  * their order of need: those before until[kind][tier] rest on that tier or a nearer one. Inner
  * activations from until[kind][nvme] on are recomputed; all units of other kinds are before it.
  * The first `whole` units keep their inner activations whole, the others selectively.
@@ -28,6 +28,7 @@
 struct plani_point {
     uint32_t until[STATE_KIND_COUNT][TIER_COUNT];
     uint32_t whole;
+    uint32_t spread; /* bit k: units of kind k are counted in the order `spread` of the search */
     enum order order;
     enum update update;
     uint32_t parked_near; /* as in plan_job */
@@ -80,6 +81,13 @@ uint32_t plani_open_updates(const plani_search *self, uint8_t updates[PLANI_UPDA
 /* Moves a boundary by `step` units, and with it those that it would cross. False: nothing moved. */
 bool plani_point_shift(const plani_search *self, struct plani_point *point, int kind, int tier,
                        int64_t step);
+/* Bytes of open homes on the tier. */
+double plani_bytes_on(const plani_search *self, const struct plani_point *point, int tier);
+/* Puts the first `most` units of the kind on the tier (TIER_COUNT: recomputed), as many of them as
+ * have room once other kinds, `giver` first, have given way. Those after them stay where they are,
+ * but are no nearer. False: nothing moved. */
+bool plani_point_set_kind(const plani_search *self, struct plani_point *point, int kind, int tier,
+                          uint32_t most, int giver);
 
 /* ---- one trial: trial.c --------------------------------------------------------------------- */
 
@@ -89,6 +97,7 @@ bool plani_point_shift(const plani_search *self, struct plani_point *point, int 
 struct plani_work {
     uint64_t ops;                  /* built and simulated */
     uint64_t last_ops, last_edges; /* of the program built last */
+    uint64_t step_ops;             /* of the step built last */
     uint32_t try_count;            /* steps asked for */
     uint32_t repeat_count;         /* those of them that were known */
     struct plani_known *known;     /* a table by hash; NULL: none yet */
@@ -245,6 +254,9 @@ enum {
     /* The same of selective placements, for each way that is near the best one. */
     PLANI_SELECTIVE_WORK = PLANI_SEARCH_WORK / 8,
     PLANI_SELECTIVE_STEPS = 8,
+    PLANI_SHARE_STEPS = 12, /* the same of shares that are spread evenly */
+    /* Both have at most so much work for their steps. */
+    PLANI_LAST_WORK_MOST = PLANI_SEARCH_WORK / 2,
     PLANI_TRIES_MOST = 1200, /* steps: short programs need no more */
     PLANI_TRIES_CLOSED = 48,
     PLANI_STARTS = 8,
@@ -269,6 +281,10 @@ struct plani_search {
     plan_job job;                      /* with homes that are ours */
     uint8_t *homes[STATE_KIND_COUNT];  /* [unit_count] */
     uint32_t *units[STATE_KIND_COUNT]; /* [count] those whose home is open, in order of need */
+    /* [count] the same units in an order of which every first part is spread evenly over them. A
+     * tier that takes a part of a kind is then used all the time, and not only while one range of
+     * units passes. */
+    uint32_t *spread[STATE_KIND_COUNT];
     uint32_t counts[STATE_KIND_COUNT];
     uint64_t *bytes[STATE_KIND_COUNT]; /* [unit_count] that rest; of inner activations all */
     uint64_t *selective_bytes;         /* [unit_count] of inner activations kept selectively */
@@ -306,6 +322,13 @@ struct plani_search {
 int plani_search_init(plani_search *self, const struct plan_place_asked *asked,
                       plani_work *work) MUST_CHECK;
 void plani_search_fini(plani_search *self);
+/* The open unit `idx` of the kind, in the order in which the point counts them. */
+static inline uint32_t plani_unit_at(const plani_search *self, const struct plani_point *point,
+                                     int kind, uint32_t idx)
+{
+    bool is_spread = point->spread >> kind & 1;
+    return is_spread ? self->spread[kind][idx] : self->units[kind][idx];
+}
 /* Bytes of a unit's state at such a home (recomputed: all); and of the open unit `idx` of the kind
  * where the point keeps it. */
 uint64_t plani_bytes_at_home(const plani_search *self, int kind, uint32_t unit, unsigned home);
@@ -325,8 +348,8 @@ int plani_search_try(plani_search *self, const struct plani_point *point, struct
                      bool *gained) MUST_CHECK;
 
 /* The coordinates of a point beside its homes. Numbers move up and down by a part of their range.
- * Tiles get finer or coarser. PLANI_COMMIT, PLANI_PARKED_ON and PLANI_FETCH change between two
- * values. */
+ * Tiles get finer or coarser. PLANI_COMMIT, PLANI_PARKED_ON, PLANI_FETCH and PLANI_SPREAD change
+ * between two values. */
 enum {
     PLANI_COPIES,
     PLANI_CARRIED,
@@ -339,7 +362,8 @@ enum {
     PLANI_PARKED_ON,
     PLANI_WHOLE,
     PLANI_FETCH,
-    PLANI_COORDINATES,
+    PLANI_SPREAD, /* and so on, one for each kind of state */
+    PLANI_COORDINATES = PLANI_SPREAD + STATE_KIND_COUNT,
     PLANI_NONE_FROZEN = -1
 };
 /* Makes the move from the point, which is applied; false: it is none. Up: more, or finer tiles. */
