@@ -153,7 +153,9 @@ static int try_kind_words(plani_search *self, int kind, uint32_t part, bool *gai
 }
 
 /* Goes down from the best point once more, with moves that reserve memory less far ahead. They come
- * after all others, so that those have more of the work. */
+ * after all others, so that those have more of the work. Without them and the words of
+ * try_ahead_words, job 7 of test_plan_best takes 3.8 % longer; jobs 1, 4, 8, 10, 26, 57 and 62 take
+ * as long, within 0.1 %. */
 static int try_ahead(plani_search *self)
 {
     struct plani_scored next = self->best;
