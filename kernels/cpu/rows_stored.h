@@ -115,7 +115,9 @@ static inline void look_up_16_wide(const uint8_t *codes, bool lower_first, const
     /* A permutation has 8 values and reads 3 bits of each index; the fourth selects one of two. */
     const __m256 first = _mm256_loadu_ps(table), second = _mm256_loadu_ps(table + 8);
     for (; i + 8 <= n; i += 8) {
-        __m256i byte = _mm256_cvtepu8_epi64(_mm_loadu_si32(codes + i / 2));
+        int32_t four;
+        memcpy(&four, codes + i / 2, sizeof four);
+        __m256i byte = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four));
         __m256i idx =
             lower_first ? _mm256_or_si256(byte, _mm256_slli_epi64(byte, 28))
                         : _mm256_or_si256(_mm256_srli_epi64(byte, 4), _mm256_slli_epi64(byte, 32));

@@ -67,7 +67,7 @@ static int meet(comm *self, const comm_join_config *config, const commi_launch *
     if (launch->is_torchrun && !config->share)
         return err_set(ERR_CONFIG,
                        "torchrun started %u processes, which can be ranks only through the Python "
-                       "package: call sluice.train or sluice.torch.Engine there, or start the "
+                       "package: call sluice.train or use sluice.torch there, or start the "
                        "command by mpirun or srun",
                        launch->world);
     if (!config->is_given && !launch->is_torchrun)

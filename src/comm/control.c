@@ -80,8 +80,8 @@ static void destroy(commi_control *self)
             *at = self->next;
             break;
         }
-    pthread_mutex_unlock(&forks);
     close_links(self);
+    pthread_mutex_unlock(&forks);
     if (self->wake_fd >= 0)
         close(self->wake_fd);
     if (self->abort_fd >= 0)
@@ -235,10 +235,11 @@ void commi_say_waiting(comm *self, uint32_t rank, const char *what)
 static void report_lost(commi_control *self, commi_link *link)
 {
     int64_t none = 0;
-    if (link->data_fd < 0)
+    int fd = link->data_fd;
+    if (fd < 0)
         return;
-    close(link->data_fd);
-    link->data_fd = -1;
+    link->data_fd = -1; /* before it is closed: a forked child closes what stands there */
+    close(fd);
     (void)atomic_compare_exchange_strong(&link->lost_ns, &none, commi_now_ns());
     commi_control_wake(self);
 }

@@ -450,6 +450,8 @@ static int try_meeting(const struct commi_meeting *meeting, struct hello *hello,
     struct commi_address addresses[COMMI_ADDRESS_COUNT_MAX + 1];
     uint32_t count = 0;
     int rc = -ETIMEDOUT;
+    if (meeting->port == 0)
+        return -ECONNREFUSED;
     memcpy(hello->token, meeting->token, sizeof hello->token);
     if (is_near || strcmp(meeting->machine, hello->machine) == 0)
         addresses[count++] = commi_loopback();
@@ -478,6 +480,8 @@ static int share_meeting(comm *owner, const comm_join_config *config, struct com
     return config->share(config->share_user, meeting, sizeof *meeting, left > 1 ? left : 1);
 }
 
+static const char not_listening[] = "rank 0 could not listen for the other ranks";
+
 /* Connects to rank 0, if need be after several tries. */
 static int reach_hub(commi_control *self, const comm_join_config *config,
                      struct commi_meeting *meeting, struct hello *hello, int fds[2])
@@ -487,11 +491,12 @@ static int reach_hub(commi_control *self, const comm_join_config *config,
     int64_t end_ns = owner->join_end_ns + HANDSHAKE_NS; /* later than the hub's limit */
     int rc;
     while ((rc = try_meeting(meeting, hello, is_near, fds, end_ns)) < 0) {
+        if (commi_now_ns() >= end_ns && meeting->port == 0)
+            return err_set(-ECONNREFUSED, "%s", not_listening);
         if (commi_now_ns() >= end_ns)
             return err_errno(
-                -rc, "rank %u on host %s does not reach rank 0 (port %u, %u addresses tried)",
-                owner->rank, hello->host, meeting->port,
-                meeting->address_count + (is_near ? 1 : 0));
+                -rc, "rank %u on host %s does not reach rank 0 (port %u, %u addresses given)",
+                owner->rank, hello->host, meeting->port, meeting->address_count);
         commi_sleep_ns(RETRY_NS);
         if (config->share && !owner->mpi)
             TRY(share_meeting(owner, config, meeting));
@@ -554,8 +559,10 @@ int commi_control_connect(commi_control *self, const comm_join_config *config)
     if (!config->is_given) {
         int sent = share_meeting(owner, config, &meeting);
         rc = rc < 0 ? rc : sent;
-        if (rc >= 0 && meeting.port == 0)
-            rc = err_set(-ECONNREFUSED, "rank 0 could not listen for the other ranks");
+        /* A store may give what a rank 0 left there that has ended: then reach_hub asks again. */
+        bool may_be_stale = config->share && !owner->mpi && owner->rank != 0;
+        if (rc >= 0 && meeting.port == 0 && !may_be_stale)
+            rc = err_set(-ECONNREFUSED, "%s", not_listening);
     }
     if (rc >= 0)
         rc = owner->rank == 0 ? receive_ranks(self, &meeting, listen_fd, &hello)

@@ -77,11 +77,13 @@ static void on_death(commi_control *self, commi_link *link, int code, const char
     pthread_mutex_unlock(&self->owner->mutex);
 }
 
+/* A fork may come between any two lines: the child never closes a file that has got the number. */
 static void close_link(commi_link *link)
 {
-    if (link->fd >= 0)
-        close(link->fd);
+    int fd = link->fd;
     link->fd = -1;
+    if (fd >= 0)
+        close(fd);
 }
 
 /* ---- who hangs: the hub's ---- */

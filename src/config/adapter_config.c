@@ -92,15 +92,10 @@ static bool has_text(const json_t *list, const char *text)
 
 /* The target of train.lora.targets for a name of target_parameters. PEFT takes all parameters whose
  * full name has this end. So "down_proj" means the matrix of all experts alone,
- * "down_proj.weight" the linear layers of that name, and "mlp.up_proj.weight" one linear layer. */
+ * and "down_proj.weight" the linear layers of that name. */
 static json_t *target_of_parameter(const char *name)
 {
-    static const char end[] = ".weight";
-    const char *dot = strrchr(name, '.');
-    if (!dot)
-        return json_sprintf("experts.%s", name);
-    bool is_layer = strcmp(dot, end) == 0 && memchr(name, '.', (size_t)(dot - name));
-    return json_stringn(name, is_layer ? (size_t)(dot - name) : strlen(name));
+    return strchr(name, '.') ? json_string(name) : json_sprintf("experts.%s", name);
 }
 
 /* Adds the names of target_modules or target_parameters to the list. */
@@ -156,7 +151,7 @@ static int take(const configi_reader *reader, struct adapter_config *self)
     TRY(put_number(reader, self, "train.lora.alpha", "lora_alpha",
                    json_incref(json_object_get(self->doc, "lora_alpha"))));
     json_t *dropout = json_object_get(self->doc, "lora_dropout");
-    if (dropout && !configi_get(reader, "train.lora.dropout"))
+    if (dropout && !json_is_null(dropout) && !configi_get(reader, "train.lora.dropout"))
         TRY(put_number(reader, self, "train.lora.dropout", "lora_dropout", json_incref(dropout)));
     json_t *names = json_array();
     int rc = names ? add_targets(self, "target_modules", names)

@@ -168,9 +168,10 @@ int configi_take_checkpoint_formats(const configi_reader *reader, const char *fi
 {
     bool is_given = configi_get(reader, params_path) || configi_get(reader, rules_path) ||
                     configi_bool(reader, "load_in_4bit") || configi_bool(reader, "load_in_8bit");
-    struct quantization self = {.file = file, .block = block, .is_overridden = is_given};
+    bool expands = !is_given && configi_bool(reader, "debug.expands_checkpoint");
+    struct quantization self = {.file = file, .block = block, .is_overridden = is_given || expands};
     int rc = read_block(&self, false);
-    if (rc == 0 && !is_given && configi_bool(reader, "debug.expands_checkpoint")) {
+    if (rc == 0 && expands) {
         log_info("%s: the checkpoint comes quantized; the run holds its values, expanded to fp32",
                  file);
         rc = configi_put_path(reader, params_path, json_string(stored_format_name(STORED_WORKING)));

@@ -115,9 +115,9 @@ const configi_key configi_own_keys[] = {
         "for both of that name (gpt2); query, key, value, attention.output.dense, "
         "intermediate.dense, output.dense (bert); mlp.gate_proj and the like (first blocks of "
         "deepseek and glm4_moe), shared_experts.gate_proj, shared_expert.gate_proj (qwen2_moe); as "
-        "its target_parameters: experts.gate_up_proj, experts.down_proj (mixtures). Default: "
-        "q_proj and v_proj; c_attn; query and "
-        "value."),
+        "its target_parameters: experts.gate_up_proj, experts.down_proj (mixtures), and "
+        "down_proj.weight for all layers of that name but routed experts. Default: q_proj and "
+        "v_proj; c_attn; query and value."),
 
     KEY("train.lora.from", STRING, AT(train.lora_from), NONE, NONE, NONE, START,
         "Directory of adapters in the format of PEFT, with adapter_config.json and "

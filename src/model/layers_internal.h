@@ -359,7 +359,8 @@ struct modeli_part {
     modeli_params at[MODELI_GROUP_MAX];
     uint64_t group_elems; /* EXPERTS of ranks: from group to group; the offsets are of the first */
     /* The part has a second unit of adapters, which has the next number. EXPERTS, by number of the
-     * matrix: offsets of A [experts,rank,in] and B [experts,out,rank] there. */
+     * matrix: offsets there of A [experts of a group,rank,in] and B [experts of a group,out,rank]
+     * of the first group. */
     bool has_adapters;
     uint64_t adapter_group_elems; /* as group_elems */
     struct {

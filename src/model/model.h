@@ -83,7 +83,8 @@
  * MODEL_REST_ALIGN_BYTES: values of the working dtype, or codes and then scales (base/stored.h),
  * which begin at such a multiple too. The first call of a pass expands its packed units, and the
  * calls for other micro-batches find them (model_call.expanded). model/pack.h packs. The parts of a
- * cut matrix are packed apart, and so are the matrices of each expert. A unit of constants
+ * cut matrix are packed apart, and so are the matrices of each expert. With groups of experts, see
+ * below, each group begins at a shard of the packed vector, too. A unit of constants
  * (model_tensor.is_exact) is packed too; passes read its fp32 values as they are kept.
  *
  * EXPERTS OF RANKS. With spec.expert_ranks G, the tensors of a unit of routed experts are listed
@@ -92,7 +93,7 @@
  *   unit    [up of group 0, down of group 0, zeros)[up of group 1, down of group 1, zeros) ...
  *   shards  [rank 0                               )[rank 1                               ) ...
  *
- * Where G ranks run (spec.owns_experts), each has the params of its own group alone. A pass of such
+ * Adapters of experts, which are a unit of their own, lie in the same groups. Where G ranks run (spec.owns_experts), each has the params of its own group alone. A pass of such
  * experts is called in three steps (model_call.step), with an all-to-all between them: rows that
  * chose experts of other ranks go there, and results come back. An expert takes the rows of one
  * rank after the other, in the blocks in which that rank itself would take them, and results are

@@ -390,14 +390,14 @@ struct modeli_expert_lora {
     void *u, *u_grad, *delta;
 };
 typedef struct modeli_expert_lora modeli_expert_lora;
-/* The adapter of expert `idx` of the part, or of the own group. Its gradients are in group
- * `grads_group` after the expert's own. */
+/* The adapter of expert `idx` of the part, or of the own group. Its gradients lie `grads_group`
+ * groups further on: the number of the rank whose rows these are, or 0. */
 modeli_expert_lora modeli_expert_lora_of(const modeli_run *run, const modeli_layer *layer,
                                          uint32_t matrix, uint64_t idx, uint64_t grads_group,
                                          const modeli_expert_room *at);
 /* inner: computes u. outer: adds to the output. input_grad: computes du, and adds to the gradient
- * of the input. grads: those of A and B, from u and du. clear: these are zero. A block of rows has
- * the number `size` and begins at slot `at`, which of a shared expert is the row of its token. */
+ * of the input. grads: those of A and B, from u and du. clear: these are zero. `size` is the index
+ * of the block's size, and `at` is its first slot. In a shared expert, slot i is row i. */
 int modeli_expert_lora_inner(const modeli_expert_lora *of, uint32_t size, uint64_t at,
                              const void *input) MUST_CHECK;
 int modeli_expert_lora_outer(const modeli_expert_lora *of, uint32_t size, void *output) MUST_CHECK;

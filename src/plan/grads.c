@@ -23,12 +23,14 @@ static void close_tile(plani_builder *b, const struct plani_tile *t, uint32_t ac
     if (b->error < 0)
         return;
     op *item = &b->ops[idx];
-    plani_add_device_bytes(b->job, &item->demand, t->count * (4 + b->job->grad_bytes));
+    bool is_in_place =
+        closed.buffer_idx == accumulator; /* fp32 sums are read, and stay as they are */
+    plani_add_device_bytes(b->job, &item->demand,
+                           t->count * (4 + (is_in_place ? 0 : b->job->grad_bytes)));
     if (b->job->machine.device_is_cpu) /* squares in double: 0.5 ns an element on one server core */
         item->demand.core_seconds = (double)t->count * 0.5e-9;
     plani_use(b, idx, plani_elems_of(accumulator, t->begin, t->count, 4), ROLE_GRADS0, ACCESS_READ);
-    plani_use(b, idx, closed, ROLE_TARGET,
-              closed.buffer_idx == accumulator ? ACCESS_UPDATE : ACCESS_WRITE);
+    plani_use(b, idx, closed, ROLE_TARGET, is_in_place ? ACCESS_UPDATE : ACCESS_WRITE);
     uint64_t first_block = b->set->norm_block_begin[t->unit] + t->begin / SHARD_ELEMS_STEP;
     plani_use(b, idx,
               plani_elems_of(b->set->homes.norm_sums, first_block, t->count / SHARD_ELEMS_STEP,

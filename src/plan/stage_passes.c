@@ -321,7 +321,7 @@ static plani_range use_scratch(plani_builder *b, const struct pass_run *run, uin
     return expanded;
 }
 
-/* Scratch of the op, and behind it the expanded params of the pass's packed units. The first
+/* The workspace has scratch of the op, and after it the expanded params of the pass's packed units. The first
  * micro-batch of a run expands them. Nothing but scratch of the pass uses the workspace before the
  * last one is done. */
 static void use_workspace(plani_builder *b, const struct pass_run *run, uint32_t idx, uint32_t mb)

@@ -55,8 +55,8 @@ static uint64_t zero_bytes(const struct setup *self, const model *net)
         for (uint32_t k = 0; k < pass->unit_count && pass->sent_bytes > 0; k++) {
             const model_unit *unit = &net->units[pass->units[k]];
             uint64_t gathers = asked->zero_stage >= 3 ? rounds : pass->adds_grads[k];
-            uint64_t each =
-                gathers * unit->rest_elems * param_bytes; /* packed ones as they travel */
+            /* packed params travel packed */
+            uint64_t each = gathers * unit->rest_elems * param_bytes;
             if (pass->adds_grads[k])
                 each += rounds * unit->elems * grad_bytes;
             bytes += peers * (each / self->ranks.world);

@@ -151,14 +151,19 @@ static void append_rope(const rope_form *rope, char *text, size_t capacity, int 
 static void append_stored_rules(const model_spec *spec, char *text, size_t capacity, int *used)
 {
     enum { WRITTEN_MAX = 32 };
-    uint64_t count = spec->stored_rule_count;
+    uint64_t count = spec->stored_rule_count, sum = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        const char *name = spec->stored_rules[i].name;
+        const char *format = stored_format_name(spec->stored_rules[i].format);
+        sum = XXH3_64bits_withSeed(name, strlen(name), sum);
+        sum = XXH3_64bits_withSeed(format, strlen(format), sum);
+        if (count <= WRITTEN_MAX)
+            append(text, capacity, used, "%s%s:%s%s", i == 0 ? "state.rules=" : ",", name, format,
+                   i + 1 == count ? "\n" : "");
+    }
     if (count > WRITTEN_MAX)
         append(text, capacity, used, "state.rules=%" PRIu64 " rules, sum %016" PRIx64 "\n", count,
-               (uint64_t)XXH3_64bits(spec->stored_rules, count * sizeof spec->stored_rules[0]));
-    for (uint64_t i = 0; i < count && count <= WRITTEN_MAX; i++)
-        append(text, capacity, used, "%s%s:%s%s", i == 0 ? "state.rules=" : ",",
-               spec->stored_rules[i].name, stored_format_name(spec->stored_rules[i].format),
-               i + 1 == count ? "\n" : "");
+               sum);
 }
 
 int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity)

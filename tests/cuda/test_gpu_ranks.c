@@ -183,11 +183,18 @@ static const char *const whole_sets[4] = {NULL};
 static const char *const host_sets[4] = {"schedule.experts=hit", "tiers.place.params=host",
                                          "tiers.place.optimizer=host", "bf16.enabled=true"};
 
+/* Packed experts, with adapters. A width of 64 makes whole blocks of the format. */
+static const char *const packed_sets[4] = {
+    "state.params=nf4_double", "model.expert_ffn_size=64",
+    "train.lora={\"rank\":2,\"targets\":[\"q_proj\",\"experts.down_proj\"]}",
+    "gradient_accumulation_steps=3"};
+
 static void owned_experts_have_the_bits_of_zero(void **state)
 {
     (void)state;
     try_owned(2, "staged", whole_sets);
     try_owned(2, "staged", host_sets);
+    try_owned(2, "staged", packed_sets);
     try_owned(4, "staged", whole_sets);
 }
 

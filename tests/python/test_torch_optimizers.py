@@ -63,6 +63,14 @@ sluice.torch._optimizers._UNIT_ELEMS = 600
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
 rank = int(os.environ["RANK"])
+torch.manual_seed(rank)
+other = torch.nn.Linear(128, 128)  # each rank has a part of its weights
+for again in range(2):  # the run has begun with the values of both, and is refused again
+    try:
+        sluice.torch.AdamW(other.parameters(), host="64MiB", run_dir={directory!r} + "/unequal")
+    except sluice.WrongJob as error:
+        assert "begin with equal parameters" in str(error), error
+        sys.stdout.write(f"refused {{rank}}\\n")
 for way in ("wrapped", "overlapped", "driven"):
     module = own.make()
     called = torch.nn.parallel.DistributedDataParallel(module) if way == "wrapped" else module
@@ -220,6 +228,7 @@ class Optimizers(unittest.TestCase):
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", path],
             capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
         self.assertEqual(made.returncode, 0, made.stderr)
+        self.assertEqual(made.stdout.count("refused"), 4)
         found = sorted(line.split()[1:] for line in made.stdout.splitlines() if line.startswith("bits"))
         self.assertEqual(found, [[way, rank, expected] for way in ("driven", "overlapped", "wrapped")
                                  for rank in ("0", "1")])
@@ -233,6 +242,21 @@ class Optimizers(unittest.TestCase):
             train_averaged(again, own, 4, 2)
             self.assertEqual(bits(again), bits(module))
             own.close()
+
+    def test_averages_are_rounded_once(self):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            parameter = torch.nn.Parameter(torch.zeros(3, dtype=dtype))
+            slot = sluice.torch._units.Slot("p", parameter, parameter.shape)
+            unit = sluice.torch._units.Unit(0, "u", [slot], False, elems=3)
+            sums = torch.empty(3)
+            given = torch.tensor([1.0, 6e-8, 3.0]).to(dtype)
+            for is_fresh in (True, False):
+                parameter.grad = given.clone()
+                own = sluice.torch._turns.Gradients(unit, sums, is_fresh, 1 / 3)
+                own.add(slot)
+                own.close()
+            expected = given.float() * (1 / 3)
+            self.assertTrue(torch.equal(sums, expected + given.float() * (1 / 3)), (dtype, sums))
 
     def test_an_optimizer_that_is_dropped_leaves_the_parameters(self):
         def fit(module):

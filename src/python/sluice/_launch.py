@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from datetime import timedelta
-from typing import Any, Callable, Optional
+from typing import Any, Callable, List, Optional
 
 from ._errors import Failed, WrongJob
 
 _store: Any = None  # torchrun's; it is kept, since rank 0 may be the one that serves it
-_count = 0  # runs that this process has opened
+_count = 0  # runs whose ranks this process has met
 
 
 def _share(key: str, data: bytes, seconds: float) -> bytes:
@@ -36,17 +35,25 @@ def _share(key: str, data: bytes, seconds: float) -> bytes:
         return found
     except RuntimeError as error:
         raise Failed(
-            f"rank {os.environ['RANK']} has not learned within {seconds:.0f} s "
-            f"(comm.timeout_seconds) where rank 0 is: see whether that has started ({error})"
+            f"rank {os.environ['RANK']} and the others do not meet: torchrun's store does not give "
+            f"or take the place of rank 0 within {seconds:.0f} s ({error}); see whether all ranks "
+            "have started, or set comm.timeout_seconds"
         ) from None
 
 
 def share_of_launcher() -> Optional[Callable[[bytes, float], bytes]]:
     """What the extension calls to give all ranks rank 0's bytes; None: torchrun has not started
     this process. All ranks open the same runs, one after the other."""
-    global _count
     run = os.environ.get("TORCHELASTIC_RUN_ID")
     if run is None:
         return None
-    _count += 1
-    return functools.partial(_share, f"sluice/{run}/{_count}")
+    key: List[str] = []
+
+    def share(data: bytes, seconds: float) -> bytes:
+        global _count
+        if not key:  # a run counts when its ranks meet: an opening may fail before that in one rank
+            _count += 1
+            key.append(f"sluice/{run}/{_count}")
+        return _share(key[0], data, seconds)
+
+    return share

@@ -226,7 +226,24 @@ class _Optimizer(torch.optim.Optimizer):
         self._finalizer = weakref.finalize(
             self, _end, self._process, self._core, self._own_dir, slots, places
         )
+        info = self._core.info()
+        if info.world_size > 1 and info.step == 0:
+            self._compare_first()
         self._take_params()
+
+    def _compare_first(self) -> None:
+        """Each rank has given its own part of the first values to all of them."""
+        for unit, base in self._homes():
+            for slot in unit.slots:
+                if not torch.equal(slot.parameter.data.cpu(), view_of(base, slot)):
+                    error = WrongJob(
+                        f"{slot.name} {list(slot.shape)} has other values than the run in "
+                        f"{self._run_dir} began with: all ranks must begin with equal parameters, "
+                        "so use one seed or load one checkpoint in all, and another run_dir"
+                    )
+                    self._failure = give_up(self._core, error)
+                    close_at_end(self._core)
+                    raise error
 
     def _homes(self) -> Iterable[Tuple[Unit, torch.Tensor]]:
         for unit in self._units:
@@ -456,8 +473,9 @@ _ARGUMENTS = """
     commit_every: steps from commit to commit; 0: none but at state_dict(), commit() and the end.
 
     Several ranks (mpirun, torchrun) make one optimizer together, with all calls: each has a part
-    of the state, and host is for each. Gradients are averaged over the ranks, so that the module
-    needs no DistributedDataParallel; in one it trains as well, without overlap.
+    of the state, and host is for each. All begin with equal parameters. Gradients are averaged over
+    the ranks, so that the module needs no DistributedDataParallel; in one it trains as well,
+    without overlap.
 """
 
 

@@ -146,12 +146,11 @@ class Gradients:
         target = view_of(self._sums, slot)
         if id(slot) in self._empty:
             self._empty.discard(id(slot))
-            if self._factor == 1.0:
-                target.copy_(grad)
-            else:
-                torch.mul(grad, self._factor, out=target)
+            target.copy_(grad)
+            if self._factor != 1.0:  # in fp32: gradients of 16 bits would be rounded once more
+                target.mul_(self._factor)
         else:
-            target.add_(grad, alpha=self._factor)
+            target.add_(grad.to(target.device), alpha=self._factor)
 
     def close(self) -> None:
         """Parameters without a gradient in this micro-batch have a gradient of zero."""
