@@ -44,8 +44,8 @@
  *   comm               OP_DISPATCH                   OP_RETURN
  *
  * The buffers SENT and RECEIVED have room for the worst case. How much of them is used depends on
- * what the router chose. The run keeps a table of that for each micro-batch, on the host: of one
- * micro-batch, a pass begins to send when the results of the pass before are combined.
+ * what the router chose. The run keeps a table of that for each micro-batch, on the host. One is
+ * enough, since a pass sends only after the pass before it has combined its results.
  *
  * Pure data: built by one thread, then read-only and shared. */
 #ifndef SLUICE_SWAP_PROGRAM_H

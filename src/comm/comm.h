@@ -168,7 +168,8 @@ struct comm_open_config {
     /* Pretended ranks: a collective takes at least call_seconds plus the sent bytes divided by this
      * rate. Rate 0: the bytes take no time. */
     double call_seconds, bytes_per_second;
-    bool has_parcels;     /* nccl: opens also what an all-to-all needs */
+    /* nccl: opens also what an all-to-all needs; the same on all ranks */
+    bool has_parcels;
     bool moves_own_alone; /* pretended ranks: leave the other ranks' part of a target as it is */
 };
 typedef struct comm_open_config comm_open_config;
@@ -212,7 +213,9 @@ struct comm_parcels {
     /* [world]: of the target, where the parcel of each rank goes. size_bytes is the room there on
      * entry, and the number of bytes that have come on return. */
     rank_parcel *received;
-    bool sizes_are_known; /* each received[r].size_bytes is what rank r sends */
+    /* Each received[r].size_bytes is what rank r sends. The same on all ranks. nccl hangs if a size
+     * is wrong. */
+    bool sizes_are_known;
 };
 typedef struct comm_parcels comm_parcels;
 

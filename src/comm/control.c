@@ -129,8 +129,8 @@ int commi_control_open(comm *self, const comm_join_config *config)
     control->wake_fd = control->abort_fd = -1;
     int rc;
     TRY_GOTO(rc, reserve(control), failed);
+    list_connected(control); /* before it connects: a fork may come at any time */
     TRY_GOTO(rc, commi_control_connect(control, config), failed);
-    list_connected(control);
     int64_t now_ns = commi_now_ns();
     for (uint32_t l = 0; l < control->link_count; l++)
         control->links[l].seen_ns = now_ns;

@@ -315,6 +315,7 @@ static int nccl_all_to_all(comm *self, const comm_parcels *call)
     assert(state->size_places); /* has_parcels */
     if (!call->sizes_are_known)
         TRY(share_sizes(self, state, call));
+    assert(call->sent[self->rank].size_bytes == call->received[self->rank].size_bytes);
     TRY(enqueue_parcels(self, state, call));
     for (uint32_t r = 0; r < self->world; r++)
         sent += r == self->rank ? 0 : call->sent[r].size_bytes;

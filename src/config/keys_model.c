@@ -218,7 +218,8 @@ const configi_key configi_model_keys[] = {
         "parameters and gradients travel. The number of ranks: each rank owns whole experts for "
         "good, and rows of tokens travel to them and back (all-to-all). \"auto\": the way that "
         "moves fewer bytes, if all choices are equally likely; sluice plan states both. "
-        "Losses and gradients have the same bits (communication_data_type fp32). It must divide "
+        "Losses and gradients have the same bits (communication_data_type fp32), except where NCCL "
+        "sums the gradients of ZeRO. It must divide "
         "num_experts and experts_per_unit, and is at most 32 (16 if experts have biases or "
         "adapters). With zero_optimization.stage 1 or more and schedule.order layer_major."),
     KEY("model.vocab_size", INT, AT(model.vocab_size), NONE, "[1,1000000000]", "tokens", FIXED,

@@ -8,8 +8,8 @@
  *   OP_RETURN                                  received, results
  *   STEP_COMBINE                               results
  *
- * A micro-batch has one set of tables, because of one micro-batch a pass sends rows when the pass
- * before has its results.
+ * A micro-batch has one set of tables: it is enough, since a pass sends rows only after the pass
+ * before it has combined its results.
  *
  * Runs on the worker of the comm lane. With NCCL it runs on the executor's thread, where an
  * OP_DISPATCH waits until the GPU has the rows of all ranks' routers; the rest is enqueued. */

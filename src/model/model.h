@@ -93,12 +93,13 @@
  *   unit    [up of group 0, down of group 0, zeros)[up of group 1, down of group 1, zeros) ...
  *   shards  [rank 0                               )[rank 1                               ) ...
  *
- * Adapters of experts, which are a unit of their own, lie in the same groups. Where G ranks run (spec.owns_experts), each has the params of its own group alone. A pass of such
- * experts is called in three steps (model_call.step), with an all-to-all between them: rows that
- * chose experts of other ranks go there, and results come back. An expert takes the rows of one
- * rank after the other, in the blocks in which that rank itself would take them, and results are
- * added where the rows came from. So every product and every sum is that of a model without expert
- * parallelism, bit by bit. Gradients are kept apart by the rank that the rows came from:
+ * Adapters of experts, which are a unit of their own, lie in the same groups. Where G ranks run
+ * (spec.owns_experts), each has the params of its own group alone. A pass of such experts is called
+ * in three steps (model_call.step), with an all-to-all between them: rows that chose experts of
+ * other ranks go there, and results come back. An expert takes the rows of one rank after the
+ * other, in the blocks in which that rank itself would take them, and results are added where the
+ * rows came from. So every product and every sum is that of a model without expert parallelism, bit
+ * by bit. Gradients are kept apart by the rank that the rows came from:
  *
  *   grads   [group, of rows of rank 0)[group, of rows of rank 1) ...     as long as the unit
  *

@@ -105,7 +105,8 @@ void modeli_size_exchange(const modeli_layer *layer, const modeli_part *part, bo
     pass->sent_bytes = ranks * (none.end + ends) + size_round_up(unit_most, MODELI_ALIGN_BYTES) /
                                                        MODELI_ALIGN_BYTES * slot_bytes;
     /* The usual one. */
-    uint64_t slots = count * size_round_up(size_div_up(rows * choices, all), multiple);
+    uint64_t slots =
+        size_min(count * size_round_up(size_div_up(rows * choices, all), multiple), most);
     struct parcel_layout usual = layout_of(layer, part, backward, slots);
     pass->dispatched_bytes = (ranks - 1) * usual.end;
     pass->returned_bytes = (ranks - 1) * (usual.end - usual.reply);

@@ -123,7 +123,8 @@ static enum comm_backend own_collectives(const struct setup *self)
 static int measure_nccl(struct setup *self)
 {
     comm *members = self->ranks.comm;
-    comm_open_config config = {.backend = COMM_NCCL, .gpu = self->gpu};
+    comm_open_config config = {
+        .backend = COMM_NCCL, .gpu = self->gpu, .has_parcels = self->net->spec.owns_experts};
     if (self->collectives != COMM_NCCL || !members)
         return 0;
     device_stream *stream;

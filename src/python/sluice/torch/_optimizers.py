@@ -467,7 +467,7 @@ _ARGUMENTS = """
         of the weights beside bf16 parameters, in place of a second copy. fp32 parameters have no
         second copy (with Muon they have).
     run_dir: where the state is committed. If it has a commit, the optimizer and its parameters
-        begin with that. None: a folder that is removed at the end.
+        begin with that. None: a folder that is removed at the end; ranks on several hosts need one.
     overlap: updates while the backward runs, as gradients come, and drops them. It allows neither
         several backwards for one step nor clipping of gradients.
     commit_every: steps from commit to commit; 0: none but at state_dict(), commit() and the end.

@@ -1,8 +1,9 @@
 """The first step, run once to learn in which order a module uses its units.
 
 It runs the module's forward and a backward as they are, on the first batch, with the parameters of
-one unit in memory at a time. Gradients are dropped as they come. Random numbers and buffers are as
-before when it is over, so the real step that follows is the same as if it had been the first.
+one unit in memory at a time. Gradients are dropped as they come, those of the root at the end.
+Random numbers and buffers are as before when it is over, so the real step that follows is the same
+as if it had been the first.
 """
 
 from __future__ import annotations
@@ -245,6 +246,8 @@ class Recorder:
             self._begin(None, "")
         finally:
             self._release()
+            for slot in root.slots:  # there still, if the backward failed
+                slot.parameter.grad = None
         missing = [holder.name for holder in others if holder not in self.order]
         if missing:
             raise WrongJob(
