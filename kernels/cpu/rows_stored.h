@@ -185,6 +185,7 @@ static inline __m512 dynamic_values_512(__m512i codes, const __m512 table[8])
 }
 #endif
 
+/* values: of all codes. With AVX-512 only the rest of fewer than 16 codes reads it. */
 static inline void look_up_256(const uint8_t *codes, const float values[256], float scale,
                                float *out, size_t n)
 {

@@ -54,7 +54,6 @@ struct pass {
      * micro-batch that runs while they are on the device fills it, which takes the second figure in
      * bytes of memory traffic. The other micro-batches read it. */
     uint64_t expanded_bytes, expand_dram_bytes;
-    double expand_seconds; /* of filling it, on top of `seconds`. 0: not known */
 };
 
 enum stage_kind { STAGE_EMBED, STAGE_BLOCK, STAGE_HEAD };

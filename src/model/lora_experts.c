@@ -7,8 +7,8 @@
  *   backward, given dy:  du = s dy B;  dx += d(du A);  dB += dy^T u;  dA += du^T d(x)
  *
  * The adapters of a part's experts are the pass's second unit: by group of experts, and in a group
- * A and B of each matrix in turn, each of them for all experts of the group. A function does nothing if it is given an adapter that is not there. Allocates nothing after
- * model_prepare. */
+ * A and B of each matrix in turn, each of them for all experts of the group. A function does
+ * nothing if it is given an adapter that is not there. Allocates nothing after model_prepare. */
 #include "model/model_internal.h"
 
 uint32_t modeli_expert_down(const modeli_layer *layer)

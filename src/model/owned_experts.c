@@ -19,6 +19,9 @@
 
 #include "model/model_internal.h"
 
+static_assert((int)MODELI_ALIGN_BYTES == (int)PARCEL_ALIGN_BYTES,
+              "a rank's room is a whole layout");
+
 int modeli_check_expert_ranks(const model_spec *spec)
 {
     unsigned long long ranks = spec->expert_ranks, all = spec->expert_count;

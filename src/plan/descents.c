@@ -278,15 +278,20 @@ static int improve_starts(plani_search *self, double least)
     return 0;
 }
 
+/* The step of the best point, which is known from its trial. */
+static int try_best(plani_search *self, struct plani_figures *step)
+{
+    plani_point_apply(self, &self->best.point);
+    return plani_try_step(&self->job, &self->best.point, 0, step, self->work);
+}
+
 /* True if the best step takes no longer than computing that no point can spare. */
 static bool is_at_bound(plani_search *self)
 {
     struct plani_figures step;
-    const struct plani_point *point = &self->best.point;
-    plani_point_apply(self, point);
-    int rc = plani_try_step(&self->job, point, 0, &step, self->work);
-    return rc == 0 && (double)step.ns <= near_bound * (double)step.lane_ns[LANE_COMPUTE] &&
-           point->until[STATE_INNER_ACTIVATIONS][TIER_NVME] ==
+    return try_best(self, &step) == 0 &&
+           (double)step.ns <= near_bound * (double)step.lane_ns[LANE_COMPUTE] &&
+           self->best.point.until[STATE_INNER_ACTIVATIONS][TIER_NVME] ==
                self->counts[STATE_INNER_ACTIVATIONS];
 }
 
@@ -385,7 +390,7 @@ static bool may_be_selective(const plani_search *self)
 {
     const uint32_t *until = self->best.point.until[STATE_INNER_ACTIVATIONS];
     uint32_t count = self->counts[STATE_INNER_ACTIVATIONS];
-    if (self->is_closed || until[TIER_DEVICE] == count)
+    if (until[TIER_DEVICE] == count)
         return false;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t unit = self->units[STATE_INNER_ACTIVATIONS][i];
@@ -526,9 +531,7 @@ static int try_shares(plani_search *self, struct way *way)
 static bool is_near_own_bound(plani_search *self)
 {
     struct plani_figures step;
-    plani_point_apply(self, &self->best.point);
-    int rc = plani_try_step(&self->job, &self->best.point, 0, &step, self->work);
-    return rc == 0 && (double)step.ns <= near_own_bound * (double)step.bound_ns;
+    return try_best(self, &step) == 0 && (double)step.ns <= near_own_bound * (double)step.bound_ns;
 }
 
 /* Both for each way that is so near to the best of all that it may become the best. */

@@ -63,6 +63,7 @@ struct plan_machine {
     double dram_bytes_per_second;
     double device_flops_per_second;
     double device_bytes_per_second; /* of a GPU's own memory; unused where device_is_cpu */
+    double expand_bytes_per_second; /* of packed params, read and written; 0: memory's rate */
     double core_count;
     bool device_is_cpu; /* products run on the cores, copies to the device use DRAM */
     /* Bytes that a rank can send to the others while it receives as much. */

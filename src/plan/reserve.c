@@ -55,8 +55,8 @@ struct walk {
     uint64_t carried_end;     /* of the carried region, which begins at the floor; 0: none */
     uint64_t first_fill;      /* the first op that uses what is carried out */
     uint32_t *uses_left;      /* [buffer_count] of the arena's transients: users ahead */
-    uint64_t *use_begin;      /* [op_count + 2] in uses */
-    uint32_t *uses;           /* the arena's transients that each op uses */
+    uint32_t *uses;           /* the arena's transients that ops use, op by op */
+    uint64_t *use_begin;      /* [op_count + 2] where those of op i begin in `uses` */
     uint32_t *marks;          /* [2 * op_count] scratch of outer_uses */
     uint32_t *ends;           /* [2 * op_count] */
     uint32_t fresh_idx;       /* the first uses of this buffer are in the second half of `ends` */
@@ -369,16 +369,18 @@ static void fill_uses(struct walk *w)
     const plani_builder *b = w->b;
     uint64_t *begin = w->use_begin;
     memset(begin, 0, (b->op_count + 2) * sizeof *begin);
-    for (uint64_t i = b->home_count; i < b->buffer_count; i++)
-        for (uint32_t u = 0; u < b->buffers[i].user_count && b->buffers[i].base.arena == w->arena;
-             u++)
-            begin[b->buffers[i].users[u] + 2]++;
+    for (uint64_t i = b->home_count; i < b->buffer_count; i++) {
+        const struct plani_buffer *item = &b->buffers[i];
+        for (uint32_t u = 0; u < item->user_count && item->base.arena == w->arena; u++)
+            begin[item->users[u] + 2]++;
+    }
     for (uint64_t i = 0; i <= b->op_count; i++)
         begin[i + 1] += begin[i];
-    for (uint64_t i = b->home_count; i < b->buffer_count; i++)
-        for (uint32_t u = 0; u < b->buffers[i].user_count && b->buffers[i].base.arena == w->arena;
-             u++)
-            w->uses[begin[b->buffers[i].users[u] + 1]++] = (uint32_t)i;
+    for (uint64_t i = b->home_count; i < b->buffer_count; i++) {
+        const struct plani_buffer *item = &b->buffers[i];
+        for (uint32_t u = 0; u < item->user_count && item->base.arena == w->arena; u++)
+            w->uses[begin[item->users[u] + 1]++] = (uint32_t)i;
+    }
 }
 
 static void fill_queues(struct walk *w, int arena)

@@ -19,9 +19,9 @@
 /* ---- points: point.c ------------------------------------------------------------------------ */
 
 /* The first seven members are the placement. `until` says it for the units whose homes are open, in
- * their order of need: those before until[kind][tier] rest on that tier or a nearer one. Inner
- * activations from until[kind][nvme] on are recomputed; all units of other kinds are before it.
- * The first `whole` units keep their inner activations whole, the others selectively.
+ * the order that `spread` names: those before until[kind][tier] rest on that tier or a nearer one.
+ * Inner activations from until[kind][nvme] on are recomputed; all units of other kinds are before
+ * it. The first `whole` units keep their inner activations whole, the others selectively.
  * Where no home is open, all of `until` is 0 and the job's own homes count.
  *
  * The last seven say how the programs use that placement. */

@@ -32,9 +32,10 @@ static inline uint64_t plani_saves_ahead(const plani_builder *b)
 struct plani_share {
     double demand[RESOURCE_COUNT]; /* seconds of the whole resource that the op needs */
     double alone_seconds;          /* its time when nothing else runs */
-    double need[RESOURCE_COUNT];   /* share of it that the op takes at full speed; served: 0 */
     bool is_served;                /* it gets what it needs of the cores at once */
-    double rate;                   /* out: share of the op done per second */
+    /* share of it that the op takes at full speed; of the cores 0 if is_served */
+    double need[RESOURCE_COUNT];
+    double rate; /* out: share of the op done per second */
 };
 void plani_demand(const plan_machine *machine, const op_demand *demand, struct plani_share *share);
 /* Max-min fair rates of ops that run together; at most LANE_COUNT. */
@@ -74,8 +75,8 @@ int plani_space_find(struct plani_space *space, uint64_t size_bytes, uint64_t re
                      uint64_t from_bytes, uint64_t *offset) MUST_CHECK;
 /* True if nothing live lies in [begin, end). */
 bool plani_space_is_free(const struct plani_space *space, uint64_t begin, uint64_t end);
-/* Gives [begin, end), which is free, to the buffer. Without `order`, which all calls of a space
- * have or none has, it keeps no pieces: who used the bytes before is then not known. */
+/* Gives [begin, end), which is free, to the buffer. `order` may be NULL, but then in all calls for
+ * the space: no pieces are kept, so nobody knows who used the bytes before. */
 int plani_space_take(struct plani_space *space, uint64_t begin, uint64_t end, uint32_t fresh,
                      plani_space_order *order, void *context) MUST_CHECK;
 /* Frees the whole of the live buffer that lies there. */

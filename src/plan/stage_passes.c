@@ -291,16 +291,15 @@ static void leave_input_grad(plani_builder *b, const struct plani_step *st,
 }
 
 /* Adds the time of filling memory: of zeroing a fresh gradient, or of expanding. Known times are of
- * other kernels alone, so it comes on top of them. `seconds` 0: as long as memory takes for the
- * bytes. */
-static void add_filling(const plani_builder *b, op *item, double bytes, double seconds)
+ * other kernels alone, so it comes on top of them. `rate`: bytes per second; 0: that of memory. */
+static void add_filling(const plani_builder *b, op *item, double bytes, double rate)
 {
     const plan_machine *machine = &b->job->machine;
-    if (seconds == 0)
-        seconds = bytes / (machine->device_is_cpu ? machine->dram_bytes_per_second
-                                                  : machine->device_bytes_per_second);
+    if (rate == 0)
+        rate = machine->device_is_cpu ? machine->dram_bytes_per_second
+                                      : machine->device_bytes_per_second;
     if (item->demand.device_seconds > 0)
-        item->demand.device_seconds += seconds;
+        item->demand.device_seconds += bytes / rate;
 }
 
 /* Gives the op the workspace but for the pass's expanded params, which lie at its end. Returns
@@ -321,9 +320,9 @@ static plani_range use_scratch(plani_builder *b, const struct pass_run *run, uin
     return expanded;
 }
 
-/* The workspace has scratch of the op, and after it the expanded params of the pass's packed units. The first
- * micro-batch of a run expands them. Nothing but scratch of the pass uses the workspace before the
- * last one is done. */
+/* The workspace has scratch of the op, and after it the expanded params of the pass's packed units.
+ * The first micro-batch of a run expands them. Nothing but scratch of the pass uses the workspace
+ * before the last one is done. */
 static void use_workspace(plani_builder *b, const struct pass_run *run, uint32_t idx, uint32_t mb)
 {
     plani_range expanded = use_scratch(b, run, idx);
@@ -334,7 +333,7 @@ static void use_workspace(plani_builder *b, const struct pass_run *run, uint32_t
         double share = run->hit.size_bytes > 0 ? plani_hit_share(b->job, run->stage, run->pass) : 1;
         double bytes = share * (double)run->pass->expand_dram_bytes;
         plani_add_device_bytes(b->job, &b->ops[idx].demand, (uint64_t)bytes);
-        add_filling(b, &b->ops[idx], bytes, share * run->pass->expand_seconds);
+        add_filling(b, &b->ops[idx], bytes, b->job->machine.expand_bytes_per_second);
     }
     plani_use(b, idx, expanded, ROLE_EXPANDED, expands ? ACCESS_WRITE : ACCESS_READ);
 }

@@ -228,6 +228,8 @@ static void take_device(struct figures *self)
         flops = from->device.peak_flops * 2 / 3; /* as in plan_machine_default_gpu */
     take(self, to->device_is_cpu ? flops * share_of_cores(self) : flops,
          &to->device_flops_per_second);
+    to->expand_bytes_per_second =
+        from->device.expand_rate * (to->device_is_cpu ? fmin(share_of_cores(self), 1) : 1);
     if (from->device.op_seconds > 0)
         to->op_seconds = from->device.op_seconds;
     if (to->device_is_cpu) { /* one thread copies in both directions, in turn */

@@ -207,7 +207,6 @@ void costs_learn(const machine *from, enum dtype type, costs *out)
         from->device.attention_forward > 0 ? from->device.attention_forward : best;
     out->attention_backward =
         from->device.attention_backward > 0 ? from->device.attention_backward : best;
-    out->expand_rate = from->device.expand_rate;
     out->row_rate = from->device.row_rate > 0 ? from->device.row_rate
                     : out->is_gpu             ? from->device.memory_rate
                                               : from->host.dram_copy;
@@ -252,11 +251,7 @@ void setupi_price_passes(struct setup *self, const machine *from)
         for (int phase = 0; phase < PHASE_COUNT; phase++)
             for (uint32_t p = 0; p < net->stages[s].pass_count[phase]; p++) {
                 model_pass_costs(net, (enum phase)phase, s, p, &kernels);
-                pass->seconds = slower * costs_of_kernels(&known, &kernels);
-                if (known.expand_rate > 0)
-                    pass->expand_seconds =
-                        slower * (double)pass->expand_dram_bytes / known.expand_rate;
-                pass++;
+                (pass++)->seconds = slower * costs_of_kernels(&known, &kernels);
             }
     }
 }

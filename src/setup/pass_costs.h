@@ -46,8 +46,7 @@ struct costs {
     /* a kind without points has the fit of another kind */
     cost_fit fits[COST_KIND_COUNT];
     double attention_forward, attention_backward; /* flops per second */
-    double row_rate;    /* bytes per second of row-wise kernels; 0: unknown, they cost nothing */
-    double expand_rate; /* bytes per second of expanding packed params; 0: unknown */
+    double row_rate; /* bytes per second of row-wise kernels; 0: unknown, they cost nothing */
 };
 typedef struct costs costs;
 

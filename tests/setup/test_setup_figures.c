@@ -42,6 +42,7 @@ static int begin(void **state)
     stated.device.flops_fp32 = 15e12;
     stated.device.memory_rate = 765e9;
     stated.device.op_seconds = 7e-6;
+    stated.device.expand_rate = 300e9;
     stated.h2d.pinned = 12e9;
     stated.d2h.pinned = 2e9;
     stated.link_all_ranks = 48e9;
@@ -82,6 +83,7 @@ static void a_gpu_of_many_has_its_part_of_a_host(void **state)
     SAME(got.device_flops_per_second, 70e12);
     SAME(got.device_bytes_per_second, 765e9);
     SAME(got.op_seconds, 7e-6);
+    SAME(got.expand_bytes_per_second, 300e9);
     SAME(got.h2d_bytes_per_second, 3e9);           /* 48 of all / 16, less than 12 of one alone */
     SAME(got.d2h_bytes_per_second, 2e9);           /* less than its part */
     SAME(got.dram_bytes_per_second, 10e9);         /* 160 / 16 */
@@ -154,7 +156,8 @@ static void a_cpu_counts_by_its_threads(void **state)
     setup_machine_figures(&setup, &got);
     assert_true(got.device_is_cpu);
     SAME(got.device_flops_per_second, 0.5e12); /* 8 of 16 threads */
-    SAME(got.h2d_bytes_per_second, 12e9);      /* nothing is shared */
+    SAME(got.expand_bytes_per_second, 150e9);
+    SAME(got.h2d_bytes_per_second, 12e9); /* nothing is shared */
     SAME(got.dram_bytes_per_second, 160e9);
     SAME(got.drive_read_bytes_per_second, 24e9);
 }
