@@ -9,6 +9,10 @@ the predicted step, the median of the measured steps with the fastest and slowes
 measured bottleneck, and per tier the reserved bytes, which must equal the planned ones. The exit status is 1 if a step
 is off by more than --within percent, or if a bottleneck or a number of bytes differs.
 
+With --probe-each the machine is measured before and after each job, and the table says what the second measurement
+predicts too. Where the two predictions differ by more than 3 percent, the machine itself changed meanwhile: such a job
+says nothing about the prediction, is marked "moved" and does not count in the median and the worst error below.
+
 The bottleneck is the resource whose lanes are busy longest (the time in which at least one of their ops runs). `sluice
 profile` applies the same rule to the simulation and to the run: "drives" are read and write together, since a drive is
 one resource; "cores" on a CPU are compute and update together; every other lane is its own resource.
@@ -19,10 +23,13 @@ Uses the standard library only. Writes into its own directory under --dir and re
 import argparse
 import json
 import os
+import statistics
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-from measure import SLUICE, TIERS, main_of, measured_machine, run, scratch
+from measure import SLUICE, TIERS, main_of, measured_machine, plan, run, scratch, write_job
+
+MOVED = 0.03  # two measurements of a machine that differ by more are not of the same machine
 
 
 def model(family, layers, hidden, tokens, vocab=256):
@@ -88,10 +95,7 @@ def job_of(name, work, nvme):
     return job
 
 
-def measure(options, name, work, machine):
-    path = os.path.join(work, name + ".json")
-    with open(path, "w") as out:
-        json.dump(job_of(name, work, work), out)
+def measure(options, path, machine):
     command = [options.sluice, "profile", path, "--machine", machine, "--json", "--no-advice", "--quiet"]
     if options.steps:
         command += ["--steps", str(options.steps)]
@@ -121,27 +125,43 @@ def lane_table(found):
                    figures["busy_seconds"]))
 
 
+def print_row(name, found, again, within):
+    """again: the step that the machine predicts when it is measured after the job, or None. Returns the reasons why the
+    job fails, and the error of the prediction, or None if the machine moved."""
+    ratio, lanes, planned, made, why = compare(found, within)
+    peaks = ", ".join("%d" % made[tier] + ("" if made[tier] == planned[tier] else
+                                           " (planned %d)" % planned[tier]) for tier in TIERS)
+    moved = again and abs(again / found["predicted_step_seconds"] - 1) > MOVED
+    print("%-17s %8.3fs %9s %8.3fs (%8.3f..%7.3f) %6.2f  %-8s %-8s %s%s%s" %
+          (name, found["predicted_step_seconds"], "%.3fs" % again if again else "-", found["step_seconds"],
+           found["fastest_step_seconds"], found["slowest_step_seconds"], ratio, lanes[0],
+           lanes[1], peaks, "   moved" if moved else "", "   <- " + ", ".join(why) if why else ""))
+    return why, None if moved else abs(ratio - 1)
+
+
 def table(options, work):
-    failed, machine = [], options.machine and os.path.abspath(options.machine)
-    print("%-17s %9s %9s %19s %6s  %-8s %-8s %s" %
-          ("job", "predicted", "measured", "(fastest..slowest)", "ratio", "binds", "measured",
+    failed, errors, machine = [], [], options.machine and os.path.abspath(options.machine)
+    print("%-17s %9s %9s %9s %19s %6s  %-8s %-8s %s" %
+          ("job", "predicted", "after", "measured", "(fastest..slowest)", "ratio", "binds", "measured",
            "peak bytes: device, host, nvme"))
+    machine = machine or measured_machine(options.sluice, work)
     for name in options.jobs or JOBS:
-        if not machine or options.probe_each:
-            machine = os.path.abspath(measured_machine(options.sluice, work))
-        found = measure(options, name, work, machine)
-        ratio, lanes, planned, made, why = compare(found, options.within)
-        peaks = ", ".join("%d" % made[tier] + ("" if made[tier] == planned[tier] else
-                                               " (planned %d)" % planned[tier]) for tier in TIERS)
-        print("%-17s %8.3fs %8.3fs (%8.3f..%7.3f) %6.2f  %-8s %-8s %s%s" %
-              (name, found["predicted_step_seconds"], found["step_seconds"],
-               found["fastest_step_seconds"], found["slowest_step_seconds"], ratio, lanes[0],
-               lanes[1], peaks, "   <- " + ", ".join(why) if why else ""))
+        job, again = job_of(name, work, work), None
+        found = measure(options, write_job(work, name, job), machine)
+        if options.probe_each:
+            machine = measured_machine(options.sluice, work)
+            again = plan(options.sluice, work, job, machine)["step_seconds"]
+        why, error = print_row(name, found, again, options.within)
         if options.lanes:
             lane_table(found)
         sys.stdout.flush()
+        if error is not None:
+            errors.append(error)
         if why:
             failed.append(name)
+    if errors:
+        print("%d jobs count: median error %.1f%%, worst %.1f%%" %
+              (len(errors), 100 * statistics.median(errors), 100 * max(errors)))
     return failed
 
 
@@ -151,7 +171,7 @@ def main():
     parser.add_argument("--sluice", default=SLUICE)
     parser.add_argument("--machine", help="machine.json; default: measured now, in under 30 s")
     parser.add_argument("--probe-each", action="store_true",
-                        help="measure the machine before each job: for drives that change by the minute")
+                        help="measure the machine before and after each job: it can change by the minute")
     parser.add_argument("--dir", default=".", help="on the drive to use")
     parser.add_argument("--steps", type=int, help="default: half a minute of them, 3 to 20")
     parser.add_argument("--within", type=float, default=15, help="percent; default 15")
