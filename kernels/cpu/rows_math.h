@@ -93,6 +93,24 @@ static inline uint16_t narrow_fp16(float value)
     return (uint16_t)(sign | result);
 }
 
+#if defined(__AVX512F__)
+static inline __m256i narrow_fp16_512(__m512 value)
+{
+    return _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+static inline __m256i narrow_bf16_512(__m512 value)
+{
+    __m512i bits = _mm512_castps_si512(value), one = _mm512_set1_epi32(1);
+    __mmask16 is_odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+    __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    __m512i rounded = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+    rounded = _mm512_mask_add_epi32(rounded, is_odd, rounded, one);
+    rounded = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+#endif
+
 /* The fp16 conversions of the hardware give the same bits as the two functions above for every
  * pattern: NaN becomes quiet and its payload is cut or extended, and subnormals are kept for any
  * MXCSR. These functions convert whole vectors from the beginning of half[0..n) or x[0..n), and
@@ -119,9 +137,7 @@ static inline size_t narrow_fp16_vectors(const float *x, uint16_t *half, size_t 
     size_t i = 0;
 #if defined(__AVX512F__)
     for (; i + 16 <= n; i += 16)
-        _mm256_storeu_si256(
-            (__m256i *)(half + i),
-            _mm512_cvtps_ph(_mm512_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+        _mm256_storeu_si256((__m256i *)(half + i), narrow_fp16_512(_mm512_loadu_ps(x + i)));
 #elif defined(__F16C__)
     for (; i + 8 <= n; i += 8)
         _mm_storeu_si128((__m128i *)(half + i),
@@ -148,24 +164,8 @@ static inline size_t narrow_bf16_vectors(const float *x, uint16_t *half, size_t 
 {
     size_t i = 0;
 #if defined(__AVX512F__)
-    const __m512i in_order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), one = _mm512_set1_epi32(1);
-    for (; i + 32 <= n; i += 32) {
-        __m512i upper[2];
-        for (int k = 0; k < 2; k++) {
-            __m512 value = _mm512_loadu_ps(x + i + (size_t)k * 16);
-            __m512i bits = _mm512_castps_si512(value);
-            __mmask16 is_odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-            __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-            __m512i rounded = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
-            rounded = _mm512_mask_add_epi32(rounded, is_odd, rounded, one);
-            rounded = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
-            upper[k] = _mm512_srli_epi32(rounded, 16);
-        }
-        /* The pack instruction works within quarters of 128 bits; the permutation puts them in
-         * order. */
-        __m512i packed = _mm512_packus_epi32(upper[0], upper[1]);
-        _mm512_storeu_si512(half + i, _mm512_permutexvar_epi64(in_order, packed));
-    }
+    for (; i + 16 <= n; i += 16)
+        _mm256_storeu_si256((__m256i *)(half + i), narrow_bf16_512(_mm512_loadu_ps(x + i)));
 #elif defined(__AVX2__)
     for (; i + 16 <= n; i += 16) {
         __m256i upper[2];
