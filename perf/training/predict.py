@@ -11,7 +11,8 @@ is off by more than --within percent, or if a bottleneck or a number of bytes di
 
 With --probe-each the machine is measured before and after each job, and the table says what the second measurement
 predicts too. Where the two predictions differ by more than 3 percent, the machine itself changed meanwhile: such a job
-says nothing about the prediction, is marked "moved" and does not count in the median and the worst error below.
+says nothing about the prediction. It is marked "moved", its time counts neither in the errors below nor in the exit
+status, and only its bytes are checked.
 
 The bottleneck is the resource whose lanes are busy longest (the time in which at least one of their ops runs). `sluice
 profile` applies the same rule to the simulation and to the run: "drives" are read and write together, since a drive is
@@ -132,6 +133,8 @@ def print_row(name, found, again, within):
     peaks = ", ".join("%d" % made[tier] + ("" if made[tier] == planned[tier] else
                                            " (planned %d)" % planned[tier]) for tier in TIERS)
     moved = again and abs(again / found["predicted_step_seconds"] - 1) > MOVED
+    if moved:
+        why = [reason for reason in why if reason == "bytes"]
     print("%-17s %8.3fs %9s %8.3fs (%8.3f..%7.3f) %6.2f  %-8s %-8s %s%s%s" %
           (name, found["predicted_step_seconds"], "%.3fs" % again if again else "-", found["step_seconds"],
            found["fastest_step_seconds"], found["slowest_step_seconds"], ratio, lanes[0],
@@ -169,7 +172,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("jobs", nargs="*", metavar="JOB", help="of " + ", ".join(JOBS))
     parser.add_argument("--sluice", default=SLUICE)
-    parser.add_argument("--machine", help="machine.json; default: measured now, in under 30 s")
+    parser.add_argument("--machine", help="machine.json; default: measured now, in under 30 s; not with --probe-each")
     parser.add_argument("--probe-each", action="store_true",
                         help="measure the machine before and after each job: it can change by the minute")
     parser.add_argument("--dir", default=".", help="on the drive to use")
@@ -177,6 +180,8 @@ def main():
     parser.add_argument("--within", type=float, default=15, help="percent; default 15")
     parser.add_argument("--lanes", action="store_true", help="busy time of each lane as well")
     options = parser.parse_args()
+    if options.machine and options.probe_each:
+        parser.error("--probe-each measures the machine; leave --machine out")
     for name in options.jobs:
         if name not in JOBS:
             parser.error("%s is none of the jobs %s" % (name, ", ".join(JOBS)))

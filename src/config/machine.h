@@ -119,7 +119,7 @@ struct machine {
         double attention_forward, attention_backward; /* flops per second of those kernels */
         /* bytes/s, read and written together, of norms, activations and similar kernels */
         double row_rate;
-        /* bytes/s, codes read and values written together, of expanding params in nf4 to bf16 */
+        /* bytes/s, codes read and values written together, of expanding nf4_double to bf16 */
         double expand_rate;
         double op_seconds; /* fixed cost of an op or a launch */
         /* CPU: the number of threads that its kernels were measured with; 0: one for each of the

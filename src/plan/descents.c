@@ -278,7 +278,7 @@ static int improve_starts(plani_search *self, double least)
     return 0;
 }
 
-/* The step of the best point, which is known from its trial. */
+/* Finds the step of the best point. It was tried before, so this is looked up. */
 static int try_best(plani_search *self, struct plani_figures *step)
 {
     plani_point_apply(self, &self->best.point);

@@ -27,7 +27,7 @@ struct layer {
     uint64_t tokens, in, out;
 };
 
-/* In order of work, around models of 20 million to a few billion parameters. With few tokens it is
+/* Around models of 20 million to a few billion parameters. With few tokens it is
  * the weight's bytes that take the time, and the fit of costs_of_product needs points for that. */
 static const struct layer full_layers[] = {
     {256, 256, 256},   {64, 1024, 3072},   {256, 512, 2048},   {1024, 768, 768},

@@ -123,7 +123,8 @@ static void large_matrices(void **state)
     } large[] = {
         {STORED_NF4, 1030, 2081, 0},        {STORED_NF4, 1030, 2081, 1},
         {STORED_NF4_DOUBLE, 1024, 2080, 0}, {STORED_FP4, 1024, 2112, 3},
-        {STORED_MXFP4, 1024, 2080, 0},
+        {STORED_MXFP4, 1024, 2080, 0},      {STORED_INT8, 1030, 2081, 0},
+        {STORED_INT8, 1030, 2081, 1},
     };
     for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
         struct stored_matrix m = {
