@@ -23,7 +23,7 @@
 #include "tests/fake_nccl/fake_nccl.h"
 #endif
 
-enum { ELEMS = 5000, NO_GPU = -20000 };
+enum { ELEMS = 5000, UNTOUCHED = 999, NO_GPU = -20000 };
 
 /* A rank's GPU objects. They are made in its process, since CUDA does not survive a fork. */
 struct rank_rig {
@@ -159,35 +159,48 @@ static uint64_t parcel_elems(uint32_t from, uint32_t to)
     return (from + to) % 3 == 1 ? 0 : ELEMS - 7 * from - to;
 }
 
-/* With sizes that the receivers know, and with others. */
-static int check_parcels(comm *self, const rank_rig *rig, bool are_known)
+/* Exchanges the ranks' parcels, of sizes that the receivers know, or of others. Before that the
+ * target is full of UNTOUCHED. */
+static int exchange_parcels(comm *self, const rank_rig *rig, bool are_known, rank_parcel sent[4],
+                            rank_parcel received[4])
 {
     uint32_t world = comm_get_world(self), own = comm_get_rank(self);
-    uint64_t before = comm_sent_bytes(self), part = ELEMS * sizeof(float), must_send = 0;
+    uint64_t part = ELEMS * sizeof(float);
     unsigned char *target = rig->base + part_bytes(self);
-    rank_parcel sent[4], received[4];
+    for (uint64_t i = 0; i < world * ELEMS; i++)
+        rig->host[i] = UNTOUCHED;
+    TRY(move(rig, target, rig->host, part_bytes(self), DEVICE_FROM_HOST));
     for (uint32_t p = 0; p < world; p++) {
         sent[p] = (rank_parcel){p * part, parcel_elems(own, p) * sizeof(float)};
         received[p] =
             (rank_parcel){p * part, are_known ? parcel_elems(p, own) * sizeof(float) : part};
-        must_send += p == own ? 0 : sent[p].size_bytes;
         for (uint64_t i = 0; i < ELEMS; i++)
             rig->host[p * ELEMS + i] = value_of(own, i + p);
     }
     TRY(move(rig, rig->base, rig->host, part_bytes(self), DEVICE_FROM_HOST));
-    TRY(comm_all_to_all(self, &(comm_parcels){.label = "rows of block.3",
-                                              .source = rig->base,
-                                              .target = target,
-                                              .sent = sent,
-                                              .received = received,
-                                              .sizes_are_known = are_known}));
-    TRY(move(rig, rig->host, target, part_bytes(self), DEVICE_TO_HOST));
+    return comm_all_to_all(self, &(comm_parcels){.label = "rows of block.3",
+                                                 .source = rig->base,
+                                                 .target = target,
+                                                 .sent = sent,
+                                                 .received = received,
+                                                 .sizes_are_known = are_known});
+}
+
+static int check_parcels(comm *self, const rank_rig *rig, bool are_known)
+{
+    uint32_t world = comm_get_world(self), own = comm_get_rank(self);
+    uint64_t before = comm_sent_bytes(self), must_send = 0;
+    rank_parcel sent[4], received[4];
+    TRY(exchange_parcels(self, rig, are_known, sent, received));
+    TRY(move(rig, rig->host, rig->base + part_bytes(self), part_bytes(self), DEVICE_TO_HOST));
     for (uint32_t r = 0; r < world; r++) {
+        must_send += r == own ? 0 : sent[r].size_bytes;
         if (received[r].size_bytes != parcel_elems(r, own) * sizeof(float))
             return err_set(ERR_INTERNAL, "rank %u has %llu bytes of rank %u", own,
                            (unsigned long long)received[r].size_bytes, r);
-        for (uint64_t i = 0; i < parcel_elems(r, own); i++)
-            if (rig->host[r * ELEMS + i] != value_of(r, i + own))
+        for (uint64_t i = 0; i < ELEMS; i++)
+            if (rig->host[r * ELEMS + i] !=
+                (i < parcel_elems(r, own) ? value_of(r, i + own) : UNTOUCHED))
                 return err_set(ERR_INTERNAL, "rank %u: element %llu of rank %u is %g", own,
                                (unsigned long long)i, r, (double)rig->host[r * ELEMS + i]);
     }
@@ -317,7 +330,7 @@ static void one_rank_without_nccl_stops_all(void **state)
 
 /* ---- failures ---- */
 
-enum mishap { DIES, STAYS_AWAY, NCCL_FAILS, NCCL_REFUSES };
+enum mishap { DIES, DIES_BEFORE_ROWS, STAYS_AWAY, NCCL_FAILS, NCCL_REFUSES };
 
 static void pause_ms(long milliseconds)
 {
@@ -366,6 +379,12 @@ static int fail_midway(comm *self, void *user)
         fake_nccl.failure = 3; /* ncclInternalError */
     if (is_unlucky && mishap == NCCL_REFUSES)
         fake_nccl.refusal = 5; /* ncclInvalidUsage */
+    if (mishap == DIES_BEFORE_ROWS) {
+        rank_parcel sent[4], received[4];
+        fake_nccl.deadly_rows = is_unlucky ? 1 : 0;
+        int rc = exchange_parcels(self, &rig, false, sent, received);
+        return rc < 0 ? rc : await_failure(self, &rig);
+    }
     int rc = comm_all_gather(self, &(comm_call){.label = "all-gather of block.3",
                                                 .source = rig.base,
                                                 .target = rig.base + part_bytes(self),
@@ -381,7 +400,7 @@ static void run_failing(uint32_t world, enum mishap mishap, double timeout_secon
     fixture.timeout_seconds = timeout_seconds;
     comm_fixture_run(&fixture, fail_midway, &mishap);
     for (uint32_t r = 0; r < world; r++) {
-        if (mishap == DIES && r == 1)
+        if ((mishap == DIES || mishap == DIES_BEFORE_ROWS) && r == 1)
             continue;
         printf("rank %u: %d, \"%s\"\n", r, fixture.codes[r], fixture.texts[r]);
         assert_true(code == 0 ? fixture.codes[r] < 0 : fixture.codes[r] == code);
@@ -395,6 +414,12 @@ static void a_rank_that_dies_ends_all(void **state)
 {
     (void)state;
     run_failing(3, DIES, 0.0, 0, "rank 1", "beta");
+}
+
+static void a_rank_that_dies_before_its_rows_ends_all(void **state)
+{
+    (void)state;
+    run_failing(3, DIES_BEFORE_ROWS, 0.0, 0, "rank 1", "beta");
 }
 
 static void a_rank_that_stays_away_ends_all(void **state)
@@ -469,6 +494,7 @@ static int run_failures(void)
 #ifdef SLUICE_SIMULATED_GPU
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rank_that_dies_ends_all),
+        cmocka_unit_test(a_rank_that_dies_before_its_rows_ends_all),
         cmocka_unit_test(a_rank_that_stays_away_ends_all),
         cmocka_unit_test(closing_waits_for_nobody),
         cmocka_unit_test(what_nccl_says_ends_all),

@@ -17,7 +17,7 @@
 #include "tests/comm/comm_fixture.h"
 #include "tiers/device.h"
 
-enum { COUNT_MAX = 30000 };
+enum { COUNT_MAX = 30000, UNTOUCHED = 999 };
 static const uint64_t counts[] = {0, 4, 1000, 4096, 30000};
 static uint64_t seed = 1;
 
@@ -87,6 +87,9 @@ static int check_parcels(comm *self, rig *on, uint64_t count)
             (rank_parcel){p * sizeof(float), count / 3 * ((rank + 2 * p) % 3) * sizeof(float)};
         received[p] = (rank_parcel){p * count * sizeof(float), count * sizeof(float)};
     }
+    for (uint64_t i = 0; i < world * count; i++)
+        on->host[i] = UNTOUCHED;
+    TRY(move(on, on->target, on->host, world * count, DEVICE_FROM_HOST));
     for (uint64_t i = 0; i < count + world; i++)
         on->host[i] = value_of(rank, i);
     TRY(move(on, on->source, on->host, count + world, DEVICE_FROM_HOST));
@@ -101,8 +104,8 @@ static int check_parcels(comm *self, rig *on, uint64_t count)
         if (received[p].size_bytes != elems * sizeof(float))
             return err_set(ERR_INTERNAL, "rank %u has %llu bytes of rank %u", rank,
                            (unsigned long long)received[p].size_bytes, p);
-        for (uint64_t i = 0; i < elems; i++)
-            if (on->host[p * count + i] != value_of(p, i + rank))
+        for (uint64_t i = 0; i < count; i++)
+            if (on->host[p * count + i] != (i < elems ? value_of(p, i + rank) : UNTOUCHED))
                 return err_set(ERR_INTERNAL, "rank %u: element %llu of rank %u is wrong", rank,
                                (unsigned long long)i, p);
     }

@@ -1,6 +1,7 @@
 /* See fake_nccl.h. It is compiled with the headers of CUDA and NCCL, like src/comm/nccl.c. */
 #include "fake_nccl.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,11 +22,14 @@ struct ncclComm {
     void *held; /* the GPU's memory, while the handle lives */
 };
 
-/* The sends and receives of a group; of none: 0 bytes. */
+struct parcel {
+    unsigned char *data; /* of a send it is only read */
+    size_t bytes;
+};
+
+/* The sends and receives of a group, by rank; of none: 0 bytes. */
 struct group {
-    const unsigned char *sources[FAKE_NCCL_RANKS];
-    unsigned char *targets[FAKE_NCCL_RANKS];
-    size_t sent_bytes[FAKE_NCCL_RANKS], received_bytes[FAKE_NCCL_RANKS];
+    struct parcel sent[FAKE_NCCL_RANKS], received[FAKE_NCCL_RANKS];
 };
 
 /* The calls of this thread since group_start. */
@@ -147,10 +151,10 @@ static void check_lengths(const struct collective *self)
 {
     for (uint32_t r = 0; r < self->handle->world; r++) {
         uint64_t sent = fake_nccl.shared->sent_bytes[r][self->handle->rank];
-        if (sent == self->group.received_bytes[r])
+        if (sent == self->group.received[r].bytes)
             continue;
         fprintf(stderr, "fake_nccl: rank %u sends %llu bytes to rank %u, which receives %zu\n", r,
-                (unsigned long long)sent, self->handle->rank, self->group.received_bytes[r]);
+                (unsigned long long)sent, self->handle->rank, self->group.received[r].bytes);
         abort();
     }
 }
@@ -165,15 +169,15 @@ static bool send_to(const struct collective *self, uint32_t to)
     for (uint32_t r = 0; r < world; r++)
         most = size_max(most, shared->sent_bytes[r][to]);
     for (uint64_t at = 0; at < most; at += FAKE_NCCL_PIECE_BYTES) {
-        if (at < group->sent_bytes[to])
-            memcpy(shared->pieces[rank], group->sources[to] + at,
-                   size_min(FAKE_NCCL_PIECE_BYTES, group->sent_bytes[to] - at));
+        if (at < group->sent[to].bytes)
+            memcpy(shared->pieces[rank], group->sent[to].data + at,
+                   size_min(FAKE_NCCL_PIECE_BYTES, group->sent[to].bytes - at));
         if (!meet(self->handle))
             return false;
         for (uint32_t r = 0; r < world && rank == to; r++)
-            if (at < group->received_bytes[r])
-                memcpy(group->targets[r] + at, shared->pieces[r],
-                       size_min(FAKE_NCCL_PIECE_BYTES, group->received_bytes[r] - at));
+            if (at < group->received[r].bytes)
+                memcpy(group->received[r].data + at, shared->pieces[r],
+                       size_min(FAKE_NCCL_PIECE_BYTES, group->received[r].bytes - at));
         if (!meet(self->handle))
             return false;
     }
@@ -184,7 +188,7 @@ static bool run_group(const struct collective *self)
 {
     struct fake_nccl_shared *shared = fake_nccl.shared;
     for (uint32_t r = 0; r < self->handle->world; r++)
-        shared->sent_bytes[self->handle->rank][r] = self->group.sent_bytes[r];
+        shared->sent_bytes[self->handle->rank][r] = self->group.sent[r].bytes;
     if (!meet(self->handle))
         return false;
     check_lengths(self);
@@ -260,41 +264,35 @@ static ncclResult_t reduce_scatter(const void *source, void *target, size_t coun
                            : enqueue(item, handle->world * bytes, bytes, stream);
 }
 
-/* Checks a call within a group. */
-static ncclResult_t join_group(const void *data, size_t bytes, ncclDataType_t type, int rank,
-                               ncclComm_t handle, cudaStream_t stream)
+/* A send or a receive within a group. */
+static ncclResult_t join_group(struct parcel parcels[FAKE_NCCL_RANKS], struct parcel one,
+                               ncclDataType_t type, int rank, ncclComm_t handle,
+                               cudaStream_t stream)
 {
     if (!pending.is_open || handle->questions_left > 0 ||
         (pending.handle && (pending.handle != handle || pending.stream != stream)))
         return ncclInvalidUsage;
     if (type != ncclUint8 || rank < 0 || (uint32_t)rank >= handle->world ||
-        !simulated_gpu_may_touch(data, bytes))
+        !simulated_gpu_may_touch(one.data, one.bytes))
         return ncclInvalidArgument;
     pending.handle = handle;
     pending.stream = stream;
+    parcels[rank] = one;
     return ncclSuccess;
 }
 
 static ncclResult_t send_one(const void *source, size_t count, ncclDataType_t type, int rank,
                              ncclComm_t handle, cudaStream_t stream)
 {
-    ncclResult_t result = join_group(source, count, type, rank, handle, stream);
-    if (result != ncclSuccess)
-        return result;
-    pending.group.sources[rank] = source;
-    pending.group.sent_bytes[rank] = count;
-    return ncclSuccess;
+    struct parcel one = {(unsigned char *)(uintptr_t)source, count};
+    return join_group(pending.group.sent, one, type, rank, handle, stream);
 }
 
 static ncclResult_t receive_one(void *target, size_t count, ncclDataType_t type, int rank,
                                 ncclComm_t handle, cudaStream_t stream)
 {
-    ncclResult_t result = join_group(target, count, type, rank, handle, stream);
-    if (result != ncclSuccess)
-        return result;
-    pending.group.targets[rank] = target;
-    pending.group.received_bytes[rank] = count;
-    return ncclSuccess;
+    struct parcel one = {target, count};
+    return join_group(pending.group.received, one, type, rank, handle, stream);
 }
 
 static ncclResult_t group_start(void)
@@ -306,6 +304,19 @@ static ncclResult_t group_start(void)
     return ncclSuccess;
 }
 
+/* Ends the process if the group is the one for that: the rows of an all-to-all, whose sizes the ranks
+ * have told each other in the group before. */
+static void die_before_rows(const struct ncclComm *handle)
+{
+    static bool follows_sizes;
+    bool is_after_sizes = follows_sizes;
+    follows_sizes = true;
+    for (uint32_t r = 0; r < handle->world; r++)
+        follows_sizes = follows_sizes && pending.group.sent[r].bytes == sizeof(uint64_t);
+    if (is_after_sizes && fake_nccl.deadly_rows > 0 && --fake_nccl.deadly_rows == 0)
+        (void)raise(SIGKILL);
+}
+
 /* A rank without sends and receives takes part too, with the handle that it used last. */
 static ncclResult_t group_end(void)
 {
@@ -315,6 +326,7 @@ static ncclResult_t group_end(void)
     if (!pending.is_open)
         return ncclInvalidUsage;
     pending.is_open = false;
+    die_before_rows(item.handle);
     return enqueue(item, 0, 0, pending.handle ? pending.stream : last.stream);
 }
 

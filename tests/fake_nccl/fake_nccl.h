@@ -26,6 +26,8 @@ struct fake_nccl {
     uint32_t questions;         /* that each call is in progress for */
     int refusal;                /* ncclResult_t of the next collective; 0: none */
     int failure;                /* ncclResult_t that every question after it is set gets; 0: none */
+    uint32_t deadly_rows;       /* the process is killed in place of the rows of its all-to-all of
+                                 * this number, from 1 on, after it has told the sizes; 0: never */
     uint64_t held_bytes;        /* of the GPU's memory, by each handle */
     uint32_t collective_count;  /* taken */
     uint32_t live_handle_count; /* made, and neither destroyed nor aborted */

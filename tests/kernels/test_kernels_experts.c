@@ -119,7 +119,8 @@ static uint64_t begin_rows(struct run *run, const struct shape *shape, experts_r
     return args->slot_count;
 }
 
-/* variant bits 0-3: as begin_rows says; bit 4: no weights, and no output, but with bit 3 a bias. */
+/* variant bits 0-3: as begin_rows says; bit 4: no weights, and no output, but with bit 3 a bias. Some
+ * cases also have slots that are choices of their own, without an order. */
 static void rows_case(struct run *run, const struct shape *shape)
 {
     enum dtype type = shape->type;
@@ -144,6 +145,14 @@ static void rows_case(struct run *run, const struct shape *shape)
     assert_int_equal(run->ops->experts_weights_backward(run->context, NULL, &args), 0);
     emit(run, type, args.slot_rows, slots * channels, 0.0f);
     emit(run, DTYPE_FP32, args.weights_grad, shape->rows * args.choices, 3e-5f);
+    if ((shape->variant & 7) != 5)
+        return;
+    args.order = NULL;
+    args.weights = draw(run, DTYPE_FP32, slots, 7, 1.0f);
+    args.weights_grad = draw(run, DTYPE_FP32, slots, 8, 1.0f);
+    assert_int_equal(run->ops->experts_weights_backward(run->context, NULL, &args), 0);
+    emit(run, type, args.slot_rows, slots * channels, 0.0f);
+    emit(run, DTYPE_FP32, args.weights_grad, slots, 3e-5f);
 }
 
 static void routers(void **state)

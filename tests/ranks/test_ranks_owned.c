@@ -28,7 +28,7 @@
 #include "train/train.h"
 
 static const fixture_model mixtral = {.family = "mixtral", .layers = 2, .hidden = 64};
-static fixture_model shape = mixtral;
+static fixture_model shape; /* begins as mixtral */
 
 /* A block without experts, then two with a shared expert. Experts come from the best groups. */
 static const fixture_model deepseek = {.family = "deepseek", .layers = 3, .hidden = 64};
@@ -526,6 +526,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(groups_change_no_bit_of_one_rank),
         cmocka_unit_test(what_cannot_be_is_refused),
     };
+    shape = mixtral;
     mpi_launch(argc, argv);
     if (argc > 2)
         cmocka_set_test_filter(argv[2]);

@@ -350,6 +350,7 @@ cudaError_t cudaMemcpy2DAsync(void *target, size_t target_pitch, const void *sou
 {
     if (width > target_pitch || width > source_pitch)
         return report(cudaErrorInvalidValue);
+    count(&simulated_gpu_counters::row_copies);
     for (size_t row = 0; row < height; row++) {
         cudaError_t error =
             copy((char *)target + row * target_pitch, (const char *)source + row * source_pitch,

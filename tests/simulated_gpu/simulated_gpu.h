@@ -38,6 +38,7 @@ struct simulated_gpu_counters {
     uint64_t kernels;         /* launched, or captured */
     uint64_t copies;          /* between memories, of any kind */
     uint64_t pageable_copies; /* those of them from or to host memory that is not registered */
+    uint64_t row_copies;      /* calls that copied rows (cudaMemcpy2DAsync), each a copy */
     uint64_t fills;
     uint64_t allocations;     /* cudaMalloc, cudaHostAlloc and cudaHostRegister */
     uint64_t host_functions;  /* called */
