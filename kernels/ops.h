@@ -27,6 +27,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "base/dtype.h"
 #include "base/error.h"
@@ -46,6 +47,10 @@ enum { KERNEL_CHOICES_BYTES = 768 }; /* of product_choices */
 struct kernel_context_config {
     int thread_count;    /* CPU: number of OpenMP threads that compute, > 0 */
     uint32_t device_idx; /* CUDA: index among the visible GPUs */
+    /* CUDA: read_back calls it now and then while it waits. It returns 0, or a negative code that
+     * ends the wait and is returned, for work on the stream that may never end. NULL: none. */
+    int (*watch)(void *user);
+    void *watch_user;
 };
 typedef struct kernel_context_config kernel_context_config;
 
@@ -366,6 +371,19 @@ struct dropout_args {
 };
 typedef struct dropout_args dropout_args;
 
+enum { KERNEL_READ_BACK_BYTES = 8192 };
+
+/* Copies rows of device memory to the host, where they lie end to end, and blocks until that and
+ * all work before it on the stream is done. It is for the few numbers that the host must know to go
+ * on. One call for all of them costs one wait. */
+struct read_back_args {
+    const void *source; /* [rows][row_bytes], stride_bytes apart */
+    void *target;       /* [rows][row_bytes], host; at most KERNEL_READ_BACK_BYTES in all */
+    uint64_t rows, row_bytes;
+    uint64_t stride_bytes; /* at least row_bytes; 0: row_bytes */
+};
+typedef struct read_back_args read_back_args;
+
 static inline uint64_t norm_stride(const norm_args *args)
 {
     return args->stride ? args->stride : args->channels;
@@ -384,6 +402,20 @@ static inline uint64_t dropout_stride(const dropout_args *args)
 static inline uint64_t dropout_width(const dropout_args *args)
 {
     return args->width ? args->width : args->columns;
+}
+
+static inline uint64_t read_back_stride(const read_back_args *args)
+{
+    return args->stride_bytes ? args->stride_bytes : args->row_bytes;
+}
+
+/* read_back of backends whose memory the host can read. */
+static inline int read_back_host(const read_back_args *args)
+{
+    for (uint64_t i = 0; i < args->rows; i++)
+        memcpy((char *)args->target + i * args->row_bytes,
+               (const char *)args->source + i * read_back_stride(args), args->row_bytes);
+    return 0;
 }
 
 struct kernel_ops {
@@ -531,10 +563,7 @@ struct kernel_ops {
                          void *target) MUST_CHECK;
 
     int (*zero)(kernel_context *context, void *stream, void *data, uint64_t bytes) MUST_CHECK;
-    /* Copies device memory to the host, and blocks until that and all work before it on the stream
-     * is done. For the few numbers that the host must know to go on. */
-    int (*read_back)(kernel_context *context, void *stream, const void *source, void *target,
-                     uint64_t bytes) MUST_CHECK;
+    int (*read_back)(kernel_context *context, void *stream, const read_back_args *args) MUST_CHECK;
     int (*convert)(kernel_context *context, void *stream, const void *source,
                    enum dtype source_type, void *target, enum dtype target_type,
                    uint64_t count) MUST_CHECK;

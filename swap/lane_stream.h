@@ -29,7 +29,8 @@
  * its own and waits for that stream.
  *
  * Copies (OP_H2D, OP_D2H) are made here. For all other ops config.enqueue puts the kernels on the
- * given stream; it must not wait, allocate or read results of the GPU. config.finish runs on the
+ * given stream; it must not allocate. If it waits for the GPU, it must itself do what config.watch
+ * does, since nothing else runs on this thread meanwhile. config.finish runs on the
  * executor's thread once the op is complete and before the executor learns of it; it may read what
  * the op wrote to pinned memory. With config.is_timed, times of requests are the GPU's, on the
  * clock of clock_ns, within about 10 us, and a graph replays only one op, so that each has its

@@ -338,13 +338,11 @@ int cpui_zero(kernel_context *context, void *stream, void *data, uint64_t bytes)
     return 0;
 }
 
-int cpui_read_back(kernel_context *context, void *stream, const void *source, void *target,
-                   uint64_t bytes)
+int cpui_read_back(kernel_context *context, void *stream, const read_back_args *args)
 {
     (void)context;
     (void)stream;
-    memcpy(target, source, bytes);
-    return 0;
+    return read_back_host(args);
 }
 
 int cpui_convert(kernel_context *context, void *stream, const void *source, enum dtype source_type,

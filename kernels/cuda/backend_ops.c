@@ -20,6 +20,7 @@ static void context_destroy(kernel_context *context)
         return;
     cudai_cudnn_destroy(context);
     cudai_cublas_destroy(context);
+    (void)cudaFreeHost(context->numbers);
     mem_free(context);
 }
 
@@ -57,7 +58,14 @@ static int context_create(const kernel_context_config *config, kernel_context **
     if (!context)
         return -ENOMEM;
     int rc;
+    context->watch = config->watch;
+    context->watch_user = config->watch_user;
     TRY_GOTO(rc, cudai_context_fill(context, (int)config->device_idx), failed);
+    TRY_GOTO(
+        rc,
+        cudai_check(cudaHostAlloc(&context->numbers, KERNEL_READ_BACK_BYTES, cudaHostAllocDefault),
+                    "pinning memory for numbers"),
+        failed);
     TRY_GOTO(rc, cudai_cublas_create(context), failed);
     TRY_GOTO(rc, cudai_cudnn_create(context), failed);
     TRY_GOTO(rc, describe_context(context), failed);

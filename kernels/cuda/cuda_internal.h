@@ -5,7 +5,8 @@
  *
  * Rules for every op:
  *
- *   - It enqueues its work on `stream` and returns. It neither allocates nor synchronizes.
+ *   - It enqueues its work on `stream` and returns. It neither allocates nor synchronizes;
+ *     read_back alone waits.
  *   - `stream` is a cudaStream_t; NULL is the legacy default stream.
  *   - Pointers are device memory. They may be pinned host memory if the op's comment in
  *     kernels/ops.h allows the host to read the result (norm_reduce's total, the logits of one
@@ -33,6 +34,9 @@ struct kernel_context {
     char description[512];              /* the attention ops append their choices */
     char choices[KERNEL_CHOICES_BYTES]; /* of matrix products; see matmul_choice.c */
     bool tries_products;                /* a product without a choice tries its candidates */
+    void *numbers;                      /* [KERNEL_READ_BACK_BYTES] pinned, for read_back */
+    int (*watch)(void *user);           /* of kernel_context_config */
+    void *watch_user;
 };
 
 /* Chooses the GPU for this thread and fills the GPU's properties in *context. */

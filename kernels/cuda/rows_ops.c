@@ -1,10 +1,13 @@
 /* The dense row ops of the CUDA backend: norms, bias gradients, rotary positions, activations,
  * addition, stored formats, conversion, zero. This file checks arguments, divides rows into blocks
- * for sums of columns, and names the kernels in errors. Nothing here allocates or synchronizes. */
+ * for sums of columns, and names the kernels in errors. Nothing here allocates, and read_back alone
+ * waits. */
 #include <assert.h>
+#include <string.h>
 
 #include <cuda_runtime_api.h>
 
+#include "base/backoff.h"
 #include "kernels/cuda/cuda_internal.h"
 #include "kernels/cuda/rows_launch.h"
 #include "kernels/dropout_mask.h"
@@ -248,13 +251,33 @@ int cudai_zero(kernel_context *context, void *stream, void *data, uint64_t bytes
     return cudai_check(cudaMemsetAsync(data, 0, bytes, stream), "filling with zeros");
 }
 
-int cudai_read_back(kernel_context *context, void *stream, const void *source, void *target,
-                    uint64_t bytes)
+/* Does not block in CUDA, since a collective on the stream may wait for a rank that is gone. */
+static int await(const kernel_context *context, void *stream)
 {
-    (void)context;
-    TRY(cudai_check(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToHost, stream),
+    backoff wait = {0};
+    for (;;) {
+        cudaError_t code = cudaStreamQuery(stream);
+        if (code != cudaErrorNotReady)
+            return cudai_check(code, "reading numbers back");
+        (void)cudaGetLastError(); /* it is an answer, but some versions keep it as an error */
+        if (context->watch)
+            TRY(context->watch(context->watch_user));
+        backoff_pause(&wait);
+    }
+}
+
+/* Through pinned memory: CUDA waits in a copy to other memory. */
+int cudai_read_back(kernel_context *context, void *stream, const read_back_args *args)
+{
+    uint64_t bytes = args->rows * args->row_bytes;
+    assert(bytes <= KERNEL_READ_BACK_BYTES && read_back_stride(args) >= args->row_bytes);
+    TRY(cudai_check(cudaMemcpy2DAsync(context->numbers, args->row_bytes, args->source,
+                                      read_back_stride(args), args->row_bytes, args->rows,
+                                      cudaMemcpyDeviceToHost, stream),
                     "reading numbers back"));
-    return cudai_check(cudaStreamSynchronize(stream), "reading numbers back");
+    TRY(await(context, stream));
+    memcpy(args->target, context->numbers, bytes);
+    return 0;
 }
 
 int cudai_convert(kernel_context *context, void *stream, const void *source, enum dtype source_type,

@@ -39,13 +39,11 @@ static int zero(kernel_context *context, void *stream, void *data, uint64_t byte
     return 0;
 }
 
-static int read_back(kernel_context *context, void *stream, const void *source, void *target,
-                     uint64_t bytes)
+static int read_back(kernel_context *context, void *stream, const read_back_args *args)
 {
     (void)context;
     (void)stream;
-    memcpy(target, source, bytes);
-    return 0;
+    return read_back_host(args);
 }
 
 static int convert(kernel_context *context, void *stream, const void *source,

@@ -3,7 +3,17 @@
 #ifndef SLUICE_MODEL_EXPERTS_INTERNAL_H
 #define SLUICE_MODEL_EXPERTS_INTERNAL_H
 
+#include <assert.h>
+
 #include "model/model_internal.h"
+
+enum {
+    /* All experts, or those of one rank for each rank, and one more for each. A group has two
+     * tensors or more. */
+    MODELI_READ_OFFSETS_MAX = ROUTER_EXPERTS_MAX + MODELI_GROUPED_MAX / 2,
+};
+static_assert(MODELI_READ_OFFSETS_MAX * sizeof(int32_t) <= KERNEL_READ_BACK_BYTES,
+              "one call reads them back");
 
 /* Offsets in temp, behind the scratch of the products. */
 struct modeli_experts_room {
@@ -32,7 +42,8 @@ struct modeli_experts_run {
     modeli_expert_lora up_lora[2], down_lora;
     uint32_t up_count;
     const int32_t *device_offsets;
-    int32_t offsets[ROUTER_EXPERTS_MAX + 1]; /* the same on the host */
+    const int32_t *offsets; /* on the host: of the slots of each expert, or of the own group's */
+    int32_t read[MODELI_READ_OFFSETS_MAX]; /* what was read back */
 };
 typedef struct modeli_experts_run modeli_experts_run;
 

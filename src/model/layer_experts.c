@@ -186,14 +186,18 @@ static int begin_run(modeli_experts_run *of, const modeli_run *run, const modeli
         .weights_grad = modeli_at(routed, at.weights_grad),
     };
     of->device_offsets = modeli_at(routed, at.offsets);
-    uint64_t bytes = (at.experts + 1) * sizeof(int32_t);
+    const read_back_args args = {.source = of->device_offsets,
+                                 .target = of->read,
+                                 .rows = 1,
+                                 .row_bytes = (at.experts + 1) * sizeof of->read[0]};
+    of->offsets = of->read;
     if (run->call->step == MODEL_STEP_COMBINE) { /* does not wait for the results */
-        memcpy(of->offsets, run->call->parcels.offsets, bytes);
+        memcpy(of->read, run->call->parcels.offsets, args.row_bytes);
         return 0;
     }
-    TRY(self->ops->read_back(self->context, run->stream, of->device_offsets, of->offsets, bytes));
+    TRY(self->ops->read_back(self->context, run->stream, &args));
     if (run->call->step == MODEL_STEP_SEND)
-        memcpy(run->call->parcels.offsets, of->offsets, bytes);
+        memcpy(run->call->parcels.offsets, of->read, args.row_bytes);
     return 0;
 }
 
@@ -212,7 +216,8 @@ static int run_parcel(modeli_experts_run *of, uint64_t rank)
     uint64_t count = part->rows / modeli_expert_groups(of->layer);
     bool is_backward = of->run->turn == MODELI_TURN_BACKWARD;
     modeli_parcel_rows parcel;
-    TRY(modeli_open_parcel(of->run, of->layer, rank, &parcel, of->offsets));
+    of->offsets = of->read + rank * (count + 1);
+    modeli_open_parcel(of->run, of->layer, rank, of->offsets, &parcel);
     of->parcel = &parcel;
     of->grads_group = rank;
     of->rows = (experts_rows_args){
@@ -234,6 +239,7 @@ static int run_parcels(const modeli_run *run, const modeli_layer *layer)
     modeli_experts_run of = {.run = run, .layer = layer, .by = modeli_mixture_of(layer)};
     of.up_count = modeli_expert_down(layer);
     of.at = room_of(layer, run->turn == MODELI_TURN_BACKWARD);
+    TRY(modeli_read_parcels(run, layer, of.read));
     for (uint64_t r = 0; r < modeli_expert_groups(layer); r++)
         TRY(run_parcel(&of, r));
     return 0;

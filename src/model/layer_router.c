@@ -184,8 +184,11 @@ static int tell_hits(const modeli_run *run, const modeli_layer *layer, const voi
     modeli_range told = modeli_told_units(list, layer);
     if (run->call->hits == NULL || layer->row->is_shared)
         return 0;
-    TRY(self->ops->read_back(self->context, run->stream, offsets, begins,
-                             (experts + 1) * sizeof begins[0]));
+    const read_back_args args = {.source = offsets,
+                                 .target = begins,
+                                 .rows = 1,
+                                 .row_bytes = (experts + 1) * sizeof begins[0]};
+    TRY(self->ops->read_back(self->context, run->stream, &args));
     for (uint32_t p = 0; p < list->part_count; p++) {
         const modeli_part *part = &list->parts[p];
         if (!is_told(list, part, layer))

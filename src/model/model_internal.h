@@ -496,10 +496,13 @@ struct modeli_parcel_rows {
     char *inputs, *rows; /* [slots,C]: x; and y, or dy and then dx. In a forward they are one */
 };
 typedef struct modeli_parcel_rows modeli_parcel_rows;
-/* Finds the rows that came from a rank. offsets: [own experts + 1], the slots of each. Waits for
- * them on a GPU. */
-int modeli_open_parcel(const modeli_run *run, const modeli_layer *layer, uint64_t rank,
-                       modeli_parcel_rows *view, int32_t *offsets) MUST_CHECK;
+/* Reads the slots of the own experts of all ranks' rows: offsets [ranks][own experts + 1], those of
+ * each rank from 0 on. Waits for the device, once for all ranks. */
+int modeli_read_parcels(const modeli_run *run, const modeli_layer *layer,
+                        int32_t *offsets) MUST_CHECK;
+/* Finds the rows that came from a rank. offsets: [own experts + 1], of that rank. */
+void modeli_open_parcel(const modeli_run *run, const modeli_layer *layer, uint64_t rank,
+                        const int32_t *offsets, modeli_parcel_rows *view);
 /* Leaves the results of so many slots for that rank. */
 void modeli_close_parcel(const modeli_run *run, const modeli_layer *layer, uint64_t rank,
                          uint64_t slots);

@@ -12,8 +12,8 @@
  * owner takes every slot for a choice of its own. A slot without a choice has weight 0 and rows of
  * zeros, so it adds nothing.
  *
- * The buffer `sent` has the parcels one after the other. In `received` each rank's parcel has room
- * for the worst case. layer_experts.c computes between the two. The backend's ops copy the rows; a
+ * The buffer `sent` has the parcels one after the other. In `received` each rank's parcel has the
+ * same room, enough for the worst case, so all ranks' offsets are read back in one call. layer_experts.c computes between the two. The backend's ops copy the rows; a
  * weight is a row of one channel there. */
 #include <assert.h>
 
@@ -125,22 +125,36 @@ static void view_parcel(const struct parcel_layout *at, char *base, modeli_parce
     view->rows = base + at->rows;
 }
 
-int modeli_open_parcel(const modeli_run *run, const modeli_layer *layer, uint64_t rank,
-                       modeli_parcel_rows *view, int32_t *offsets)
+int modeli_read_parcels(const modeli_run *run, const modeli_layer *layer, int32_t *offsets)
+{
+    const model *self = run->self;
+    const rank_parcel *places = run->call->parcels.received;
+    uint64_t ranks = modeli_expert_groups(layer), width = own_count(layer, run->part) + 1;
+    uint64_t stride = places[1].begin_bytes - places[0].begin_bytes;
+    for (uint64_t r = 1; r < ranks; r++)
+        assert(places[r].begin_bytes == places[0].begin_bytes + r * stride);
+    const read_back_args args = {.source =
+                                     (const char *)run->call->received + places[0].begin_bytes,
+                                 .target = offsets,
+                                 .rows = ranks,
+                                 .row_bytes = width * sizeof *offsets,
+                                 .stride_bytes = stride};
+    TRY(self->ops->read_back(self->context, run->stream, &args));
+    for (uint64_t r = 0; r < ranks; r++)
+        for (uint64_t i = width; i-- > 0;)
+            offsets[r * width + i] -= offsets[r * width];
+    return 0;
+}
+
+void modeli_open_parcel(const modeli_run *run, const modeli_layer *layer, uint64_t rank,
+                        const int32_t *offsets, modeli_parcel_rows *view)
 {
     bool backward = run->turn == MODELI_TURN_BACKWARD;
-    const model *self = run->self;
     const rank_parcel *place = &run->call->parcels.received[rank];
-    char *base = (char *)run->call->received + place->begin_bytes;
-    uint64_t count = own_count(layer, run->part);
-    TRY(self->ops->read_back(self->context, run->stream, base, offsets,
-                             (count + 1) * sizeof(int32_t)));
-    for (uint64_t i = count + 1; i-- > 0;)
-        offsets[i] -= offsets[0];
-    struct parcel_layout at = layout_of(layer, run->part, backward, (uint64_t)offsets[count]);
+    uint64_t slots = (uint64_t)offsets[own_count(layer, run->part)];
+    struct parcel_layout at = layout_of(layer, run->part, backward, slots);
     assert(at.end == place->size_bytes);
-    view_parcel(&at, base, view);
-    return 0;
+    view_parcel(&at, (char *)run->call->received + place->begin_bytes, view);
 }
 
 void modeli_close_parcel(const modeli_run *run, const modeli_layer *layer, uint64_t rank,

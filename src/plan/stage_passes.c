@@ -368,12 +368,22 @@ static const enum op_kind kinds[PHASE_COUNT] = {
     [PHASE_BACKWARD] = OP_BACKWARD,
 };
 
+/* The host reads numbers back: a GPU is idle from then on until its next work comes, which takes as
+ * long as handing over an op. */
+static void add_read_back(const plani_builder *b, op *item)
+{
+    if (!b->job->machine.device_is_cpu)
+        item->demand.wait_seconds += b->job->machine.op_seconds;
+}
+
 static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t mb)
 {
     uint32_t idx = pass_op(b, run, kinds[run->phase], LANE_COMPUTE, mb);
     if (b->error < 0)
         return idx;
     op *item = &b->ops[idx];
+    if (run->pass->reads_back)
+        add_read_back(b, item);
     item->demand.device_flops = run->pass->flops;
     item->demand.device_seconds = run->pass->seconds;
     uint64_t memory_bytes = run->pass->dram_bytes;
@@ -450,6 +460,8 @@ static void outer_step(plani_builder *b, const struct pass_run *run, uint32_t mb
         return;
     b->ops[idx].step = (uint8_t)step;
     plani_add_device_bytes(b->job, &b->ops[idx].demand, pass->moved_bytes);
+    if (!is_last)
+        add_read_back(b, &b->ops[idx]);
     use_scratch(b, run, idx);
     use_tables(b, run, idx);
     use_if(b, idx, sent, ROLE_SENT, is_last ? ACCESS_READ : ACCESS_WRITE);
@@ -494,8 +506,10 @@ static void run_at_once(plani_builder *b, const struct pass_run *run, uint32_t m
         return;
     use_units(b, run, idx, mb);
     plani_range told = told_hits(b, run); /* the first micro-batch begins them, others add */
-    if (told.size_bytes > 0)
+    if (told.size_bytes > 0) {
+        add_read_back(b, &b->ops[idx]);
         plani_use(b, idx, told, ROLE_HITS, mb == run->mb_begin ? ACCESS_WRITE : ACCESS_UPDATE);
+    }
     use_if(b, idx, with->input, ROLE_INPUT, pass->input);
     use_if(b, idx, with->saved, ROLE_SAVED, with->saved_access);
     use_if(b, idx, with->output, ROLE_OUTPUT, pass->output);

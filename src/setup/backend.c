@@ -17,13 +17,22 @@
  * ranks'. NCCL's memory is added to it. */
 enum { GPU_RESERVE_MIB_MIN = 256 };
 
+/* Called while the host waits for a GPU, on whose streams a collective may wait for a rank that is
+ * gone. */
+static int watch_ranks(void *user)
+{
+    return comm_watch(user);
+}
+
 static int open_gpu(struct setup *self, const kernel_ops *ops, uint32_t count)
 {
     uint32_t device_idx = self->ranks.local_rank % count; /* several ranks may share one GPU */
     self->gpu_sharers = (uint32_t)size_div_up(self->ranks.local_world, count);
     TRY(device_open(device_idx, &self->gpu));
     TRY(device_free_bytes(self->gpu, &self->gpu_free_at_open));
-    kernel_context_config config = {.device_idx = device_idx};
+    kernel_context_config config = {.device_idx = device_idx,
+                                    .watch = self->ranks.world > 1 ? watch_ranks : NULL,
+                                    .watch_user = self->ranks.comm};
     TRY(ops->context_create(&config, &self->context));
     self->ops = ops;
     return 0;

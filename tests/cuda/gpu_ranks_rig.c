@@ -37,6 +37,7 @@ static void count_calls(uint64_t step)
         early = now;
     gpu_ranks_shared->late_allocations = now.allocations - early.allocations;
     gpu_ranks_shared->late_pageable_copies = now.pageable_copies - early.pageable_copies;
+    gpu_ranks_shared->late_row_copies = now.row_copies - early.row_copies;
 #endif
     (void)step;
 }
@@ -80,6 +81,9 @@ static int train_body(comm *self, void *user)
     snprintf(bus, sizeof bus, "%u", 0x40 + comm_get_rank(self));
     if (run->has_own) /* of the simulated GPU */
         setenv("SLUICE_SIMULATED_GPU_BUS", bus, 1);
+#ifdef GPU_RANKS_FAKE_NCCL
+    fake_nccl.deadly_rows = comm_get_rank(self) == 1 ? run->deadly_rows : 0;
+#endif
     fixture_call call = {
         .comm = self, .on_step = count_calls, .norm_part_bytes = run->norm_part_bytes};
     if (run->kills || run->faults)
@@ -110,6 +114,7 @@ comm_fixture gpu_ranks_train(struct gpu_ranks_run *run, const fixture_sets *aske
     atomic_store(&gpu_ranks_shared->step, 0);
     atomic_store(&gpu_ranks_shared->is_killed, 0);
     gpu_ranks_shared->late_allocations = gpu_ranks_shared->late_pageable_copies = 0;
+    gpu_ranks_shared->late_row_copies = 0;
     comm_fixture_run(&ranks, train_body, run);
     job_destroy(of_ranks);
     run->job = NULL;

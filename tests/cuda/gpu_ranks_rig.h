@@ -32,7 +32,8 @@ extern fixture_model gpu_ranks_shape;
 struct gpu_ranks_shared {
     fixture_result results[GPU_RANKS_MAX];
     atomic_uint step, is_killed;
-    uint64_t late_allocations, late_pageable_copies; /* on the simulated GPU, after 2 steps */
+    /* on the simulated GPU, after 2 steps */
+    uint64_t late_allocations, late_pageable_copies, late_row_copies;
     char text[GPU_RANKS_TEXT_BYTES];
     uint64_t gpu_count, total_bytes, budgets[GPU_RANKS_MAX + 1];
     int nccl_code;
@@ -48,6 +49,7 @@ struct gpu_ranks_run {
     bool has_own;             /* each rank sees only its own GPU, as with srun --gpus-per-task=1 */
     bool kills;               /* rank 1, once rank 0 has done GPU_RANKS_KILL_STEP */
     bool faults;              /* rank 0's simulated GPU, after GPU_RANKS_KILL_STEP */
+    uint32_t deadly_rows;     /* rank 1 dies before these rows (fake_nccl.h); 0: never */
     bool keeps;               /* what the run leaves */
     uint64_t norm_part_bytes; /* train_options */
     const job *job;           /* filled by gpu_ranks_train */

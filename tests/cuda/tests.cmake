@@ -157,6 +157,7 @@ if(TARGET sluice_kernels_reference)
                     INSTANCES activation rope point heads)
     sluice_gpu_test(test_gpu_experts PARTS base rows LIBS sluice_kernels_reference
                     INSTANCES router sums sort rows)
+    sluice_gpu_test(test_gpu_read_back PARTS base rows)
     sluice_gpu_test(test_gpu_stored PARTS base rows LIBS sluice_kernels_reference)
     sluice_gpu_test(test_gpu_rows_large PARTS base rows LIBS sluice_kernels_reference
                     INSTANCES norm sums activation rope point)

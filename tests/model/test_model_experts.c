@@ -83,6 +83,11 @@ static void units_by_hand(void **state)
     assert_int_equal(passes[0].told_begin, passes[1].units[0]);
     assert_int_equal(passes[0].told_count, 3);
     assert_int_equal(passes[1].told_count, 0);
+    /* The host must know what the router chose, but not what a recomputation of the router does. */
+    assert_false(passes[0].reads_back || self->stages[2].passes[PHASE_RECOMPUTE][0].reads_back);
+    for (int p = 0; p < 3; p++)
+        assert_true(passes[1 + p].reads_back &&
+                    self->stages[2].passes[PHASE_BACKWARD][p].reads_back);
     assert_true(!(passes[0].miss > 0));
     assert_true(fabs(passes[1].miss - 0.3) < 1e-15 && fabs(passes[3].miss - 0.6) < 1e-15);
     assert_true(fabs(self->stages[2].passes[PHASE_BACKWARD][0].miss - 0.6) < 1e-15);

@@ -260,6 +260,56 @@ static void fp32_gradients_are_closed_in_place(void **state)
     assert_true(in_place > 20 && elsewhere > 20);
 }
 
+/* counts[step] grows by the steps that read numbers back from a GPU. */
+static void check_waits(const random_job *r, const program *prog, uint64_t counts[])
+{
+    for (uint64_t i = 0; i < prog->op_count; i++) {
+        const op *item = &prog->ops[i];
+        if (item->kind != OP_FORWARD && item->kind != OP_RECOMPUTE && item->kind != OP_BACKWARD)
+            continue;
+        enum phase phase = item->kind == OP_FORWARD     ? PHASE_FORWARD
+                           : item->kind == OP_RECOMPUTE ? PHASE_RECOMPUTE
+                                                        : PHASE_BACKWARD;
+        const struct pass *pass = &r->stages[item->stage].passes[phase][item->pass];
+        bool waits = pass->reads_back && item->step != STEP_COMBINE;
+        double expected = waits && !r->job.machine.device_is_cpu ? r->job.machine.op_seconds : 0;
+        assert_float_equal(item->demand.wait_seconds * 1e6, expected * 1e6, 1e-9);
+        counts[item->step] += expected > 0;
+    }
+}
+
+/* A pass whose work depends on numbers that a GPU computes leaves it idle once; one that exchanges
+ * rows, in two of its three steps. */
+static void reading_back_takes_time(void **state)
+{
+    (void)state;
+    uint64_t counts[STEP_COMBINE + 1] = {0};
+    for (uint64_t seed = 1; seed <= 80; seed++) {
+        random_job r;
+        plan_set set;
+        fixture_random_job(&r, seed);
+        if (seed % 2)
+            fixture_ranks(&r, seed, 2, 1 + (uint32_t)seed % 3);
+        r.job.machine.op_seconds = 7e-6;
+        for (int a = 0; a < TIER_COUNT; a++)
+            r.job.budget_bytes[a] = 8192 * MIB;
+        for (uint32_t s = 1; s + 1 < r.job.stage_count; s += 2)
+            for (int phase = 0; phase < PHASE_COUNT; phase += PHASE_BACKWARD)
+                for (uint32_t p = 0; p < r.stages[s].pass_count[phase]; p++) {
+                    struct pass *pass = &r.stages[s].passes[phase][p];
+                    pass->reads_back = true;
+                    if (r.job.world > 1)
+                        pass->sent_bytes = pass->received_bytes = 4096;
+                }
+        if (plan_compile(&r.job, &set) < 0)
+            continue;
+        for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+            check_waits(&r, &set.programs[k], counts);
+        plan_set_fini(&set);
+    }
+    assert_true(counts[STEP_WHOLE] > 100 && counts[STEP_SEND] > 10 && counts[STEP_EXPERTS] > 10);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -270,6 +320,7 @@ int main(void)
         cmocka_unit_test(equal_jobs_give_equal_programs),
         cmocka_unit_test(packed_updates_cost_more),
         cmocka_unit_test(fp32_gradients_are_closed_in_place),
+        cmocka_unit_test(reading_back_takes_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
