@@ -6,7 +6,7 @@
  *       then it enqueues like the others
  *   nccl_watch: NCCL's errors, a rank that does not come, a failure of the job ─► ncclCommAbort
  *
- * The communicator does not block: a call answers "in progress", and we ask again with sleeps
+ * The communicator does not block: a call answers "in progress", and we ask again with pauses
  * between, so that the wait can end when a rank is gone. A collective on the stream whose other
  * ranks are gone runs until ncclCommAbort ends it. nccl_watch or the next bulk call does that, on
  * the thread of the bulk calls, so the communicator is never freed under a call.
@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/backoff.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "comm/comm_internal.h"
@@ -29,9 +30,8 @@
 
 enum {
     TRIAL_BYTES = 256 << 10, /* of all ranks' shards, in the larger of the trial collectives */
-    SLEEP_NS_MIN = 20000,    /* between two questions; NCCL usually answers within 50 us */
-    SLEEP_NS_MAX = 1000000,  /* the longest sleep, if it does not answer */
     CAUSE_NS = 2000000000,   /* how long the hub may need to learn why a rank is gone */
+    CAUSE_SLEEP_NS = 1000000,
 };
 
 static_assert(TRIAL_BYTES >= 2 * COMM_RANKS_MAX * sizeof(float), "each rank has its elements");
@@ -88,10 +88,10 @@ static int refused(comm *self, nccl_state *state, const char *what, ncclResult_t
     err_record first;
     err_save(&first, rc);
     for (int64_t waited = 0; is_peers && self->world > 1 && waited < CAUSE_NS;
-         waited += SLEEP_NS_MAX) {
+         waited += CAUSE_SLEEP_NS) {
         if (commi_is_aborted(self))
             return fail_with_job(self, state);
-        commi_sleep_ns(SLEEP_NS_MAX);
+        commi_sleep_ns(CAUSE_SLEEP_NS);
     }
     return fail_here(self, state, err_restore(&first));
 }
@@ -119,7 +119,8 @@ static int overdue(comm *self, nccl_state *state, const char *what)
 /* Waits until NCCL has accepted a call; `result` is what the call returned. */
 static int settle(comm *self, nccl_state *state, const char *what, ncclResult_t result)
 {
-    int64_t begin_ns = commi_now_ns(), sleep_ns = SLEEP_NS_MIN;
+    int64_t begin_ns = commi_now_ns();
+    backoff wait = {0};
     while (result == ncclInProgress) {
         if (commi_is_aborted(self))
             return fail_with_job(self, state);
@@ -127,8 +128,7 @@ static int settle(comm *self, nccl_state *state, const char *what, ncclResult_t 
         atomic_store(&self->waits, waited_ns > commi_timeout_ns(self) / 2);
         if (waited_ns > commi_timeout_ns(self))
             TRY(overdue(self, state, what));
-        commi_sleep_ns(sleep_ns);
-        sleep_ns = sleep_ns < SLEEP_NS_MAX / 2 ? 2 * sleep_ns : SLEEP_NS_MAX;
+        backoff_pause(&wait);
         ncclResult_t asked = state->api.get_async_error(state->handle, &result);
         if (asked != ncclSuccess)
             result = asked;
@@ -168,13 +168,12 @@ static int nccl_watch(comm *self)
 static int await_stream(comm *self, nccl_state *state)
 {
     int is_done = 0;
-    int64_t sleep_ns = SLEEP_NS_MIN;
+    backoff wait = {0};
     while (is_done == 0) {
         TRY(nccl_watch(self));
         is_done = device_event_done(state->config.gpu, state->end);
         if (is_done == 0)
-            commi_sleep_ns(sleep_ns);
-        sleep_ns = sleep_ns < SLEEP_NS_MAX / 2 ? 2 * sleep_ns : SLEEP_NS_MAX;
+            backoff_pause(&wait);
     }
     return is_done < 0 ? fail_here(self, state, is_done) : 0;
 }
