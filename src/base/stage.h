@@ -34,9 +34,9 @@ struct pass {
     /* Bytes that a rank sends to others, there and back, if all choices are equally likely; and
      * bytes that the steps before and after the experts read and write. */
     uint64_t dispatched_bytes, returned_bytes, moved_bytes;
-    /* The host reads numbers back in the pass, on which its work depends: it waits until the device
-     * has computed them. Of a pass that exchanges rows so do its steps before the experts and
-     * with them. */
+    /* The work of the pass depends on numbers that the device computes, and the host waits for
+     * them. If the pass exchanges rows, it waits once before it sends rows, and once before the
+     * experts. */
     bool reads_back;
     /* A forward that finds out which units of its stage are hit: units [told_begin, told_begin +
      * told_count), in which those of its adapters lie too. 0: it finds out nothing. */

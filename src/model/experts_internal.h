@@ -1,5 +1,5 @@
-/* What layer_experts.c and run_expert.c share: the work on the experts of a part, one after the
- * other. */
+/* The work on the experts of a part, one after the other, which layer_experts.c and run_expert.c
+ * share. */
 #ifndef SLUICE_MODEL_EXPERTS_INTERNAL_H
 #define SLUICE_MODEL_EXPERTS_INTERNAL_H
 

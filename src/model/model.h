@@ -460,8 +460,8 @@ struct model_call {
     /* For a pass whose experts belong to ranks: the step; the rows for each rank in the first and
      * the last step; those of each rank in the second one:
      *   MODEL_STEP_SEND      fills `sent`, parcels.sent and parcels.results
-     *   MODEL_STEP_EXPERTS   takes the rows at parcels.received, which begin at equal distances; leaves
-     *                        the results in `received`, and their places in parcels.received
+     *   MODEL_STEP_EXPERTS   takes the rows at parcels.received, which are equally far apart;
+     *                        leaves the results in `received`, and their places in parcels.received
      *   MODEL_STEP_COMBINE   finds the results in `sent`, at parcels.results */
     enum model_step step;
     void *sent, *received;

@@ -13,8 +13,9 @@
  * zeros, so it adds nothing.
  *
  * The buffer `sent` has the parcels one after the other. In `received` each rank's parcel has the
- * same room, enough for the worst case, so all ranks' offsets are read back in one call. layer_experts.c computes between the two. The backend's ops copy the rows; a
- * weight is a row of one channel there. */
+ * same room, enough for the worst case, so that one call reads the offsets of all ranks back.
+ * layer_experts.c computes between the two. The backend's ops copy the rows; a weight is a row of
+ * one channel there. */
 #include <assert.h>
 
 #include "model/model_internal.h"

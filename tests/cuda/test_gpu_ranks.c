@@ -353,8 +353,8 @@ static void a_wire_of_16_bits_on_nccl(void **state)
 
 /* ---- failures ---- */
 
-/* Of a rank: 2 at the start, and in a step 2 layers of 2 units in both directions for each of 2
- * micro-batches. So this is in the third step. */
+/* A rank sends rows twice at the start, and 16 times in a step: for 2 layers of 2 units, in both
+ * directions, for each of 2 micro-batches. So this is in the third step. */
 enum { DEADLY_ROWS = 2 + 2 * 16 + 5 };
 
 static void expect_end(const comm_fixture *ranks, uint32_t rank, const char *part)

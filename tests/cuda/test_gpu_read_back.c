@@ -89,7 +89,7 @@ static void rows_come_end_to_end(void **state)
     self.gpu->context.watch = NULL;
     assert_int_equal(read_rows(&self), 0);
     expect_rows(&self);
-    /* What was on the stream before has been done. */
+    /* The work before it on the stream has been done. */
     enum { LATE_BYTES = 2 * sizeof(int32_t) };
     int32_t *late = gpu_alloc(self.gpu, LATE_BYTES);
     const read_back_args one = {

@@ -304,8 +304,8 @@ static ncclResult_t group_start(void)
     return ncclSuccess;
 }
 
-/* Ends the process if the group is the one for that: the rows of an all-to-all, whose sizes the ranks
- * have told each other in the group before. */
+/* Ends the process if the group is the one for that: the rows of an all-to-all. The ranks have told
+ * each other their sizes in the group before. */
 static void die_before_rows(const struct ncclComm *handle)
 {
     static bool follows_sizes;

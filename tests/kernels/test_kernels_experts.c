@@ -119,8 +119,8 @@ static uint64_t begin_rows(struct run *run, const struct shape *shape, experts_r
     return args->slot_count;
 }
 
-/* variant bits 0-3: as begin_rows says; bit 4: no weights, and no output, but with bit 3 a bias. Some
- * cases also have slots that are choices of their own, without an order. */
+/* variant bits 0-3: as begin_rows says; bit 4: no weights, and no output, but with bit 3 a bias.
+ * Some cases also have slots that are choices of their own, without an order. */
 static void rows_case(struct run *run, const struct shape *shape)
 {
     enum dtype type = shape->type;

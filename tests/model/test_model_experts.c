@@ -83,7 +83,7 @@ static void units_by_hand(void **state)
     assert_int_equal(passes[0].told_begin, passes[1].units[0]);
     assert_int_equal(passes[0].told_count, 3);
     assert_int_equal(passes[1].told_count, 0);
-    /* The host must know what the router chose, but not what a recomputation of the router does. */
+    /* The host must know what the router chose. A router is computed again without that. */
     assert_false(passes[0].reads_back || self->stages[2].passes[PHASE_RECOMPUTE][0].reads_back);
     for (int p = 0; p < 3; p++)
         assert_true(passes[1 + p].reads_back &&
