@@ -35,8 +35,8 @@ struct pass {
      * bytes that the steps before and after the experts read and write. */
     uint64_t dispatched_bytes, returned_bytes, moved_bytes;
     /* The work of the pass depends on numbers that the device computes, and the host waits for
-     * them. If the pass exchanges rows, it waits once before it sends rows, and once before the
-     * experts. */
+     * them: the first pass of a layer of experts in its phase. A pass that exchanges rows also
+     * waits for the numbers of rows that came. */
     bool reads_back;
     /* A forward that finds out which units of its stage are hit: units [told_begin, told_begin +
      * told_count), in which those of its adapters lie too. 0: it finds out nothing. */

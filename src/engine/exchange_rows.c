@@ -23,23 +23,29 @@
 int enginei_make_parcels(struct engine *self)
 {
     const struct setup *setup = self->setup;
-    if (!setup->is_owned)
-        return 0;
     uint64_t count = setup->job->accumulation;
+    if (setup->net->spec.expert_count == 0)
+        return 0;
+    self->offsets = mem_alloc(count * MODEL_OFFSETS_MAX, sizeof *self->offsets, "engine parcels");
+    if (!self->offsets || !setup->is_owned)
+        return self->offsets ? 0 : -ENOMEM;
     self->parcels =
         mem_alloc(3 * count * setup->ranks.world, sizeof *self->parcels, "engine parcels");
-    self->offsets = mem_alloc(count * MODEL_OFFSETS_MAX, sizeof *self->offsets, "engine parcels");
-    return self->parcels && self->offsets ? 0 : -ENOMEM;
+    return self->parcels ? 0 : -ENOMEM;
 }
 
 model_parcels enginei_parcels_of(const struct engine *self, uint32_t micro_batch)
 {
     uint64_t world = self->setup->ranks.world;
+    model_parcels at = {.sent = NULL};
+    if (self->offsets)
+        at.offsets = self->offsets + (uint64_t)micro_batch * MODEL_OFFSETS_MAX;
     if (!self->parcels)
-        return (model_parcels){.sent = NULL};
-    rank_parcel *first = self->parcels + 3 * world * micro_batch;
-    return (model_parcels){first, first + world, first + 2 * world,
-                           self->offsets + (uint64_t)micro_batch * MODEL_OFFSETS_MAX};
+        return at;
+    at.sent = self->parcels + 3 * world * micro_batch;
+    at.received = at.sent + world;
+    at.results = at.received + world;
+    return at;
 }
 
 /* Gives each rank an equal part of a buffer. */

@@ -165,6 +165,16 @@ static int prepare(model *self, modeli_layer *layer)
 
 /* ---- running ---- */
 
+/* The passes of a layer's parts follow each other, so the first one leaves the offsets for the
+ * others, and none of these waits for the device. */
+static bool knows_offsets(const modeli_run *run)
+{
+    bool backward = run->turn == MODELI_TURN_BACKWARD;
+    bool is_first_pass = backward ? run->part->is_last : run->part->is_first;
+    return run->call->parcels.offsets != NULL &&
+           (!is_first_pass || run->call->step == MODEL_STEP_COMBINE);
+}
+
 static int begin_run(modeli_experts_run *of, const modeli_run *run, const modeli_layer *layer)
 {
     const model *self = run->self;
@@ -191,12 +201,12 @@ static int begin_run(modeli_experts_run *of, const modeli_run *run, const modeli
                                  .rows = 1,
                                  .row_bytes = (at.experts + 1) * sizeof of->read[0]};
     of->offsets = of->read;
-    if (run->call->step == MODEL_STEP_COMBINE) { /* does not wait for the results */
+    if (knows_offsets(run)) {
         memcpy(of->read, run->call->parcels.offsets, args.row_bytes);
         return 0;
     }
     TRY(self->ops->read_back(self->context, run->stream, &args));
-    if (run->call->step == MODEL_STEP_SEND)
+    if (run->call->parcels.offsets != NULL)
         memcpy(run->call->parcels.offsets, of->read, args.row_bytes);
     return 0;
 }

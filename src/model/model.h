@@ -436,7 +436,7 @@ struct model_parcels {
     rank_parcel *sent;     /* rows for each rank's experts, in `sent` */
     rank_parcel *received; /* rows of each rank, in `received`; then the results for it */
     rank_parcel *results;  /* where each rank's results come to lie, in `sent` */
-    int32_t *offsets;      /* [MODEL_OFFSETS_MAX]: the first step leaves them for the last one */
+    int32_t *offsets;      /* [MODEL_OFFSETS_MAX]: a layer's first pass leaves them; may be NULL */
 };
 typedef struct model_parcels model_parcels;
 enum { MODEL_OFFSETS_MAX = ROUTER_EXPERTS_MAX + 1 };

@@ -231,7 +231,8 @@ static void fill_pass(const model *self, enum phase phase, uint32_t stage_idx, u
     find_hits(self, stage_idx, part, phase, pass);
     const modeli_layer *owner =
         part != NULL ? &modeli_list_of(self, stage_idx)->layers[part->owner] : NULL;
-    pass->reads_back = owner != NULL && phase != PHASE_RECOMPUTE && owner->kind->has_experts;
+    pass->reads_back = owner != NULL && owner->kind->has_experts && phase != PHASE_RECOMPUTE &&
+                       (backward ? part->is_last : part->is_first);
     if (owner != NULL && phase != PHASE_RECOMPUTE && modeli_are_owned(owner))
         modeli_size_exchange(owner, part, backward, pass);
     if (part == NULL) /* the caller decides whether to keep `saved` */

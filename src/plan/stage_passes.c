@@ -382,7 +382,7 @@ static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t 
     if (b->error < 0)
         return idx;
     op *item = &b->ops[idx];
-    if (run->pass->reads_back)
+    if (run->pass->reads_back || run->pass->sent_bytes > 0)
         add_read_back(b, item);
     item->demand.device_flops = run->pass->flops;
     item->demand.device_seconds = run->pass->seconds;
@@ -460,7 +460,7 @@ static void outer_step(plani_builder *b, const struct pass_run *run, uint32_t mb
         return;
     b->ops[idx].step = (uint8_t)step;
     plani_add_device_bytes(b->job, &b->ops[idx].demand, pass->moved_bytes);
-    if (!is_last)
+    if (!is_last && pass->reads_back)
         add_read_back(b, &b->ops[idx]);
     use_scratch(b, run, idx);
     use_tables(b, run, idx);

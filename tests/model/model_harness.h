@@ -265,6 +265,7 @@ struct harness {
     void *grad[2];   /* gradients of a boundary, used in turn */
     int32_t *tokens, *targets;
     const int32_t *begins; /* of documents, as in model_call; the test's own */
+    int32_t *offsets;      /* of model_parcels; the test's own */
     float *losses;
     double *totals;     /* of the routers, where they have losses */
     float router_scale; /* of these losses */
@@ -459,6 +460,7 @@ static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, ui
         is_head ? harness_use_of(h, of->losses, h->losses, self->micro_batch * self->tokens * 4)
                 : harness_use_of(h, of->losses, h->totals, model_totals_bytes(self));
     model_call call = {
+        .parcels = {.offsets = h->offsets},
         .tokens = h->tokens,
         .targets = h->targets,
         .begins = h->begins,

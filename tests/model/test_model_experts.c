@@ -85,9 +85,10 @@ static void units_by_hand(void **state)
     assert_int_equal(passes[1].told_count, 0);
     /* The host must know what the router chose. A router is computed again without that. */
     assert_false(passes[0].reads_back || self->stages[2].passes[PHASE_RECOMPUTE][0].reads_back);
-    for (int p = 0; p < 3; p++)
-        assert_true(passes[1 + p].reads_back &&
-                    self->stages[2].passes[PHASE_BACKWARD][p].reads_back);
+    for (int p = 0; p < 3; p++) {
+        assert_int_equal(passes[1 + p].reads_back, p == 0);
+        assert_int_equal(self->stages[2].passes[PHASE_BACKWARD][p].reads_back, p == 0);
+    }
     assert_true(!(passes[0].miss > 0));
     assert_true(fabs(passes[1].miss - 0.3) < 1e-15 && fabs(passes[3].miss - 0.6) < 1e-15);
     assert_true(fabs(self->stages[2].passes[PHASE_BACKWARD][0].miss - 0.6) < 1e-15);
@@ -175,11 +176,13 @@ static void add_lora(model_spec *spec, uint64_t rank)
         spec->lora = (model_lora){.rank = rank, .alpha = 4.5, .targets = (1u << count) - 1};
 }
 
-/* How experts are cut into units changes neither losses nor gradients. */
+/* How experts are cut into units changes neither losses nor gradients; and neither does whether the
+ * passes of a layer tell each other the offsets of its slots. */
 static void compare_cuts(const kernel_ops *ops, const char *instance, enum dtype type,
                          uint64_t rank)
 {
     harness first, other;
+    int32_t offsets[MODEL_OFFSETS_MAX];
     model_spec spec = mixture(instance, EXPERTS);
     add_lora(&spec, rank);
     harness_start(&first, ops, &spec, type, 0, SEED, true);
@@ -188,6 +191,7 @@ static void compare_cuts(const kernel_ops *ops, const char *instance, enum dtype
         spec = mixture(instance, per_unit);
         add_lora(&spec, rank);
         harness_start(&other, ops, &spec, type, 0, SEED, true);
+        other.offsets = per_unit % 2 ? offsets : NULL;
         harness_step(&other, 0.5f, KEPT_ALL);
         assert_memory_equal(first.losses, other.losses,
                             first.self->micro_batch * first.self->tokens * sizeof(float));
@@ -195,6 +199,44 @@ static void compare_cuts(const kernel_ops *ops, const char *instance, enum dtype
         harness_destroy(&other);
     }
     harness_destroy(&first);
+}
+
+static int read_backs;
+
+static int count_read_back(kernel_context *context, void *stream, const read_back_args *args)
+{
+    read_backs++;
+    return kernels_reference.read_back(context, stream, args);
+}
+
+/* In each direction, of the passes of a layer of experts the first one alone waits for the device,
+ * if it has a place where it can leave the offsets. */
+static void a_layer_reads_back_once(void **state)
+{
+    (void)state;
+    static const char *const instances[] = {"mixtral", "qwen2_moe"};
+    kernel_ops counting = kernels_reference;
+    counting.read_back = count_read_back;
+    for (int i = 0; i < 2; i++) {
+        harness h;
+        int32_t offsets[MODEL_OFFSETS_MAX];
+        model_spec spec = mixture(instances[i], 2);
+        int planned = 0, layers = i == 0 ? 2 : 4; /* qwen2_moe: shared experts too */
+        harness_start(&h, &counting, &spec, DTYPE_FP32, 0, SEED, true);
+        for (uint32_t s = 0; s < h.self->stage_count; s++)
+            for (int phase = 0; phase < PHASE_COUNT; phase++)
+                for (uint32_t p = 0; p < h.self->stages[s].pass_count[phase]; p++)
+                    planned += h.self->stages[s].passes[phase][p].reads_back;
+        assert_int_equal(planned, 2 * layers);
+        h.offsets = offsets;
+        read_backs = 0;
+        harness_step(&h, 0.5f, KEPT_NONE);
+        assert_int_equal(read_backs, planned);
+        h.offsets = NULL;
+        harness_step(&h, 0.5f, KEPT_NONE);
+        assert_true(read_backs > 2 * planned);
+        harness_destroy(&h);
+    }
 }
 
 static void cuts_change_no_bit(void **state)
@@ -635,6 +677,7 @@ int main(void)
         cmocka_unit_test(units_by_hand),
         cmocka_unit_test(flops_by_hand),
         cmocka_unit_test(cuts_change_no_bit),
+        cmocka_unit_test(a_layer_reads_back_once),
         cmocka_unit_test(all_and_none),
         cmocka_unit_test(router_losses_have_gradients),
         cmocka_unit_test(router_losses_by_hand),
