@@ -236,6 +236,8 @@ static int try_fills(plani_search *self)
     struct room room;
     uint64_t begin = self->work->ops, work = self->work_end - size_min(begin, self->work_end);
     TRY(find_room(self, &room));
+    if (!self->has_fit) /* as in learn_needs */
+        begin = self->work->ops;
     for (int a = 0; a < TIER_NVME; a++)
         self->room_bytes[a] = room.left[a] - shares[0] * room.passing[a];
     for (size_t h = 0; h < sizeof host_fills / sizeof host_fills[0]; h++)
