@@ -100,6 +100,21 @@ static int check_tensor(hf_weights *self, const hf_tensor *at, const hf_layout *
     return 0;
 }
 
+/* The formats of units may be those of the checkpoint's config.json. Then a tensor that comes in
+ * another one would be quantized twice. */
+static int check_format(const hf_weights *self, const hf_tensor *at, const model_tensor *wanted)
+{
+    enum stored_format found = self->packed[at - self->stored].format;
+    if (!self->net->spec.is_stored_so || found == STORED_WORKING || found == wanted->stored ||
+        wanted->stored == STORED_WORKING)
+        return 0;
+    return err_set(ERR_INPUT,
+                   "%s: tensor %s comes as %s, and quantization_config in config.json says %s: "
+                   "mend config.json, or give state.params, \"%s\" for what the tensor has",
+                   hf_path(self->files, at->file_idx), at->tensor->name, stored_format_name(found),
+                   stored_format_name(wanted->stored), stored_format_name(found));
+}
+
 /* Finds a norm of BERT by the names that checkpoints of before 2019 have, such as Google's. */
 static bool find_old_norm(const hf_weights *self, const char *name, hf_tensor *out)
 {
@@ -143,6 +158,7 @@ static int find_in_layout(hf_weights *self, const model_tensor *wanted, struct w
         if (!hf_find(self->files, name, at) && !find_old_norm(self, name, at))
             return refuse_missing(self, name, NULL);
         TRY(check_tensor(self, at, layout));
+        TRY(check_format(self, at, wanted));
         if (hf_layout_begins(layout, wanted, range.first + i)) /* a tensor in parts counts once */
             self->total_bytes += at->tensor->size_bytes;
         if (layout->order != HF_ORDER_TRANSPOSED)

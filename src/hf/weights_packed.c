@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "format/format_json.h"
@@ -25,7 +26,7 @@ enum {
     STATE_BYTES_MAX = 4096,    /* of a quant_state */
     STEP_ELEMS = 1 << 20,      /* that are expanded at a time, or a row of blocks */
     CONVERTED_ELEMS = 1 << 10, /* scales that are widened at a time */
-    NO_SCALE = 255,            /* NaN in 8 bits */
+    SCALE_MOST = 252,          /* of 8 bits: the largest value of E2M1, 6, times 2^126 overflows */
 };
 
 static const struct format_json_limits state_limits = {
@@ -109,6 +110,13 @@ static int check_table(const hf_weights *self, const hf_tensor *at, const char *
 
 /* ---- bitsandbytes, 4 bits ---- */
 
+/* False for a scale with which values overflow: 448 is the largest value of all codes with scales of
+ * fp32. */
+static bool is_scale(float scale)
+{
+    return isfinite(448 * scale);
+}
+
 static int state_error(const hf_weights *self, const hf_tensor *state, const char *key,
                        const char *rule)
 {
@@ -119,14 +127,14 @@ static int state_error(const hf_weights *self, const hf_tensor *state, const cha
 /* Reads the JSON in a quant_state. */
 static int read_state(const hf_weights *self, const hf_tensor *state, json_t **doc)
 {
-    char text[STATE_BYTES_MAX + 1], name[NAME_BYTES];
+    char text[STATE_BYTES_MAX + 1], name[FILE_PATH_BYTES + NAME_BYTES];
     uint64_t size_bytes = state->tensor->size_bytes;
     *doc = NULL;
     if (size_bytes > STATE_BYTES_MAX)
         return state_error(self, state, "it", "is longer than 4096 bytes");
     TRY(hf_read(self->files, state, 0, size_bytes, text));
     text[size_bytes] = '\0';
-    snprintf(name, sizeof name, "%s", state->tensor->name);
+    snprintf(name, sizeof name, "%s: tensor %s", path_of(self, state), state->tensor->name);
     return format_json_parse(name, text, size_bytes, &state_limits, doc);
 }
 
@@ -143,14 +151,17 @@ static int take_state(const hf_weights *self, const hf_tensor *at, const hf_tens
 {
     const json_t *nested = json_object_get(doc, "nested_blocksize");
     const json_t *mean = json_object_get(doc, "nested_offset");
+    const char *kind = json_string_value(json_object_get(doc, "quant_type"));
     bool is_double = nested && !json_is_null(nested);
+    if (!kind || strcmp(kind, stored_format_name(out->format)) != 0)
+        return state_error(self, state, "quant_type", "is not the one in the tensor's name");
     if (json_integer_value(json_object_get(doc, "blocksize")) != 64)
         return state_error(self, state, "blocksize", "is not 64, the only size that is read");
     if (is_double && json_integer_value(nested) != STORED_DOUBLE_GROUP)
         return state_error(self, state, "nested_blocksize",
                            "is not 256, the only size that is read");
-    if (is_double && !(json_is_number(mean) && isfinite((float)json_number_value(mean))))
-        return state_error(self, state, "nested_offset", "is no number");
+    if (is_double && !(json_is_number(mean) && is_scale((float)json_number_value(mean))))
+        return state_error(self, state, "nested_offset", "is no number, or too large");
     if (!has_state_shape(doc, out))
         return err_set(ERR_INPUT,
                        "%s: tensor %s has another shape in its quant_state than the model that "
@@ -356,7 +367,7 @@ static int read_scales(const hf_weights *self, const hf_tensor *at, uint64_t fir
         TRY(hf_read(self->files, at, (first + done) * width, held * width, raw));
         dtype_convert(raw, type, values, DTYPE_FP32, held);
         for (uint64_t i = 0; i < held; i++)
-            if (!isfinite(448 * values[i])) /* the largest value of E4M3 */
+            if (!is_scale(values[i]))
                 return refuse_value(self, at);
         memcpy((float *)target + done, values, held * sizeof *values);
     }
@@ -380,7 +391,10 @@ static int read_codes(const hf_weights *self, const hf_tensor *at,
             return refuse_value(self, at);
     if (layout.scale == STORED_SCALE_E8M0) {
         TRY(hf_read(self->files, &from->scales, first, layout.scale_count, scales));
-        return memchr(scales, NO_SCALE, layout.scale_count) ? refuse_value(self, at) : 0;
+        for (uint64_t i = 0; i < layout.scale_count; i++)
+            if (((const unsigned char *)scales)[i] > SCALE_MOST)
+                return refuse_value(self, &from->scales);
+        return 0;
     }
     if (layout.scale == STORED_SCALE_FP32)
         return read_scales(self, &from->scales, first, layout.scale_count, scales);

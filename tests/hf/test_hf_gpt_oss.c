@@ -53,8 +53,12 @@ static unsigned char code_at(const char *name, uint64_t byte)
     return (unsigned char)rng_u64(SEED, strlen(name) * 1000 + (unsigned char)name[13], byte);
 }
 
+static unsigned char all_scales; /* 0: they are drawn */
+
 static unsigned char scale_at(const char *name, uint64_t idx)
 {
+    if (all_scales > 0)
+        return all_scales;
     return (unsigned char)(118 + code_at(name, idx) % 8);
 }
 
@@ -208,11 +212,39 @@ static void in_mxfp4(void **state)
     check_reads(true);
 }
 
+/* Scales of 2^125 are the largest ones with which no value overflows; 255 is NaN. */
+static void large_scales(void **state)
+{
+    (void)state;
+    static const unsigned char scales[] = {252, 253, 254, 255};
+    for (size_t i = 0; i < sizeof scales; i++) {
+        model *net = make_model(EXPERTS);
+        hf_weights *from;
+        int rc = 0;
+        all_scales = scales[i];
+        write_checkpoint(net, true);
+        assert_int_equal(hf_weights_open(hf_dir, net, &from), 0);
+        for (uint32_t u = 0; u < net->unit_count && rc == 0; u++) {
+            float *values = malloc(net->units[u].elems * sizeof *values);
+            rc = hf_weights_read(from, u, 0, net->units[u].elems, values);
+            for (uint64_t e = 0; e < net->units[u].elems && rc == 0; e++)
+                assert_true(isfinite(values[e]));
+            free(values);
+        }
+        assert_int_equal(rc, scales[i] == 252 ? 0 : ERR_INPUT);
+        assert_true(rc == 0 || strstr(err_text(), "_scales holds a value that is not finite"));
+        hf_weights_close(from);
+        model_destroy(net);
+    }
+    all_scales = 0;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(transposed),
         cmocka_unit_test(in_mxfp4),
+        cmocka_unit_test(large_scales),
     };
     printf("seed %d\n", SEED);
     return cmocka_run_group_tests(tests, hf_fixture_setup, hf_fixture_teardown);

@@ -33,6 +33,9 @@ enum fault {
     WRONG_NESTED, /* double quantization: groups of 128 scales */
     WRONG_SHAPE,  /* another shape in the quant_state, or fewer scales */
     WRONG_TABLE,  /* 4 bits: other values */
+    WRONG_KIND,   /* 4 bits: another quant_type than in the tensor's name */
+    NO_JSON,      /* 4 bits: a quant_state that ends too early */
+    LARGE_MEAN,   /* double quantization: values overflow */
     NOT_FINITE,   /* a scale */
     WRONG_TYPE,   /* of the scales */
     EXTRA_SCALES  /* beside a tensor that is not quantized */
@@ -127,11 +130,15 @@ static void add_4bit(struct written *self, enum stored_format format, const char
         snprintf(nested, sizeof nested,
                  ", \"nested_blocksize\": %d, \"nested_dtype\": \"float32\", \"nested_offset\": "
                  "%.17g",
-                 fault == WRONG_NESTED ? 128 : 256, (double)singles[groups]);
+                 fault == WRONG_NESTED ? 128 : 256,
+                 fault == LARGE_MEAN ? 3e38 : (double)singles[groups]);
     snprintf(state, sizeof state,
              "{\"quant_type\": \"%s\", \"blocksize\": %d, \"dtype\": \"float32\", \"shape\": "
              "[%" PRIu64 ", %" PRIu64 "]%s}",
-             kind, fault == WRONG_BLOCK ? 128 : 64, rows + (fault == WRONG_SHAPE), columns, nested);
+             fault == WRONG_KIND ? "int8" : kind, fault == WRONG_BLOCK ? 128 : 64,
+             rows + (fault == WRONG_SHAPE), columns, nested);
+    if (fault == NO_JSON)
+        state[strlen(state) - 1] = '\0';
     snprintf(end, sizeof end, ".quant_state.bitsandbytes__%s", kind);
     if (fault != NO_STATE)
         add(self, name, end, "U8", 1, strlen(state), 0, state);
@@ -443,6 +450,9 @@ static void refusals(void **state)
     refuse(STORED_FP4, WRONG_SHAPE, "another shape in its quant_state");
     refuse(STORED_FP4, WRONG_TABLE, "other values than those of fp4");
     refuse(STORED_FP4, WRONG_TYPE, "elements of U8, and the codes of");
+    refuse(STORED_NF4, WRONG_KIND, "quant_type is not the one in the tensor's name");
+    refuse(STORED_NF4, NO_JSON, "quant_state.bitsandbytes__nf4: no JSON");
+    refuse(STORED_FP4_DOUBLE, LARGE_MEAN, "nested_offset is no number, or too large");
     refuse(STORED_NF4, NOT_FINITE, "not finite");
     refuse(STORED_NF4_DOUBLE, NOT_FINITE, "not finite");
     refuse(STORED_INT8_ROWS, NO_SCALES, "SCB, which says");
@@ -453,6 +463,30 @@ static void refusals(void **state)
     refuse(STORED_FP8_BLOCKS, WRONG_TYPE, "scales are read from F32");
     refuse(STORED_FP8_BLOCKS, NOT_FINITE, "not finite");
     refuse(STORED_NF4, EXTRA_SCALES, "has no place for tensor");
+}
+
+/* config.json says one format and the tensors have another: they would be quantized twice. A job
+ * that names a format of its own has asked for that. */
+static void another_format_in_config(void **state)
+{
+    (void)state;
+    static const enum stored_format said[] = {STORED_FP4, STORED_NF4_DOUBLE, STORED_INT8_ROWS};
+    for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
+        model *net = make_model(LLAMA, said[i]), *written = make_model(LLAMA, STORED_NF4);
+        hf_weights *from = NULL;
+        write_checkpoint(written, STORED_NF4, NO_FAULT);
+        assert_int_equal(hf_weights_open(hf_dir, net, &from), 0);
+        hf_weights_close(from);
+        net->spec.is_stored_so = true;
+        assert_int_equal(hf_weights_open(hf_dir, net, &from), ERR_INPUT);
+        assert_non_null(strstr(err_text(), "comes as nf4, and quantization_config"));
+        assert_non_null(strstr(err_text(), stored_format_name(said[i])));
+        written->spec.is_stored_so = true;
+        assert_int_equal(hf_weights_open(hf_dir, written, &from), 0);
+        hf_weights_close(from);
+        model_destroy(net);
+        model_destroy(written);
+    }
 }
 
 /* Scales of a whole matrix, and blocks of rows, may not be cut: that is refused with what to do. */
@@ -501,9 +535,8 @@ static int end(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(as_they_are),
-        cmocka_unit_test(as_other_formats),
-        cmocka_unit_test(refusals),
+        cmocka_unit_test(as_they_are),     cmocka_unit_test(as_other_formats),
+        cmocka_unit_test(refusals),        cmocka_unit_test(another_format_in_config),
         cmocka_unit_test(groups_in_parts),
     };
     return cmocka_run_group_tests(tests, start, end);
