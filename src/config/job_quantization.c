@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/nearest.h"
 #include "config/config_internal.h"
 
 static const char block_name[] = "quantization_config";
@@ -35,6 +36,67 @@ __attribute__((format(printf, 3, 4))) static int refuse(const struct quantizatio
 static bool is_true(const struct quantization *self, const char *key)
 {
     return json_is_true(json_object_get(self->block, key));
+}
+
+/* The keys of transformers' blocks. */
+static const struct {
+    const char *name;
+    enum { READ_BOOL, READ_TEXT, READ_LIST, NOT_READ } kind;
+} keys[] = {
+    {"quant_method", READ_TEXT},
+    {"load_in_4bit", READ_BOOL},
+    {"load_in_8bit", READ_BOOL},
+    {"bnb_4bit_quant_type", READ_TEXT},
+    {"bnb_4bit_use_double_quant", READ_BOOL},
+    {"bnb_4bit_quant_storage", READ_TEXT},
+    {"llm_int8_skip_modules", READ_LIST},
+    {"modules_to_not_convert", READ_LIST},
+    {"fmt", READ_TEXT},
+    {"weight_block_size", READ_LIST},
+    {"bnb_4bit_compute_dtype", NOT_READ},
+    {"llm_int8_threshold", NOT_READ},
+    {"llm_int8_enable_fp32_cpu_offload", NOT_READ},
+    {"llm_int8_has_fp16_weight", NOT_READ},
+    {"activation_scheme", NOT_READ},
+    {"_load_in_4bit", NOT_READ},
+    {"_load_in_8bit", NOT_READ},
+};
+enum { KEY_COUNT = sizeof keys / sizeof keys[0] };
+
+/* Keys that are read must have the type that they have in transformers, where null is as absent. */
+static int check_types(const struct quantization *self)
+{
+    for (size_t i = 0; i < KEY_COUNT; i++) {
+        const json_t *value = json_object_get(self->block, keys[i].name);
+        if (!value || json_is_null(value))
+            continue;
+        if (keys[i].kind == READ_BOOL && !json_is_boolean(value))
+            return refuse(self, keys[i].name, "it is neither true nor false");
+        if (keys[i].kind == READ_TEXT && !json_is_string(value))
+            return refuse(self, keys[i].name, "it is no text");
+    }
+    return 0;
+}
+
+/* A job's block is written by hand: a slip in a name would be another format without a word. */
+static int check_names(const struct quantization *self)
+{
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)self->block, name, value)
+    {
+        struct nearest nearest = {0};
+        bool is_known = false;
+        for (size_t i = 0; i < KEY_COUNT && !is_known; i++) {
+            is_known = strcmp(name, keys[i].name) == 0;
+            nearest_offer(&nearest, name, keys[i].name);
+        }
+        if (!is_known)
+            return err_set(ERR_CONFIG,
+                           "%s: %s: unknown key \"%.64s\"; the nearest known key is \"%s\"",
+                           self->file, block_name, name, nearest.name);
+    }
+    return 0;
 }
 
 /* The text of a key; `usual` if it is absent. */
@@ -134,6 +196,7 @@ static int read_block(struct quantization *self, bool is_job)
         return err_set(-ENOMEM, "no memory to read %s", self->file);
     if (!json_is_object(self->block))
         return err_set(ERR_CONFIG, "%s: %s: it is no object", self->file, block_name);
+    TRY(check_types(self));
     if (!method)
         return refuse(self, "quant_method", "missing; it names the kind of quantization");
     if (strcmp(method, "bitsandbytes") == 0)
@@ -194,6 +257,8 @@ int configi_take_quantization(const configi_reader *reader)
     if (!self.block || json_is_null(self.block))
         return 0;
     int rc = read_block(&self, true);
+    if (rc == 0)
+        rc = check_names(&self);
     if (rc == 0 && (configi_get(reader, params_path) || configi_get(reader, rules_path)))
         rc = configi_error(reader, block_name, "given beside %s; give one of them",
                            configi_get(reader, params_path) ? params_path : rules_path);

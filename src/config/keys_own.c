@@ -325,6 +325,10 @@ const configi_key configi_own_keys[] = {
         "The format of load_in_4bit."),
     KEY("bnb_4bit_use_double_quant", BOOL, NOWHERE, "false", NONE, NONE, FIXED,
         "Whether the scales of load_in_4bit are quantized too."),
+    IDLE_ANY("bnb_4bit_compute_dtype",
+             "products are those of the working dtype, which bf16.enabled and fp16.enabled say"),
+    IDLE_ANY("bnb_4bit_quant_storage", "codes are bytes in every tier"),
+    IDLE_ANY("llm_int8_threshold", "outliers of activations are not treated apart"),
 
     KEY("io.backend", ENUM, AT(io.backend), "auto", "auto|uring|pool", NONE, FREE,
         "How drives are accessed: io_uring, or threads with pread and pwrite. auto: io_uring if "

@@ -162,11 +162,12 @@ static int check_learning(const model *self, uint32_t unit)
     return 0;
 }
 
-/* Refuses a rule whose name is that of no matrix, or of matrices that all learn. */
+/* Refuses a rule whose name is that of no matrix, or of matrices that all learn. A checkpoint's rules
+ * may name modules that the model does not have. */
 static int check_rule(const model *self, const model_stored_rule *rule)
 {
-    bool is_found = false;
-    if (rule->format == STORED_WORKING)
+    bool is_found = false, packs = rule->format != STORED_WORKING;
+    if (!packs && self->spec.is_stored_so)
         return 0;
     for (uint32_t u = 0; u < self->unit_count; u++)
         for (uint32_t i = 0; i < self->units[u].tensor_count; i++) {
@@ -175,7 +176,7 @@ static int check_rule(const model *self, const model_stored_rule *rule)
                 !has_words(tensor->name, rule->name))
                 continue;
             is_found = true;
-            if (self->units[u].is_frozen)
+            if (self->units[u].is_frozen || !packs)
                 return 0;
         }
     if (is_found)

@@ -284,6 +284,10 @@ static const struct wrong cases[] = {
     {NULL,
      "quantization_config={\"quant_method\": \"gptq\"}",
      {"quantization_config.quant_method", "\"gptq\" is not read"}},
+    {NULL,
+     "quantization_config={\"load_in_4bit\": true, \"bnb_4bit_quant_typ\": \"nf4\"}",
+     {"quantization_config", "bnb_4bit_quant_typ\"",
+      "nearest known key is \"bnb_4bit_quant_type\""}},
     {SMALL_WITH("\"quantization_config\": {\"load_in_4bit\": true}, \"state\": {\"params\": "
                 "\"nf4\"},"),
      NULL,

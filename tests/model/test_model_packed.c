@@ -180,6 +180,8 @@ static void refusals(void **state)
     refuse(&spec, "learn; leave the rule out");
     strcpy(spec.stored_rules[0].name, "no_such_layer");
     refuse(&spec, "no matrix of the model has the name \"no_such_layer\"");
+    spec.stored_rules[0].format = STORED_WORKING; /* what it should keep would be packed */
+    refuse(&spec, "no matrix of the model has the name \"no_such_layer\"");
     spec = small(ADAPTERS, STORED_MXFP4);
     spec.hidden_size = 40;
     refuse(&spec, "needs rows of a multiple of 32 elements");
