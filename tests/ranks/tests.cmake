@@ -122,6 +122,11 @@ if(TARGET sluice_profile)
     ranks_test(test_ranks_owned 4 experts "cpu;mpi" owned_experts*)
     ranks_test(test_ranks_owned 4 all slow)
 
+    ranks_program(test_ranks_packed)
+    foreach(ranks 1 2 3)
+        ranks_test(test_ranks_packed ${ranks} formats "cpu;mpi;nvme")
+    endforeach()
+
     ranks_program(test_ranks_memory)
     foreach(ranks 1 2 4)
         ranks_test(test_ranks_memory ${ranks} gpt2 "cpu;mpi" gpt2-bf16)
