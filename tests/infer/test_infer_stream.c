@@ -1,5 +1,5 @@
 /* Generation and evaluation of parameters that do not fit in memory: the bits are those of
- * parameters on the device, wherever they rest; drives are found without a word; nothing stays on
+ * parameters on the device, wherever they rest, packed and not; drives are found without a word; nothing stays on
  * them; bytes that a drive changes are seen. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -32,7 +32,8 @@ struct outcome {
     double nats;
 };
 
-static void train_tiny(const char *family, uint32_t vocab)
+/* With a format the head learns, and the matrices of blocks are packed. */
+static void train_tiny(const char *family, uint32_t vocab, const char *format)
 {
     static fixture_sets sets;
     static fixture_result trained;
@@ -41,6 +42,10 @@ static void train_tiny(const char *family, uint32_t vocab)
     fixture_set(&sets, "run.steps=3");
     fixture_set(&sets, "model.vocab_size=%u", vocab);
     fixture_set(&sets, "tiers.device.budget=%d", 256 << 20);
+    if (format) {
+        fixture_set(&sets, "train.only=[\"head\"]");
+        fixture_set(&sets, "state.params=%s", format);
+    }
     fixture_train_good("run", &shape, &sets, &trained);
 }
 
@@ -133,11 +138,12 @@ static void expect_least(const struct outcome *wanted)
     expect_same(&least, wanted);
 }
 
-static void check_family(const char *family)
+/* Returns the evaluated loss. */
+static double check_family(const char *family, const char *format)
 {
     static struct outcome wanted;
     static char drive[FIXTURE_PATH_BYTES + 32];
-    train_tiny(family, 256);
+    train_tiny(family, 256, format);
     snprintf(drive, sizeof drive, "tiers.nvme=[{\"path\":\"%s\"}]", fixture_path("slabs", NULL));
     const struct place near = {{"tiers.place.params=device"}, 1};
     const struct place places[] = {
@@ -156,18 +162,26 @@ static void check_family(const char *family)
     assert_int_equal(count_entries(fixture_path("slabs", NULL)), 0);
     assert_int_equal(count_entries(fixture_path("run", "state")), before);
     fixture_remove("run");
+    return wanted.nats;
 }
 
 static void places_change_no_bit_of_gpt2(void **state)
 {
     (void)state;
-    check_family("gpt2");
+    check_family("gpt2", NULL);
 }
 
 static void places_change_no_bit_of_llama(void **state)
 {
     (void)state;
-    check_family("llama");
+    check_family("llama", NULL);
+}
+
+static void places_change_no_bit_of_a_packed_base(void **state)
+{
+    (void)state;
+    double four = check_family("llama", "nf4_double"), eight = check_family("llama", "int8_rows");
+    assert_true(four != eight); /* the formats are those of the runs */
 }
 
 /* ---- units of several parts, of runs and checkpoints ---- */
@@ -232,7 +246,7 @@ static void parts_are_filled_and_compared(void **state)
     static float wanted[WIDE_VOCAB], found[WIDE_VOCAB];
     static const char near[] = "tiers.place.params=device";
     static char drive[FIXTURE_PATH_BYTES + 96];
-    train_tiny("llama", WIDE_VOCAB);
+    train_tiny("llama", WIDE_VOCAB, NULL);
     const char *run = fixture_path("run", NULL), *hf = fixture_path("hf", NULL);
     struct hf_export_options asked = {.run_dir = run, .hf_dir = hf};
     struct hf_export_summary summary;
@@ -258,6 +272,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(places_change_no_bit_of_gpt2),
         cmocka_unit_test(places_change_no_bit_of_llama),
+        cmocka_unit_test(places_change_no_bit_of_a_packed_base),
         cmocka_unit_test(parts_are_filled_and_compared),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
