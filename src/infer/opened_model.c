@@ -291,8 +291,11 @@ static void tell(const struct setup *setup)
     char on_device[SIZE_TEXT_BYTES], on_host[SIZE_TEXT_BYTES], on_drives[SIZE_TEXT_BYTES];
     const uint64_t *params = setup->set.home_bytes[STATE_PARAMS];
     log_info("%s backend: %s", setup->ops->name, setup->ops->describe(setup->context));
-    log_info("%s: parameters in %s, %s on the device and %s in host memory",
-             model_family_name(setup->net->spec.family), dtype_name(setup->net->type),
+    enum stored_format packed = setup->net->spec.stored;
+    log_info("%s: parameters in %s%s%s, %s on the device and %s in host memory",
+             model_family_name(setup->net->spec.family),
+             packed == STORED_WORKING ? "" : stored_format_name(packed),
+             packed == STORED_WORKING ? "" : " and ", dtype_name(setup->net->type),
              size_format(params[TIER_DEVICE], on_device), size_format(params[TIER_HOST], on_host));
     if (params[TIER_NVME] > 0)
         log_info("%s of parameters do not fit in memory and are read from %s%s in each pass",

@@ -103,6 +103,13 @@ with 2 "Master weights are fp32" fp16.enabled=true fp16.fp16_master_weights_and_
 with 2 "with bf16.enabled, bf16" bf16.bf16_optimizer_states=true
 with 2 "means state.moments bf16" bf16.enabled=true bf16.bf16_optimizer_states=true state.moments=8bit
 with 2 "all of them learn" state.params=nf4
+with 2 '"nf5" is none of' state.params=nf5
+with 2 "is for matrices of blocks that do not learn" state.params=nf4 'train.only=["blocks.0-1"]'
+with 2 "has the name" state.params=nf4 'train.only=["head"]' 'state.rules=[{"tensors":"no_proj","params":"working"}]'
+with 2 "give one of them" load_in_4bit=true load_in_8bit=true
+with 2 '"gptq" is not read' 'quantization_config={"quant_method":"gptq","bits":4}'
+with 2 '"awq" is not read' 'quantization_config={"quant_method":"awq","bits":4}'
+with 2 "nearest known key" 'quantization_config={"load_in_4bit":true,"bnb_4bit_quant_typ":"nf4"}'
 with 2 "needs parameters in bf16" fp16.enabled=true state.master=split
 with 2 "needs Adam or AdamW, and optimizer.type is Lion" state.moments=8bit optimizer.type=Lion
 with 2 'give "fp32" or "bf16"' bf16.enabled=true data_types.grad_accum_dtype=fp16
