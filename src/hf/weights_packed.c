@@ -110,8 +110,8 @@ static int check_table(const hf_weights *self, const hf_tensor *at, const char *
 
 /* ---- bitsandbytes, 4 bits ---- */
 
-/* False for a scale with which values overflow: 448 is the largest value of all codes with scales of
- * fp32. */
+/* False for a scale with which values overflow: 448 is the largest value of all codes that have
+ * scales of fp32. */
 static bool is_scale(float scale)
 {
     return isfinite(448 * scale);

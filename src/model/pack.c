@@ -162,8 +162,8 @@ static int check_learning(const model *self, uint32_t unit)
     return 0;
 }
 
-/* Refuses a rule whose name is that of no matrix, or of matrices that all learn. A checkpoint's rules
- * may name modules that the model does not have. */
+/* Refuses a rule whose name is that of no matrix, or of matrices that all learn. A checkpoint's
+ * rules may name modules that are not in the model. */
 static int check_rule(const model *self, const model_stored_rule *rule)
 {
     bool is_found = false, packs = rule->format != STORED_WORKING;

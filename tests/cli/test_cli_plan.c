@@ -282,9 +282,9 @@ static void packed_experts_are_no_slower(void **state)
 }
 
 /* A packed base that neither the device nor the host takes alone, without drives. The program is so
- * long that its serial order takes more work than the search has for its first placements: they are
- * tried all the same. Without them activations between the parts of blocks waited in host memory, and
- * the link was busy 18 times as long as computing. */
+ * long that its serial order takes more work than the search has for its first placements. They
+ * are tried all the same. Without them activations between the parts of blocks waited in host
+ * memory, and the link was busy 18 times as long as computing. */
 static void packed_base_in_two_tiers(void **state)
 {
     (void)state;

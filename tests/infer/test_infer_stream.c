@@ -1,6 +1,6 @@
-/* Generation and evaluation of parameters that do not fit in memory: the bits are those of
- * parameters on the device, wherever they rest, packed and not; drives are found without a word; nothing stays on
- * them; bytes that a drive changes are seen. */
+/* Generation and evaluation of parameters that do not fit in memory, packed and not: the bits are
+ * those of parameters on the device, wherever they rest; drives are found without a word; nothing
+ * stays on them; bytes that a drive changes are seen. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
-/* A packed base under adapters: each stored format gives the same bits on the device, in host memory
- * and on drives, with as little memory as fits, at the same number of ranks. The formats differ from
- * each other and from the working dtype: so what is packed reaches the losses.
+/* A packed base under adapters: each stored format gives the same bits on the device, in host
+ * memory and on drives, with as little memory as fits, at the same number of ranks. The formats
+ * differ from each other and from the working dtype, so what is packed reaches the losses.
  *
  * test_ranks_packed RANKS */
 #include <setjmp.h>
