@@ -51,7 +51,7 @@ add_test(NAME perf_bigram COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_bigra
          ${PROJECT_SOURCE_DIR}/perf/training/bigram.sh)
 set_tests_properties(perf_bigram PROPERTIES LABELS "cpu;debug" TIMEOUT 60)
 if(TARGET sluice)
-    sluice_test(test_cli_plan LIBS PkgConfig::JANSSON LABELS cpu debug)
+    sluice_test(test_cli_plan LIBS PkgConfig::JANSSON LABELS cpu debug TIMEOUT 240)
     target_compile_definitions(test_cli_plan PRIVATE SLUICE_PROGRAM="$<TARGET_FILE:sluice>")
     add_dependencies(test_cli_plan sluice)
     sluice_test(test_cli_published LIBS PkgConfig::JANSSON LABELS cpu)
