@@ -1,16 +1,45 @@
-/* GFLOP/s of attention forward and backward (causal work counts half), against a large square
- * product of the same dtype in the same run. Usage: bench_attention [THREADS [T]]; T: only shapes
- * with so many tokens. bench.h has the common options; --quick leaves out what takes long. Before
- * the timing, the last query row of the first head is checked against a loop in double.
+/* GFLOP/s of attention forward and backward, and the share of a large square product's speed that
+ * they reach. A product, a forward and a backward pass take turns, so that all three run under the
+ * same conditions. FLOPs are those of the pairs of query and key that the mask lets through: half
+ * of all for causal attention.
+ *
+ * Usage: bench_attention [THREADS [T]]; T: only shapes with so many tokens. Without THREADS it
+ * measures one thread, in its CPU time, and then all cores. bench.h has the common options; --quick
+ * leaves out what takes long. Before the timing, the last query row of the first head is checked
+ * against a loop in double.
  *
  * A window of many documents follows the same window as one document. Its FLOPs are those of the
  * documents, and the last line compares the tokens per second of both. */
 #include <math.h>
+#include <time.h>
 
 #include "perf/products/bench_products.h"
 
+/* Sizes of attention_desc, and the tokens of a document. */
+struct shape {
+    uint64_t batch, tokens, heads, kv_heads, head_dim;
+    uint64_t document; /* 0: T */
+    uint64_t window;   /* 0: none */
+    uint64_t stride;   /* of rows of q, k and v; 0: these heads side by side */
+};
+
+/* Long sequences have a head for each of two threads. The stride of 6144 is that of a model with 32
+ * heads of 128 and 8 key/value heads; its rows lie a multiple of 4 KiB apart. */
+static const struct shape shapes[] = {
+    {4, 256, 8, 8, 64, 0, 0, 0},      {1, 1024, 16, 16, 100, 0, 0, 0},
+    {1, 1024, 25, 25, 64, 0, 0, 0},   {1, 2048, 16, 4, 128, 0, 0, 0},
+    {1, 8192, 2, 2, 64, 0, 0, 0},     {1, 8192, 2, 2, 64, 256, 0, 0},
+    {1, 8192, 2, 2, 128, 0, 0, 0},    {1, 8192, 2, 2, 128, 0, 0, 6144},
+    {1, 8192, 2, 2, 128, 0, 1024, 0}, {1, 32768, 2, 2, 64, 0, 0, 0},
+    {1, 32768, 2, 2, 128, 0, 0, 0},
+};
+
+enum { LONG_TOKENS = 8192, RUNS = 7, QUICK_RUNS = 3 };
+
 struct bench {
     attention_desc desc;
+    int threads;
+    struct bench_product product; /* the limit */
     kernel_attention *attention;
     char *qkv, *grads, *output, *output_grad;
     size_t k_offset, v_offset; /* bytes from q to k and v in a packed row */
@@ -19,15 +48,6 @@ struct bench {
     uint64_t document; /* tokens of a document */
     void *scratch;
 };
-
-/* Long sequences have a head for each of two threads. document: tokens of each, 0 for T. */
-static const struct {
-    uint64_t batch, tokens, heads, kv_heads, head_dim, document;
-} shapes[] = {{4, 256, 8, 8, 64, 0},    {1, 1024, 16, 16, 100, 0}, {1, 1024, 25, 25, 64, 0},
-              {1, 2048, 16, 4, 128, 0}, {1, 8192, 2, 2, 64, 0},    {1, 8192, 2, 2, 64, 256},
-              {1, 8192, 2, 2, 128, 0},  {1, 32768, 2, 2, 64, 0}};
-
-enum { LONG_TOKENS = 8192, LONG_WARMUP = 1, LONG_RUNS = 7 };
 
 /* With --quick, and in fp32 always, 32K tokens are left out. */
 static bool is_left_out(uint64_t tokens, enum dtype type, uint64_t only)
@@ -92,9 +112,11 @@ static void bench_fini(struct bench *b)
 static void check(struct bench *b)
 {
     const attention_desc *d = &b->desc;
-    uint64_t row = d->tokens - 1;
+    uint64_t row = d->tokens - 1, first = row / b->document * b->document;
+    if (d->window)
+        first = d->tokens - d->window;
     double denominator = 0, output = 0;
-    for (uint64_t s = row / b->document * b->document; s < d->tokens; s++) {
+    for (uint64_t s = first; s < d->tokens; s++) {
         double score = 0;
         for (uint64_t i = 0; i < d->head_dim; i++)
             score += (double)bench_value(b->qkv, d->type, row * d->qkv_stride + i) *
@@ -110,74 +132,151 @@ static void check(struct bench *b)
         bench_require(err_set(ERR_INTERNAL, "output is %g, not %g", got, output / denominator));
 }
 
-static struct bench_time measure(int (*run)(void *user), struct bench *b)
+/* ---- the turns ---- */
+
+/* One thread works on the calling thread, whose CPU time other programs do not lengthen. */
+static double now(const struct bench *b)
 {
-    if (b->desc.tokens < LONG_TOKENS)
-        return bench_measure(run, b);
-    return bench_measure_runs(run, b, LONG_WARMUP, bench_is_quick() ? 3 : LONG_RUNS);
+    if (b->threads > 1)
+        return (double)clock_ns() * 1e-9;
+    struct timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
-/* Prints and keeps a pass, and returns its seconds. */
-static double report(const struct bench *b, const char *pass, struct bench_time time, double flops,
-                     double limit)
+static double seconds_of(int (*run)(void *user), struct bench *b, void *user)
+{
+    double start = now(b);
+    bench_require(run(user));
+    return now(b) - start;
+}
+
+static double product_seconds(void *user)
+{
+    struct bench *b = user;
+    return seconds_of(bench_product_run, b, &b->product);
+}
+
+static double forward_seconds(void *user)
+{
+    return seconds_of(run_forward, user, user);
+}
+
+static double backward_seconds(void *user)
+{
+    return seconds_of(run_backward, user, user);
+}
+
+/* ---- the report ---- */
+
+/* Pairs of query and key that the mask lets through, of all heads. The diagonal counts half. */
+static double pairs_of(const struct bench *b)
 {
     const attention_desc *d = &b->desc;
-    printf("  %-8s %9.3f ms (%.3f to %.3f)  %6.1f GFLOP/s  %3.0f%% of %.0f\n", pass,
-           time.median * 1e3, time.fastest * 1e3, time.slowest * 1e3, flops / time.median * 1e-9,
-           100 * flops / time.median / limit, limit * 1e-9);
-    char name[112];
-    int length = snprintf(name, sizeof name, "attention %s %s B=%d T=%d H=%d G=%d D=%d",
-                          dtype_name(d->type), pass, (int)d->batch, (int)d->tokens, (int)d->heads,
-                          (int)d->kv_heads, (int)d->head_dim);
-    if (b->begins)
-        snprintf(name + length, sizeof name - (size_t)length, ", documents of %d",
-                 (int)b->document);
-    bench_keep(name, flops / time.median * 1e-9, "GFLOP/s", limit * 1e-9, time.spread);
-    return time.median;
+    double tokens = (double)d->tokens, seen = (double)b->document;
+    if (d->window)
+        seen = (double)d->window;
+    double pairs = b->begins ? tokens * seen / 2 : tokens * seen - seen * seen / 2;
+    return pairs * (double)(d->batch * d->heads);
 }
 
-int main(int argc, char **argv)
+static void describe(const struct bench *b, const char *pass, char *text, size_t room)
 {
-    bench_begin(&argc, argv);
-    kernel_context_config config = {.thread_count = bench_threads(argc, argv, 1)};
-    uint64_t only = (uint64_t)bench_number(argc, argv, 2, "T", 0, 1, 1 << 20);
+    const attention_desc *d = &b->desc;
+    char of[64] = "";
+    if (b->begins)
+        snprintf(of, sizeof of, ", documents of %d", (int)b->document);
+    else if (d->window)
+        snprintf(of, sizeof of, ", window %d", (int)d->window);
+    else if (d->qkv_stride != (d->heads + 2 * d->kv_heads) * d->head_dim)
+        snprintf(of, sizeof of, ", stride %d", (int)d->qkv_stride);
+    snprintf(text, room, "attention %s%s B=%d T=%d H=%d G=%d D=%d%s, %d thread%s",
+             dtype_name(d->type), pass, (int)d->batch, (int)d->tokens, (int)d->heads,
+             (int)d->kv_heads, (int)d->head_dim, of, b->threads, b->threads == 1 ? "" : "s");
+}
+
+/* Prints and keeps a pass. Both ratios are shares of the product's speed: of the medians, and of
+ * the fastest run of each. */
+static void report(const struct bench *b, const char *pass, double flops,
+                   const struct bench_summary *time, const struct bench_summary *product)
+{
+    double product_flops = bench_product_flops(&b->product.desc);
+    double rate = flops / time->median * 1e-9, limit = product_flops / product->median * 1e-9;
+    printf("  %-8s %9.3f ms (%.3f to %.3f)  %6.1f GFLOP/s  %.2f of %.0f  fastest %.2f\n", pass + 1,
+           time->median * 1e3, time->lowest * 1e3, time->highest * 1e3, rate, rate / limit, limit,
+           flops / time->lowest / (product_flops / product->lowest));
+    fflush(stdout);
+    char name[128];
+    describe(b, pass, name, sizeof name);
+    bench_keep(name, rate, "GFLOP/s", limit, time->spread);
+}
+
+/* Measures a shape. Returns the seconds of both passes. */
+static double bench_shape(kernel_context *context, int threads, const struct shape *shape,
+                          enum dtype type)
+{
+    uint64_t packed = (shape->heads + 2 * shape->kv_heads) * shape->head_dim;
+    struct bench b = {.threads = threads,
+                      .document = shape->document ? shape->document : shape->tokens,
+                      .desc = {.batch = shape->batch,
+                               .tokens = shape->tokens,
+                               .heads = shape->heads,
+                               .kv_heads = shape->kv_heads,
+                               .head_dim = shape->head_dim,
+                               .qkv_stride = shape->stride ? shape->stride : packed,
+                               .window = shape->window,
+                               .scale = 1.0f / sqrtf((float)shape->head_dim),
+                               .type = type}};
+    matmul_desc large = bench_large_product(type);
+    bench_product_init(&b.product, context, &large);
+    bench_init(&b, context);
+    check(&b);
+    char name[128];
+    describe(&b, "", name, sizeof name);
+    printf("%s\n", name);
+    enum { PRODUCT, FORWARD, BACKWARD, BODIES };
+    const struct bench_body bodies[BODIES] = {
+        {product_seconds, &b}, {forward_seconds, &b}, {backward_seconds, &b}};
+    struct bench_summary times[BODIES];
+    bench_by_turns(bodies, BODIES, bench_is_quick() ? QUICK_RUNS : RUNS, times);
+    /* Two FLOPs for each element of a head and pair in each product: two products forward and five
+     * backward. */
+    double product = 2 * pairs_of(&b) * (double)shape->head_dim;
+    report(&b, " forward", 2 * product, &times[FORWARD], &times[PRODUCT]);
+    report(&b, " backward", 5 * product, &times[BACKWARD], &times[PRODUCT]);
+    bench_fini(&b);
+    bench_product_fini(&b.product);
+    return times[FORWARD].median + times[BACKWARD].median;
+}
+
+static void bench_team(int threads, uint64_t only)
+{
+    kernel_context_config config = {.thread_count = threads};
     kernel_context *context;
     bench_require(kernels_cpu.context_create(&config, &context));
     printf("%s\n", kernels_cpu.describe(context));
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_FP32};
     for (size_t type = 0; type < sizeof types / sizeof *types; type++) {
-        double limit = bench_limit(context, types[type], NULL);
         double whole = 0; /* seconds of the shape before */
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             if (is_left_out(shapes[i].tokens, types[type], only))
                 continue;
-            struct bench b = {.document =
-                                  shapes[i].document ? shapes[i].document : shapes[i].tokens,
-                              .desc = {.batch = shapes[i].batch,
-                                       .tokens = shapes[i].tokens,
-                                       .heads = shapes[i].heads,
-                                       .kv_heads = shapes[i].kv_heads,
-                                       .head_dim = shapes[i].head_dim,
-                                       .type = types[type]}};
-            attention_desc *d = &b.desc;
-            d->qkv_stride = (d->heads + 2 * d->kv_heads) * d->head_dim;
-            d->scale = 1.0f / sqrtf((float)d->head_dim);
-            bench_init(&b, context);
-            check(&b);
-            printf("%s B=%d T=%d H=%d G=%d D=%d, documents of %d\n", dtype_name(d->type),
-                   (int)d->batch, (int)d->tokens, (int)d->heads, (int)d->kv_heads, (int)d->head_dim,
-                   (int)b.document);
-            /* Two products forward and five backward, of T*T*D each for one document; causal
-             * attention needs half. */
-            double product = (double)(d->batch * d->heads * d->tokens * b.document * d->head_dim);
-            double seconds = report(&b, "forward", measure(run_forward, &b), 2 * product, limit);
-            seconds += report(&b, "backward", measure(run_backward, &b), 5 * product, limit);
-            if (b.begins)
+            double seconds = bench_shape(context, threads, &shapes[i], types[type]);
+            if (shapes[i].document)
                 printf("  tokens/s: %.1f times those of one document\n", whole / seconds);
             whole = seconds;
-            bench_fini(&b);
         }
     }
     kernels_cpu.context_destroy(context);
+}
+
+int main(int argc, char **argv)
+{
+    bench_begin(&argc, argv);
+    int threads = bench_threads(argc, argv, 1);
+    uint64_t only = (uint64_t)bench_number(argc, argv, 2, "T", 0, 1, 1 << 20);
+    if (argc < 2 && threads > 1)
+        bench_team(1, only);
+    bench_team(threads, only);
     return 0;
 }

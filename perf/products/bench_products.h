@@ -42,25 +42,19 @@ struct bench_time {
     double spread;                   /* as in bench.h */
 };
 
-/* Times run(user) `runs` times, at most BENCH_RUNS, after `warmup` calls that do not count. */
-static inline struct bench_time bench_measure_runs(int (*run)(void *user), void *user, int warmup,
-                                                   int runs)
+/* Times run(user) BENCH_RUNS times, after BENCH_WARMUP calls that do not count. */
+static inline struct bench_time bench_measure(int (*run)(void *user), void *user)
 {
     double seconds[BENCH_RUNS];
-    for (int i = -warmup; i < runs; i++) {
+    for (int i = -BENCH_WARMUP; i < BENCH_RUNS; i++) {
         bench_require(bench_stopped());
         uint64_t start = clock_ns();
         bench_require(run(user));
         if (i >= 0)
             seconds[i] = (double)(clock_ns() - start) * 1e-9;
     }
-    struct bench_summary all = bench_summarize(seconds, runs);
+    struct bench_summary all = bench_summarize(seconds, BENCH_RUNS);
     return (struct bench_time){all.median, all.lowest, all.highest, all.spread};
-}
-
-static inline struct bench_time bench_measure(int (*run)(void *user), void *user)
-{
-    return bench_measure_runs(run, user, BENCH_WARMUP, BENCH_RUNS);
 }
 
 /* One product with its dense operands. */
@@ -102,20 +96,26 @@ static inline double bench_product_flops(const matmul_desc *desc)
     return 2.0 * (double)desc->m * (double)desc->n * (double)desc->k;
 }
 
-/* Returns the FLOP/s of a 2048-cube product, the best of its runs. This is the limit for this
+/* The product whose speed is the limit: a 2048-cube. */
+static inline matmul_desc bench_large_product(enum dtype type)
+{
+    return (matmul_desc){.m = 2048,
+                         .n = 2048,
+                         .k = 2048,
+                         .b_transposed = true,
+                         .a_stride = 2048,
+                         .b_stride = 2048,
+                         .c_stride = 2048,
+                         .ab_type = type,
+                         .c_type = DTYPE_FP32};
+}
+
+/* Returns the FLOP/s of the large product, the best of its runs. This is the limit for this
  * machine, dtype and moment. `spread` receives the spread of the runs, as in bench.h; it may be
  * NULL. */
 static inline double bench_limit(kernel_context *context, enum dtype type, double *spread)
 {
-    matmul_desc desc = {.m = 2048,
-                        .n = 2048,
-                        .k = 2048,
-                        .b_transposed = true,
-                        .a_stride = 2048,
-                        .b_stride = 2048,
-                        .c_stride = 2048,
-                        .ab_type = type,
-                        .c_type = DTYPE_FP32};
+    matmul_desc desc = bench_large_product(type);
     struct bench_product bench;
     bench_product_init(&bench, context, &desc);
     struct bench_time time = bench_measure(bench_product_run, &bench);
