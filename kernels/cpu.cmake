@@ -55,8 +55,8 @@ endif()
 
 # oneDNN matrix products, our own products, attention, and the ops table.
 cpu_objects(kernels_products plain SOURCES
-    cpu/cpu_backend.c cpu/product.c cpu/matmul.c cpu/attention.c cpu/attention_backward.c
-    cpu/attention_amx.c cpu/attention_dots.c cpu/product_amx.c cpu/product_fp32.c cpu/muon.c)
+    cpu/cpu_backend.c cpu/product.c cpu/matmul.c cpu/attention.c cpu/attention_forward_pass.c
+    cpu/attention_backward.c cpu/attention_amx.c cpu/attention_dots.c cpu/product_amx.c cpu/product_fp32.c cpu/muon.c)
 target_include_directories(kernels_products_plain PRIVATE ${DNNL_INCLUDE_DIR})
 target_link_libraries(kernels_products INTERFACE ${DNNL_LIBRARY})
 cpu_variant(kernels_products base cpui_plain_product_base cpu/plain_product.c)

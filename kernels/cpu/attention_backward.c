@@ -31,12 +31,6 @@ struct block_pair {
     const float *lse; /* [rows] */
 };
 
-/* The key block that all query blocks of a head share, as the products read it. */
-struct key_block {
-    const void *k, *v; /* row by row; not by dots */
-    size_t k_row_bytes, v_row_bytes;
-};
-
 /* Rounds the fp32 sums of all tokens into a head of `dim` elements of a gradient, which is laid out
  * like q, k and v. */
 static void store_rows(const kernel_attention *attention, const float *sums, uint64_t dim,
@@ -138,22 +132,8 @@ static void backward_keys(const kernel_attention *attention, const struct backwa
     uint64_t stride = desc->qkv_stride, unit = attention->query_rows;
     uint64_t count = size_min(attention->key_rows, desc->tokens - key);
     uint64_t k_elem = head->k_elem + key * stride, v_elem = head->v_elem + key * stride;
-    bool is_wide = attention->product_type != desc->type;
-    size_t stride_bytes = stride * dtype_bytes(desc->type);
-    struct key_block prepared = {
-        .k_row_bytes = is_wide ? desc->head_dim * sizeof(float) : stride_bytes,
-        .v_row_bytes = is_wide ? desc->value_dim * sizeof(float) : stride_bytes,
-    };
-    if (attention->by_dots) {
-        dots_rows keys_of = attention_dots_rows(args->k, k_elem, stride, count);
-        dots_rows values = attention_dots_rows(args->v, v_elem, stride, count);
-        cpui_attention_dots_keys(&worker->dots, &keys_of, &values);
-    } else {
-        prepared.k = cpui_attention_operand(attention, args->k, k_elem, stride, count,
-                                            desc->head_dim, worker->wide_k);
-        prepared.v = cpui_attention_operand(attention, args->v, v_elem, stride, count,
-                                            desc->value_dim, worker->wide_v);
-    }
+    struct key_block prepared =
+        cpui_attention_prepare_keys(attention, worker, args->k, args->v, k_elem, v_elem, count);
     attention_range keys = {key, key + count};
     attention_range queries = attention_queries_of_block(head->mask, keys.begin, keys.end);
     for (uint64_t row = queries.begin / unit * unit; row < queries.end; row += unit) {

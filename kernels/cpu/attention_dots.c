@@ -150,6 +150,18 @@ void cpui_attention_dots_queries(const attention_dots *dots, const dots_rows *qu
     pack_pairs(output_grad, dots->value_dim, dots->grad_pairs);
 }
 
+void cpui_attention_dots_keys(attention_dots *dots, const dots_rows *keys, const dots_rows *values)
+{
+    dots->keys = keys->count;
+    pack_columns(keys, dots->head_dim, dots->key_columns);
+    if (dots->value_pairs) {
+        pack_pairs(values, dots->value_dim, dots->value_pairs);
+        return;
+    }
+    pack_columns(values, dots->value_dim, dots->value_columns);
+    pack_pairs(keys, dots->head_dim, dots->key_pairs);
+}
+
 /* ---- a patch ---- */
 
 /* The operand whose words are broadcast: word k of row i is at first + i * row_words + k *
@@ -281,8 +293,8 @@ static void multiply_keys(uint64_t dim, const score_block *block, struct packed_
     }
 }
 
-/* sums[cols, dim] += P' times pairs of queries, those that see a patch. P is stored as pairs of rows;
- * a pair begins every 2 * block->stride words. */
+/* sums[cols, dim] += P' times pairs of queries, those that see a patch. P is stored as pairs of
+ * rows; a pair begins every 2 * block->stride words. */
 static void multiply_queries(uint64_t dim, const score_block *block, const void *probs,
                              const uint32_t *pairs, float *sums, uint64_t stride)
 {
@@ -372,15 +384,12 @@ static void softmax_rows(const score_block *block, const softmax_state *state)
 }
 
 void cpui_attention_dots_forward(const attention_dots *dots, const score_block *block,
-                                 const dots_rows *keys, const dots_rows *values,
-                                 const softmax_state *state)
+                                 uint64_t query_offset, const softmax_state *state)
 {
-    struct packed_keys packed = {0, keys->count};
-    pack_columns(keys, dots->head_dim, dots->key_columns);
-    multiply_seen(dots->head_dim, block, packed, dots->query_rows, dots->key_columns,
-                  block->scores);
+    struct packed_keys packed = {0, dots->keys};
+    const uint32_t *queries = dots->query_rows + query_offset * words_of(dots->head_dim);
+    multiply_seen(dots->head_dim, block, packed, queries, dots->key_columns, block->scores);
     softmax_rows(block, state);
-    pack_pairs(values, dots->value_dim, dots->value_pairs);
     multiply_keys(dots->value_dim, block, packed, block->scores, block->stride, dots->value_pairs,
                   state->output, state->output_stride);
 }
@@ -443,14 +452,6 @@ static void softmax_pairs(const attention_dots *dots, const score_block *block, 
     }
 }
 
-void cpui_attention_dots_keys(attention_dots *dots, const dots_rows *keys, const dots_rows *values)
-{
-    dots->keys = keys->count;
-    pack_columns(keys, dots->head_dim, dots->key_columns);
-    pack_columns(values, dots->value_dim, dots->value_columns);
-    pack_pairs(keys, dots->head_dim, dots->key_pairs);
-}
-
 void cpui_attention_dots_backward(const attention_dots *dots, const score_block *block,
                                   uint64_t key_offset, float *prob_grads, const float *lse,
                                   const float *delta, const dots_sums *sums)
@@ -490,10 +491,9 @@ void cpui_attention_dots_queries(const attention_dots *dots, const dots_rows *qu
 }
 
 void cpui_attention_dots_forward(const attention_dots *dots, const score_block *block,
-                                 const dots_rows *keys, const dots_rows *values,
-                                 const softmax_state *state)
+                                 uint64_t query_offset, const softmax_state *state)
 {
-    (void)dots, (void)block, (void)keys, (void)values, (void)state;
+    (void)dots, (void)block, (void)query_offset, (void)state;
 }
 
 void cpui_attention_dots_keys(attention_dots *dots, const dots_rows *keys, const dots_rows *values)

@@ -1,5 +1,5 @@
-/* Attention of bf16 blocks by the dot products of AVX-512 (VDPBF16PS), for attention.c and
- * attention_backward.c: what they compute for one query block and one key block.
+/* Attention of bf16 blocks by the dot products of AVX-512 (VDPBF16PS), for the two passes of
+ * attention: what they compute for one query block and one key block.
  *
  * The products of a library pack both operands each time that it is called. Here the operand whose
  * elements are broadcast is read as it lies, the other one is packed once for all the products that
@@ -15,12 +15,13 @@
 #include "kernels/cpu/attention_rows.h"
 
 /* The packed operands of one thread. A word is two bf16: elements 2i and 2i + 1 of the dimension
- * that a product sums over. `rows` and `keys` are the extents of the largest blocks, D is the
- * head_dim, E the value_dim. Panels are [columns / 32][words][32]; the last one is [words][16] if 16 or fewer
+ * that a product sums over. `rows` and `keys` are the extents of the largest blocks; in the forward
+ * pass `rows` is the sum over the query blocks that share packed keys. D is the head_dim, E the
+ * value_dim. Panels are [columns / 32][words][32]; the last one is [words][16] if 16 or fewer
  * columns remain. Missing rows and columns are zero. */
 struct attention_dots {
     uint64_t head_dim, value_dim;
-    uint64_t keys;                      /* packed by cpui_attention_dots_keys; backward */
+    uint64_t keys;                      /* packed by cpui_attention_dots_keys */
     uint32_t *query_rows;               /* [rows][D/2] */
     uint32_t *key_columns;              /* panels of keys; words along D */
     uint32_t *value_pairs;              /* panels of E; words along keys; forward */
@@ -50,14 +51,17 @@ size_t cpui_attention_dots_layout(uint64_t head_dim, uint64_t value_dim, uint64_
                                   uint64_t keys, uint64_t score_stride, bool backward, char *base,
                                   attention_dots *dots);
 
-/* Packs a query block; output_grad is NULL in the forward pass. */
+/* Packs a query block, or adjacent ones; output_grad is NULL in the forward pass. */
 void cpui_attention_dots_queries(const attention_dots *dots, const dots_rows *query,
                                  const dots_rows *output_grad);
 
-/* One key block: updates `state`. block->scores is scratch; its types are bf16. */
+/* Packs a key block for the pass of the layout. */
+void cpui_attention_dots_keys(attention_dots *dots, const dots_rows *keys, const dots_rows *values);
+
+/* block->rows of the packed queries from `query_offset` on, and the first block->cols of the packed
+ * keys: updates `state`. block->scores is scratch; its types are bf16. */
 void cpui_attention_dots_forward(const attention_dots *dots, const score_block *block,
-                                 const dots_rows *keys, const dots_rows *values,
-                                 const softmax_state *state);
+                                 uint64_t query_offset, const softmax_state *state);
 
 /* The sums that the backward pass adds to, fp32 with the same row stride. */
 struct dots_sums {
@@ -65,9 +69,6 @@ struct dots_sums {
     uint64_t stride;
 };
 typedef struct dots_sums dots_sums;
-
-/* Packs a key block for the backward pass. */
-void cpui_attention_dots_keys(attention_dots *dots, const dots_rows *keys, const dots_rows *values);
 
 /* The packed query block, and block->cols of the packed keys from `key_offset` on, which is a
  * multiple of 32. block->scores and prob_grads are scratch of the same layout; lse and delta have a

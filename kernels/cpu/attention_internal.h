@@ -1,5 +1,5 @@
-/* Shared by attention.c and attention_backward.c: how a head is cut into blocks, the prepared
- * products of each block shape, and the scratch of one thread.
+/* Shared by attention.c and the files of its two passes: how a head is cut into blocks, the
+ * prepared products of each block shape, and the scratch of one thread.
  *
  * The T query rows of a head are cut into blocks of query_rows, its keys into blocks of key_rows (a
  * multiple of query_rows). A query block is combined with the key blocks that it sees:
@@ -11,7 +11,9 @@
  * The keys of a query block begin and end at multiples of query_rows, or at the end of the
  * sequence; cpui_attention_keys says where. With a window or documents they need not begin at 0.
  *
- * Each thread holds the scores of one query block and one key block at a time. The cut depends on T
+ * Each thread holds the scores of one query block and one key block at a time. In the forward pass
+ * adjacent query blocks whose keys begin at the same place form a team: a key block is prepared
+ * once for all of them, and each of them is computed as if it were alone. The cut depends on T
  * alone, every product runs on one thread, and every sum has a fixed order, so results do not
  * depend on the number of threads. */
 #ifndef SLUICE_KERNELS_CPU_ATTENTION_INTERNAL_H
@@ -50,6 +52,7 @@ struct kernel_attention {
     /* of the operands of the products: desc.type, or fp32 if they are widened */
     enum dtype product_type;
     uint64_t query_rows, key_rows, query_block_count;
+    uint64_t team_blocks;  /* of a task of the forward pass, which has one team or more */
     uint64_t score_stride; /* distance between rows of scores, in floats */
     /* distance between rows of fp32 accumulators: the larger of D and E, in whole vectors */
     uint64_t head_stride;
@@ -65,13 +68,14 @@ struct attention_worker {
     float *scores;     /* [query_rows, score_stride] */
     float *prob_grads; /* like scores; backward */
     float *kept;       /* like scores; with dropout */
-    float *output;     /* [query_rows, head_stride] forward */
-    float *row_max;    /* [query_rows] forward: the largest score */
-    float *row_sum;    /* [query_rows] forward */
+    /* forward, of a team: [team_blocks * query_rows, head_stride], and the largest score and the
+     * sum of each row */
+    float *output, *row_max, *row_sum;
     /* [T, head_stride] backward: sums of one query head, and of the group */
     float *query_grads, *key_grads, *value_grads;
     float *delta; /* [T] backward: rowsum(dO * O) */
-    /* if operands are widened: [query_rows, D], [query_rows, E], [key_rows, D], [key_rows, E] */
+    /* if operands are widened: [query_rows, D] (forward: of a team), [query_rows, E],
+     * [key_rows, D], [key_rows, E] */
     float *wide_q, *wide_output_grad, *wide_k, *wide_v;
     attention_dots dots; /* if by_dots */
     void *product_scratch;
@@ -80,6 +84,12 @@ struct attention_worker {
     const cpui_product *culprit; /* the product that returned it */
 };
 typedef struct attention_worker attention_worker;
+
+/* The key block that several query blocks share, as the products read it. */
+struct key_block {
+    const void *k, *v; /* row by row; not by dots */
+    size_t k_row_bytes, v_row_bytes;
+};
 
 /* One failure of a pass: that of the thread that reported last. */
 struct attention_fault {
@@ -123,6 +133,12 @@ static inline dots_rows attention_dots_rows(const void *source, uint64_t first, 
 const void *cpui_attention_operand(const kernel_attention *attention, const void *source,
                                    uint64_t first, uint64_t row_stride, uint64_t rows, uint64_t dim,
                                    float *wide);
+
+/* Prepares `count` keys and values, from these elements of k and v on, for the query blocks that
+ * share them: packs them, or widens them, or leaves them in place. */
+struct key_block cpui_attention_prepare_keys(const kernel_attention *attention,
+                                             attention_worker *worker, const void *k, const void *v,
+                                             uint64_t k_elem, uint64_t v_elem, uint64_t count);
 
 /* The address of element `elem` of a tensor of the working type. */
 static inline const void *attention_at(const kernel_attention *attention, const void *base,
