@@ -58,12 +58,7 @@ struct bounding {
 
 static bool counts(const struct bounding *w, uint64_t idx)
 {
-    return w->commits || !w->b->ops[idx].if_commits;
-}
-
-static bool is_chained(const plani_builder *b, uint64_t idx)
-{
-    return plani_is_chained(b->job, &b->ops[idx]);
+    return w->commits || !w->b->briefs[idx].if_commits;
 }
 
 /* Chooses the cuts: barriers, and other ops of the chain, evenly spaced. */
@@ -72,10 +67,10 @@ static void choose_cuts(struct bounding *w)
     const plani_builder *b = w->b;
     uint64_t chained = 0, seen = 0;
     for (uint64_t i = 0; i < b->op_count; i++)
-        chained += is_chained(b, i);
+        chained += b->briefs[i].is_chained;
     uint64_t every = size_max(size_div_up(chained, CUTS_MOST - 2), 1);
     for (uint64_t i = 0; i < b->op_count; i++) {
-        if (!is_chained(b, i))
+        if (!b->briefs[i].is_chained)
             continue;
         bool is_spaced = !w->phases && seen++ % every == 0;
         if (b->ops[i].kind == OP_NORM || is_spaced)
@@ -89,7 +84,7 @@ static void follow(struct bounding *w, uint64_t to, uint64_t from)
     if (!counts(w, from))
         return;
     w->lo[to] = (uint32_t)size_max(w->lo[to], w->cut_of[from] ? w->cut_of[from] : w->lo[from]);
-    w->start[to] = fmax(w->start[to], w->start[from] + w->alone[from]);
+    w->start[to] = plani_larger(w->start[to], w->start[from] + w->alone[from]);
 }
 
 /* Follows the same dependency, seen from the op that is waited for. */
@@ -102,7 +97,7 @@ static void lead(struct bounding *w, uint64_t from, uint64_t to)
     if (hi < w->hi[from])
         w->tail[from] = tail;
     else if (hi == w->hi[from])
-        w->tail[from] = fmax(w->tail[from], tail);
+        w->tail[from] = plani_larger(w->tail[from], tail);
     w->hi[from] = (uint32_t)size_min(w->hi[from], hi);
 }
 
@@ -115,7 +110,7 @@ static void walk_back(struct bounding *w)
     for (uint64_t i = 0; i < b->op_count; i++)
         w->hi[i] = w->cut_count + 1;
     for (uint64_t i = b->op_count; i-- > 0;) {
-        if (is_chained(b, i)) { /* the next of the chain is known already */
+        if (b->briefs[i].is_chained) { /* the next of the chain is known already */
             if (after != PROGRAM_NONE)
                 lead(w, i, after);
             after = i;
@@ -144,8 +139,8 @@ static void add_work(const struct bounding *w, struct between *sum, uint32_t idx
         if (seconds <= 0)
             continue;
         sum->work[r] += seconds;
-        sum->start[r] = fmin(sum->start[r], w->start[idx]);
-        sum->tail[r] = fmin(sum->tail[r], w->tail[idx]);
+        sum->start[r] = plani_smaller(sum->start[r], w->start[idx]);
+        sum->tail[r] = plani_smaller(sum->tail[r], w->tail[idx]);
     }
 }
 
@@ -160,8 +155,8 @@ static void join(struct between *sum, const struct between *more)
 {
     for (int r = 0; r < WORKS; r++) {
         sum->work[r] += more->work[r];
-        sum->start[r] = fmin(sum->start[r], more->start[r]);
-        sum->tail[r] = fmin(sum->tail[r], more->tail[r]);
+        sum->start[r] = plani_smaller(sum->start[r], more->start[r]);
+        sum->tail[r] = plani_smaller(sum->tail[r], more->tail[r]);
     }
 }
 
@@ -188,8 +183,8 @@ static double cut_start(struct bounding *w, uint32_t j, double last_alone, struc
         join(sum, &column[i]);
         for (int r = 0; r < WORKS; r++)
             if (sum->work[r] > 0)
-                least = fmax(least, sum->start[r] + sum->work[r] + sum->tail[r]);
-        least = fmax(least, w->cut_end[i]);
+                least = plani_larger(least, sum->start[r] + sum->work[r] + sum->tail[r]);
+        least = plani_larger(least, w->cut_end[i]);
     }
     return least;
 }
@@ -209,7 +204,7 @@ static double start_behind_ancestors(const struct bounding *w, uint64_t idx, uin
     while (edge > 0 && b->edges[edge - 1].to > idx)
         edge--;
     for (uint64_t i = idx + 1; i-- > 0;) {
-        if (is_chained(b, i)) {
+        if (b->briefs[i].is_chained) {
             marks[i] |= after != PROGRAM_NONE && marks[after];
             after = i;
         }
@@ -220,7 +215,7 @@ static double start_behind_ancestors(const struct bounding *w, uint64_t idx, uin
     }
     for (int r = 0; r < WORKS; r++)
         if (all.work[r] > 0)
-            least = fmax(least, all.start[r] + all.work[r]);
+            least = plani_larger(least, all.start[r] + all.work[r]);
     return least;
 }
 
@@ -233,24 +228,24 @@ static double walk_on(struct bounding *w, struct between *column, uint8_t *marks
     for (uint64_t i = 0; i < b->op_count; i++) {
         for (; edge < b->edge_count && b->edges[edge].to == i; edge++)
             follow(w, i, b->edges[edge].from);
-        if (is_chained(b, i)) {
+        if (b->briefs[i].is_chained) {
             if (before != PROGRAM_NONE)
                 follow(w, i, before);
             before = i;
         }
         uint32_t cut = w->cut_of[i];
         if (cut) {
-            w->start[i] = fmax(w->start[i], cut_start(w, cut, last_alone, column));
+            w->start[i] = plani_larger(w->start[i], cut_start(w, cut, last_alone, column));
             last_alone = w->alone[i];
             w->cut_end[cut] = w->start[i] + w->alone[i];
         }
-        w->start[i] = fmax(w->start[i], w->cut_end[w->lo[i]]);
+        w->start[i] = plani_larger(w->start[i], w->cut_end[w->lo[i]]);
         if (b->ops[i].kind == OP_COMMIT && !w->phases && counts(w, i))
-            w->start[i] = fmax(w->start[i], start_behind_ancestors(w, i, marks));
+            w->start[i] = plani_larger(w->start[i], start_behind_ancestors(w, i, marks));
         if (counts(w, i))
-            end = fmax(end, w->start[i] + w->alone[i]);
+            end = plani_larger(end, w->start[i] + w->alone[i]);
     }
-    return fmax(end, cut_start(w, w->cut_count + 1, last_alone, column));
+    return plani_larger(end, cut_start(w, w->cut_count + 1, last_alone, column));
 }
 
 static int bound_alloc(struct bounding *w, struct between **column)

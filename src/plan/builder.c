@@ -67,7 +67,7 @@ void plani_builder_fini(plani_builder *b)
     mem_free(b->begun_tiles);
     mem_free(b->buffers);
     mem_free(b->ops);
-    mem_free(b->dependents);
+    mem_free(b->briefs);
     mem_free(b->edges);
     plani_graph_destroy(b->graph);
     memset(b, 0, sizeof *b);
@@ -106,8 +106,8 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
     b->error = grow((void **)&b->ops, b->op_count, &b->op_capacity, b->ops_expected, sizeof *b->ops,
                     "plan ops");
     if (b->error >= 0)
-        b->error = grow((void **)&b->dependents, b->op_count, &b->dependent_capacity,
-                        b->ops_expected, sizeof *b->dependents, "plan ops");
+        b->error = grow((void **)&b->briefs, b->op_count, &b->brief_capacity, b->ops_expected,
+                        sizeof *b->briefs, "plan ops");
     if (b->error < 0)
         return 0;
     if (b->op_count % PLANI_OPS_OF_A_NOTE == PLANI_OPS_OF_A_NOTE - 1)
@@ -119,6 +119,11 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
     fresh->state_kind = fresh->behind = PROGRAM_NONE;
     fresh->if_applied = b->if_applied;
     fresh->if_commits = b->if_commits;
+    bool follows_reduce = kind == OP_GRAD_ADD || kind == OP_GRAD_CLOSE || kind == OP_UPDATE;
+    b->briefs[b->op_count] =
+        (struct plani_brief){.if_commits = b->if_commits,
+                             .is_chained = lane == LANE_COMPUTE && !b->if_commits &&
+                                           !(plani_world(b->job) > 1 && follows_reduce)};
     return (uint32_t)b->op_count++;
 }
 
@@ -136,13 +141,12 @@ void plani_depend(plani_builder *b, uint32_t op_idx, uint32_t on_op_idx)
     if (b->error < 0 || on_op_idx == PROGRAM_NONE || on_op_idx == op_idx)
         return;
     assert(on_op_idx < op_idx);
-    const op *to = &b->ops[op_idx], *from = &b->ops[on_op_idx];
-    if (plani_in_one_order(b->job, to, from))
+    if (plani_in_one_order(b, op_idx, on_op_idx))
         return; /* the lane's own order says it */
-    if (b->dependents[on_op_idx] == op_idx)
+    if (b->briefs[on_op_idx].dependent == op_idx)
         return; /* known; edges are added to the newest op only */
     assert((uint64_t)op_idx + 1 == b->op_count);
-    b->dependents[on_op_idx] = op_idx;
+    b->briefs[on_op_idx].dependent = op_idx;
     b->error = plani_add_edge(b, on_op_idx, op_idx);
 }
 
@@ -203,8 +207,7 @@ static bool meet(plani_builder *b, const struct plani_access *fresh,
     bool covered = fresh->begin <= item->begin && item->end <= fresh->end;
     if (fresh->writes)
         return covered;
-    return covered && !item->writes &&
-           plani_in_one_order(b->job, &b->ops[item->op_idx], &b->ops[fresh->op_idx]);
+    return covered && !item->writes && plani_in_one_order(b, item->op_idx, fresh->op_idx);
 }
 
 static void put_access(struct plani_buffer *target, uint32_t begin, uint32_t end,

@@ -73,6 +73,17 @@ struct plani_buffer {
     uint32_t user_count, user_capacity;
 };
 
+/* Some facts of an op, side by side with those of its neighbours: an op has 512 bytes. */
+struct plani_brief {
+    uint32_t dependent; /* the last op that got an edge from it, 0: none */
+    bool if_commits;
+    /* It keeps its place among the others of the compute lane. All other ops start in any order
+     * that their dependencies allow: those of other lanes, those that only committing runs have,
+     * and, with several ranks, closing and updating, since computing goes on while gradients are
+     * reduced that are added or closed later. */
+    bool is_chained;
+};
+
 struct plani_edge {
     uint32_t from, to; /* `to` depends on `from` */
 };
@@ -101,8 +112,8 @@ struct plani_builder {
     uint32_t commit_op; /* the program's OP_COMMIT, PROGRAM_NONE before it */
     op *ops;
     uint64_t op_count, op_capacity;
-    uint32_t *dependents; /* by op: the last op that got an edge from it, 0: none */
-    uint64_t dependent_capacity;
+    struct plani_brief *briefs; /* by op */
+    uint64_t brief_capacity;
     struct plani_buffer *buffers;
     uint64_t buffer_count, buffer_capacity, home_count;
     struct plani_edge *edges;
@@ -118,22 +129,10 @@ struct plani_builder {
 };
 typedef struct plani_builder plani_builder;
 
-/* True if the op keeps its place among the others of the compute lane. All other ops start in any
- * order that their dependencies allow: those of other lanes, those that only committing runs have,
- * and, with several ranks, closing and updating, since computing goes on while gradients are
- * reduced that are added or closed later. Kind, lane and conditions of the op are set by then. */
-static inline bool plani_is_chained(const plan_job *job, const op *item)
-{
-    bool follows_reduce =
-        item->kind == OP_GRAD_ADD || item->kind == OP_GRAD_CLOSE || item->kind == OP_UPDATE;
-    return item->lane == LANE_COMPUTE && !item->if_commits &&
-           !(plani_world(job) > 1 && follows_reduce);
-}
-
 /* True if the two complete in their serial order even without a dependency. */
-static inline bool plani_in_one_order(const plan_job *job, const op *one, const op *two)
+static inline bool plani_in_one_order(const plani_builder *b, uint32_t one, uint32_t two)
 {
-    return plani_is_chained(job, one) && plani_is_chained(job, two);
+    return b->briefs[one].is_chained && b->briefs[two].is_chained;
 }
 
 int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *set,

@@ -38,16 +38,17 @@
  * carried out. */
 enum { QUEUE_ALWAYS, QUEUE_SAVES, QUEUE_CARRIED, QUEUES };
 
+struct list { /* transients by first use: those from `next` on have no place yet */
+    uint64_t next, begin, end;
+};
+
 /* One arena: its memory, and the transients that wait for a place in it. */
 struct walk {
     plani_builder *b;
     const struct plani_graph *graph;
-    uint32_t *order; /* all transients that are used, by first use */
-    uint64_t order_count;
-    uint32_t *queue; /* those of the arena; those of saves come last */
-    struct {
-        uint64_t next, begin, end; /* in queue */
-    } waiting[QUEUES];
+    uint32_t *sorted; /* all transients that are used */
+    /* In `sorted`, by arena; the last list has those that are carried in. */
+    struct list lists[TIER_COUNT][QUEUES + 1], *waiting;
     int arena;
     uint64_t floor_bytes, budget_bytes, peak_bytes;
     uint32_t floor_buffer, peak_buffer;
@@ -82,7 +83,7 @@ static uint32_t outer_uses(struct walk *w, const struct plani_buffer *item, bool
         for (uint64_t e = w->graph->in_begin[user]; e < w->graph->in_begin[user + 1]; e++)
             if (member[w->b->edges[e].from] == stamp)
                 inner[last ? w->b->edges[e].from : user] = stamp;
-        if (!plani_is_chained(w->b->job, &w->b->ops[user]))
+        if (!w->b->briefs[user].is_chained)
             continue;
         if (chained != PROGRAM_NONE)
             inner[last ? chained : user] = stamp;
@@ -107,7 +108,7 @@ static int order_buffers(void *context, uint32_t held_idx, uint32_t fresh_idx)
     }
     for (uint32_t i = 0; i < before_count; i++)
         for (uint32_t j = 0; j < w->after_count; j++)
-            if (!plani_in_one_order(w->b->job, &w->b->ops[before[i]], &w->b->ops[after[j]]))
+            if (!plani_in_one_order(w->b, before[i], after[j]))
                 TRY(plani_add_edge(w->b, before[i], after[j]));
     return 0;
 }
@@ -120,7 +121,7 @@ static bool is_waited_for(const struct walk *w, int queue)
 /* The op that uses the next transient of a queue first. */
 static uint32_t next_user(const struct walk *w, int queue)
 {
-    return w->b->buffers[w->queue[w->waiting[queue].next]].users[0];
+    return w->b->buffers[w->sorted[w->waiting[queue].next]].users[0];
 }
 
 /* Finds a place for a transient; UINT64_MAX: there is none now. */
@@ -163,7 +164,7 @@ static int reserve_one(struct walk *w, uint32_t idx)
 /* The same for the next one of a queue. */
 static int reserve_next(struct walk *w, int queue)
 {
-    int rc = reserve_one(w, w->queue[w->waiting[queue].next]);
+    int rc = reserve_one(w, w->sorted[w->waiting[queue].next]);
     w->waiting[queue].next += rc > 0;
     return rc;
 }
@@ -231,7 +232,8 @@ static int walk_ops(struct walk *w)
 {
     const plani_builder *b = w->b;
     for (w->at = w->at_save = 0; w->at < b->op_count; w->at++) {
-        while (w->at_save < b->op_count && (w->at_save < w->at || !b->ops[w->at_save].if_commits))
+        while (w->at_save < b->op_count &&
+               (w->at_save < w->at || !b->briefs[w->at_save].if_commits))
             w->at_save++;
         TRY(reserve(w));
         TRY(leave(w));
@@ -273,12 +275,34 @@ static int walk_with(struct walk *w, uint64_t lookahead_ops)
     return rc;
 }
 
+/* Lists by op the transients of the arena that it uses. */
+static void fill_uses(struct walk *w)
+{
+    const plani_builder *b = w->b;
+    uint64_t *begin = w->use_begin;
+    const uint64_t first = w->waiting[0].begin, last = w->waiting[QUEUES].end;
+    memset(begin, 0, (b->op_count + 2) * sizeof *begin);
+    for (uint64_t i = first; i < last; i++) {
+        const struct plani_buffer *item = &b->buffers[w->sorted[i]];
+        for (uint32_t u = 0; u < item->user_count; u++)
+            begin[item->users[u] + 2]++;
+    }
+    for (uint64_t i = 0; i <= b->op_count; i++)
+        begin[i + 1] += begin[i];
+    for (uint64_t i = first; i < last; i++) {
+        const struct plani_buffer *item = &b->buffers[w->sorted[i]];
+        for (uint32_t u = 0; u < item->user_count; u++)
+            w->uses[begin[item->users[u] + 1]++] = w->sorted[i];
+    }
+}
+
 /* Walks the arena with the longest lookahead of the ladder that fits. */
 static int walk_arena(struct walk *w, uint64_t lookahead_most)
 {
     plani_builder *b = w->b;
     const uint64_t edge_count = b->edge_count;
     uint64_t lookahead = lookahead_most ? lookahead_most : size_min(2 * b->op_count, 8192);
+    fill_uses(w);
     int rc = walk_with(w, lookahead_most);
     if (rc != ERR_NO_FIT || lookahead_most == 1)
         return rc;
@@ -303,26 +327,39 @@ static int queue_of(const plani_builder *b, const struct plani_buffer *item)
         return QUEUES;
     if (item->base.carried)
         return QUEUE_CARRIED;
-    return b->ops[item->users[0]].if_commits ? QUEUE_SAVES : QUEUE_ALWAYS;
+    return b->briefs[item->users[0]].if_commits ? QUEUE_SAVES : QUEUE_ALWAYS;
 }
 
-/* Fills w->order with all transients that are used, by first use, then by index. */
+/* Lists all transients that are used, by arena, then by queue, then by first use, then by index. */
 static void sort_transients(struct walk *w)
 {
     const plani_builder *b = w->b;
-    uint32_t *begin = w->ends; /* [op_count + 1] how many are used first before an op */
+    uint32_t *begin = w->ends, *order = w->uses; /* [op_count + 1] used first before an op */
     for (uint64_t i = b->home_count; i < b->buffer_count; i++) {
-        assert(b->buffers[i].user_count > 0 || b->buffers[i].base.carried);
-        if (b->buffers[i].user_count == 0)
+        const struct plani_buffer *item = &b->buffers[i];
+        assert(item->user_count > 0 || item->base.carried);
+        if (item->user_count == 0)
             continue;
-        begin[b->buffers[i].users[0] + 1]++;
-        w->order_count++;
+        begin[item->users[0] + 1]++;
+        w->lists[item->base.arena][queue_of(b, item)].end++; /* counts for now */
     }
     for (uint64_t i = 0; i < b->op_count; i++)
         begin[i + 1] += begin[i];
     for (uint64_t i = b->home_count; i < b->buffer_count; i++)
         if (b->buffers[i].user_count > 0)
-            w->order[begin[b->buffers[i].users[0]]++] = (uint32_t)i;
+            order[begin[b->buffers[i].users[0]]++] = (uint32_t)i;
+    uint64_t count = 0;
+    for (int a = 0; a < TIER_COUNT; a++)
+        for (int queue = 0; queue <= QUEUES; queue++) {
+            struct list *list = &w->lists[a][queue];
+            list->begin = count;
+            count += list->end;
+            list->end = list->begin;
+        }
+    for (uint64_t i = 0; i < count; i++) {
+        const struct plani_buffer *item = &b->buffers[order[i]];
+        w->sorted[w->lists[item->base.arena][queue_of(b, item)].end++] = order[i];
+    }
 }
 
 static int walk_init(struct walk *w)
@@ -334,12 +371,10 @@ static int walk_init(struct walk *w)
     w->use_begin = mem_alloc(b->op_count + 2, sizeof *w->use_begin, "plan uses");
     w->uses = mem_alloc(use_count + 1, sizeof *w->uses, "plan uses");
     w->uses_left = mem_alloc(b->buffer_count + 1, sizeof *w->uses_left, "plan uses");
-    w->queue = mem_alloc(b->buffer_count + 1, sizeof *w->queue, "plan reserve queue");
     w->marks = mem_alloc(2 * b->op_count + 1, sizeof *w->marks, "plan reserve");
     w->ends = mem_alloc(2 * b->op_count + 1, sizeof *w->ends, "plan reserve");
-    w->order = mem_alloc(b->buffer_count + 1, sizeof *w->order, "plan reserve queue");
-    if (!w->uses_left || !w->queue || !w->marks || !w->ends || !w->order || !w->use_begin ||
-        !w->uses)
+    w->sorted = mem_alloc(b->buffer_count + 1, sizeof *w->sorted, "plan reserve queue");
+    if (!w->uses_left || !w->marks || !w->ends || !w->sorted || !w->use_begin || !w->uses)
         return -ENOMEM;
     sort_transients(w);
     return 0;
@@ -351,7 +386,7 @@ static void find_carried(struct walk *w)
 {
     const plani_builder *b = w->b;
     w->first_fill = UINT64_MAX;
-    for (uint64_t i = b->home_count; i < b->buffer_count; i++) {
+    for (uint64_t i = b->home_count; i < b->buffer_count && b->set->carried_count > 0; i++) {
         const struct plani_buffer *item = &b->buffers[i];
         if (!item->base.carried || item->base.arena != w->arena)
             continue;
@@ -363,30 +398,11 @@ static void find_carried(struct walk *w)
     }
 }
 
-/* Lists by op the transients of the arena that it uses. */
-static void fill_uses(struct walk *w)
-{
-    const plani_builder *b = w->b;
-    uint64_t *begin = w->use_begin;
-    memset(begin, 0, (b->op_count + 2) * sizeof *begin);
-    for (uint64_t i = b->home_count; i < b->buffer_count; i++) {
-        const struct plani_buffer *item = &b->buffers[i];
-        for (uint32_t u = 0; u < item->user_count && item->base.arena == w->arena; u++)
-            begin[item->users[u] + 2]++;
-    }
-    for (uint64_t i = 0; i <= b->op_count; i++)
-        begin[i + 1] += begin[i];
-    for (uint64_t i = b->home_count; i < b->buffer_count; i++) {
-        const struct plani_buffer *item = &b->buffers[i];
-        for (uint32_t u = 0; u < item->user_count && item->base.arena == w->arena; u++)
-            w->uses[begin[item->users[u] + 1]++] = (uint32_t)i;
-    }
-}
-
-static void fill_queues(struct walk *w, int arena)
+static void begin_arena(struct walk *w, int arena)
 {
     const plani_builder *b = w->b;
     w->arena = arena;
+    w->waiting = w->lists[arena];
     w->floor_bytes = 0;
     w->floor_buffer = PROGRAM_NONE;
     w->carried_end = w->first_fill = 0;
@@ -398,18 +414,7 @@ static void fill_queues(struct walk *w, int arena)
             w->floor_buffer = (uint32_t)i;
         }
     }
-    uint64_t count = 0;
-    for (int queue = 0; queue < QUEUES; queue++) {
-        w->waiting[queue].begin = count;
-        for (uint64_t i = 0; i < w->order_count; i++) {
-            const struct plani_buffer *item = &b->buffers[w->order[i]];
-            if (item->base.arena == arena && queue_of(b, item) == queue)
-                w->queue[count++] = w->order[i];
-        }
-        w->waiting[queue].end = count;
-    }
     find_carried(w);
-    fill_uses(w);
 }
 
 int plani_reserve(plani_builder *b, const struct plani_graph *graph,
@@ -419,13 +424,13 @@ int plani_reserve(plani_builder *b, const struct plani_graph *graph,
     struct walk w = {.b = b, .graph = graph, .only_fits = only_fits, .fresh_idx = PROGRAM_NONE};
     int rc = walk_init(&w);
     for (int a = 0; a < TIER_COUNT && rc == 0; a++) {
-        fill_queues(&w, a);
+        begin_arena(&w, a);
         w.budget_bytes = budget_bytes[a];
         w.peak_bytes = w.floor_bytes;
         w.peak_buffer = w.floor_buffer;
         if (w.floor_bytes > w.budget_bytes)
             rc = err_set(ERR_NO_FIT, "homes do not fit");
-        else if (w.waiting[QUEUES - 1].end > 0 || w.carried_end > 0) /* nvme has homes alone */
+        else if (w.waiting[0].begin < w.waiting[QUEUES - 1].end || w.carried_end > 0)
             rc = walk_arena(&w, lookahead_ops[a]);
         peaks->bytes[a] = w.peak_bytes;
         peaks->buffer[a] = w.peak_buffer;
@@ -433,9 +438,8 @@ int plani_reserve(plani_builder *b, const struct plani_graph *graph,
     mem_free(w.uses_left);
     mem_free(w.use_begin);
     mem_free(w.uses);
-    mem_free(w.queue);
     mem_free(w.marks);
     mem_free(w.ends);
-    mem_free(w.order);
+    mem_free(w.sorted);
     return rc;
 }

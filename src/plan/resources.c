@@ -89,29 +89,23 @@ static void share_rates(struct plani_share *const *running, uint32_t count, doub
     left[RESOURCE_CORES] = fmax(cores, 0);
     for (uint32_t open = count; open > 0;) {
         /* The level (share of its own full speed) at which the next resource fills. */
-        double level = 1.0, wanted[RESOURCE_COUNT] = {0}, used[RESOURCE_COUNT] = {0};
+        double level = 1.0, wanted[RESOURCE_COUNT] = {0};
+        bool is_full[RESOURCE_COUNT];
         for (uint32_t i = 0; i < count; i++)
             for (int r = 0; r < RESOURCE_COUNT && !fixed[i]; r++)
                 wanted[r] += running[i]->need[r];
         for (int r = 0; r < RESOURCE_COUNT; r++)
-            if (wanted[r] > 0 && left[r] / wanted[r] < level)
+            if (left[r] < level * wanted[r])
                 level = left[r] / wanted[r];
         level = level < 1e-9 ? 1e-9 : level;
-        for (uint32_t i = 0; i < count; i++)
-            for (int r = 0; r < RESOURCE_COUNT && !fixed[i]; r++)
-                used[r] += level * running[i]->need[r];
+        for (int r = 0; r < RESOURCE_COUNT; r++)
+            is_full[r] = level * wanted[r] >= left[r] * (1.0 - 1e-9);
         /* Fix the ops that use a full resource, or all when each has reached its own full speed. */
-        uint32_t newly = 0;
-        bool fixes[LANE_COUNT] = {false};
         for (uint32_t i = 0; i < count; i++) {
-            bool full = level >= 1.0;
-            for (int r = 0; r < RESOURCE_COUNT && !full; r++)
-                full = running[i]->need[r] > 0 && used[r] >= left[r] * (1.0 - 1e-9);
-            fixes[i] = full && !fixed[i];
-            newly += fixes[i];
-        }
-        for (uint32_t i = 0; i < count; i++) {
-            if (fixed[i] || !(fixes[i] || newly == 0))
+            bool fixes = level >= 1.0;
+            for (int r = 0; r < RESOURCE_COUNT && !fixes && !fixed[i]; r++)
+                fixes = running[i]->need[r] > 0 && is_full[r];
+            if (fixed[i] || !fixes)
                 continue;
             fixed[i] = true;
             open--;

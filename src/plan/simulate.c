@@ -8,8 +8,8 @@
  *                   share the machine among the running ops (resources.c)
  *                   advance to the next completion
  *
- * The compute lane keeps the serial order (plani_is_chained). Reads and writes share the drives,
- * and copies in both directions share the one thread that copies for a CPU. Where an op of one
+ * The compute lane keeps the serial order (plani_brief). Reads and writes share the drives, and
+ * copies in both directions share the one thread that copies for a CPU. Where an op of one
  * direction is more urgent, the other direction is held until it is done, so that a write which
  * nothing waits for does not slow what computing waits for. Gathers are held back while the
  * limits of gathered params do not allow them. The program's order is the order of simulated
@@ -59,7 +59,7 @@ struct sim {
     uint64_t capped_count;
     uint32_t *uses_left;  /* [buffer_count] with caps: users that are not complete */
     uint64_t next_gather; /* with caps: no gather before it is left */
-    uint64_t oldest;      /* first op that is not complete, serial; commits do not count */
+    uint64_t oldest;      /* with caps: first op not complete, serial; commits do not count */
     uint64_t complete_count;
     double now;
     double enough;               /* a longer program is of no interest; INFINITY */
@@ -265,7 +265,7 @@ static void complete(struct sim *s, uint32_t idx)
         wait_less(s, g->successors[e]);
     if (g->chain[idx] != PROGRAM_NONE)
         wait_less(s, g->chain[idx]);
-    while (s->oldest < s->b->op_count &&
+    while (s->caps.is_ahead && s->oldest < s->b->op_count &&
            (s->ops[s->oldest].state == OP_COMPLETE || s->b->ops[s->oldest].kind == OP_COMMIT))
         s->oldest++;
     complete_caps(s, idx);
@@ -353,7 +353,7 @@ static void advance(struct sim *s)
         assert(shares[i]->rate > 0);
     double step = INFINITY;
     for (uint32_t i = 0; i < count; i++)
-        step = fmin(step, (1.0 - s->done[lanes[i]]) / shares[i]->rate);
+        step = plani_smaller(step, (1.0 - s->done[lanes[i]]) / shares[i]->rate);
     s->now += step;
     for (uint32_t i = 0; i < count; i++) {
         s->done[lanes[i]] += step * shares[i]->rate;
@@ -365,10 +365,10 @@ static void advance(struct sim *s)
 /* True if no order of the ops that have not begun ends below the limit. */
 static bool is_too_long(const struct sim *s)
 {
-    double left = 0;
+    bool is_long = s->now >= s->enough;
     for (int r = 0; r < RESOURCE_COUNT; r++)
-        left = fmax(left, s->left[r]);
-    return s->now + left >= s->enough;
+        is_long |= s->now + s->left[r] >= s->enough;
+    return is_long;
 }
 
 static int simulate(struct sim *s)

@@ -27,6 +27,16 @@ static inline uint64_t plani_saves_ahead(const plani_builder *b)
     return size_max(size_min(ops, PLANI_LOOKAHEAD_OF_SAVES), PLANI_LOOKAHEAD_OF_LARGE_SAVES);
 }
 
+/* The library's fmax and fmin are calls. */
+static inline double plani_larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+static inline double plani_smaller(double a, double b)
+{
+    return a < b ? a : b;
+}
+
 /* ---- demands and rates: resources.c --------------------------------------------------------- */
 
 struct plani_share {

@@ -107,7 +107,7 @@ static void fill_graph(struct plani_graph *g, const plani_builder *b)
         g->lanes[i] = b->ops[i].lane;
         g->lane_count[g->lanes[i]]++;
         g->chain[i] = g->chain_before[i] = PROGRAM_NONE;
-        if (!plani_is_chained(b->job, &b->ops[i]))
+        if (!b->briefs[i].is_chained)
             continue;
         if (before != PROGRAM_NONE)
             g->chain[before] = (uint32_t)i;
@@ -137,9 +137,9 @@ static void fill_heads(const struct plani_graph *g, const plani_builder *b, doub
     for (uint64_t i = 0; i < b->op_count; i++) {
         double end = heads[i] + g->shares[i].alone_seconds;
         for (uint64_t e = g->from_begin[i]; e < g->from_begin[i + 1]; e++)
-            heads[g->successors[e]] = fmax(heads[g->successors[e]], end);
+            heads[g->successors[e]] = plani_larger(heads[g->successors[e]], end);
         if (g->chain[i] != PROGRAM_NONE)
-            heads[g->chain[i]] = fmax(heads[g->chain[i]], end);
+            heads[g->chain[i]] = plani_larger(heads[g->chain[i]], end);
     }
 }
 

@@ -86,8 +86,8 @@ static bool is_ready(const plani_builder *b, const struct run *r, uint64_t idx)
     for (uint64_t e = 0; e < b->edge_count; e++)
         if (b->edges[e].to == idx && !r[b->edges[e].from].is_complete)
             return false;
-    for (uint64_t i = 0; i < idx && plani_is_chained(b->job, &b->ops[idx]); i++)
-        if (plani_is_chained(b->job, &b->ops[i]) && !r[i].is_complete)
+    for (uint64_t i = 0; i < idx && b->briefs[idx].is_chained; i++)
+        if (b->briefs[i].is_chained && !r[i].is_complete)
             return false;
     return true;
 }
