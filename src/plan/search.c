@@ -224,11 +224,12 @@ static bool move_commit(const plani_search *self, struct plani_point *point)
 /* Counts the units of the kind in its other order, where they do not all rest alike. */
 static bool move_spread(const plani_search *self, struct plani_point *point, int kind)
 {
-    bool moves = false;
+    bool moves = kind == STATE_INNER_ACTIVATIONS && point->whole > 0 &&
+                 point->whole < point->until[kind][TIER_NVME];
     for (int t = 0; t < TIER_COUNT; t++)
         moves = moves || (point->until[kind][t] > 0 && point->until[kind][t] < self->counts[kind]);
     point->spread ^= UINT32_C(1) << kind;
-    return moves;
+    return moves && plani_has_homes(self, point, kind);
 }
 
 bool plani_move_mode(const plani_search *self, struct plani_point *point, int coordinate,

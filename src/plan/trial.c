@@ -272,9 +272,10 @@ static int make_step(const plan_job *job, const struct plani_point *point, uint6
     memset(&step, 0, sizeof step);
     int rc = ERR_NO_FIT;
     memcpy(asked.ahead, point->ahead, sizeof asked.ahead);
-    if (plani_homes_fit(job, &layout, job->budget_bytes))
+    if (plani_homes_fit(job, &layout, job->budget_bytes)) {
         rc = plani_compile_one(job, &set, &layout, &asked, job->budget_bytes, &step);
-    work->step_ops = work->last_ops;
+        work->step_ops = work->last_ops;
+    }
     made->bound_ns = asked.bound_ns;
     if (rc == 0) {
         made->ns = step.predicted_ns;
