@@ -182,8 +182,10 @@ int cpui_attention_create(kernel_context *context, const attention_desc *desc,
     attention->key_rows = KEY_ROWS;
     attention->query_block_count = size_div_up(desc->tokens, query_rows);
     uint64_t blocks = desc->batch * desc->heads * attention->query_block_count;
+    /* in a window each query block begins at its own key */
+    uint64_t team_most = desc->window > 0 && desc->window < desc->tokens ? 1 : TEAM_BLOCKS_MAX;
     uint64_t tasks_least = TASKS_A_THREAD * (uint64_t)context->thread_count;
-    attention->team_blocks = size_max(size_min(blocks / tasks_least, TEAM_BLOCKS_MAX), 1);
+    attention->team_blocks = size_max(size_min(blocks / tasks_least, team_most), 1);
     /* One vector more than the columns: rows at a distance of a power of two would share few cache
      * sets. */
     attention->score_stride =

@@ -249,7 +249,7 @@ static double bench_shape(kernel_context *context, int threads, const struct sha
     return times[FORWARD].median + times[BACKWARD].median;
 }
 
-static void bench_team(int threads, uint64_t only)
+static void bench_shapes(int threads, uint64_t only)
 {
     kernel_context_config config = {.thread_count = threads};
     kernel_context *context;
@@ -276,7 +276,7 @@ int main(int argc, char **argv)
     int threads = bench_threads(argc, argv, 1);
     uint64_t only = (uint64_t)bench_number(argc, argv, 2, "T", 0, 1, 1 << 20);
     if (argc < 2 && threads > 1)
-        bench_team(1, only);
-    bench_team(threads, only);
+        bench_shapes(1, only);
+    bench_shapes(threads, only);
     return 0;
 }

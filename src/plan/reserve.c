@@ -334,7 +334,8 @@ static int queue_of(const plani_builder *b, const struct plani_buffer *item)
 static void sort_transients(struct walk *w)
 {
     const plani_builder *b = w->b;
-    uint32_t *begin = w->ends, *order = w->uses; /* [op_count + 1] used first before an op */
+    uint32_t *begin = w->ends; /* [op_count + 1] how many of `order` are used before an op */
+    uint32_t *order = w->uses; /* the transients by first use */
     for (uint64_t i = b->home_count; i < b->buffer_count; i++) {
         const struct plani_buffer *item = &b->buffers[i];
         assert(item->user_count > 0 || item->base.carried);

@@ -181,7 +181,7 @@ static struct plani_gap widen_gap(struct plani_space *space, uint64_t begin, uin
 {
     uint64_t after = gap_above(space, begin), first = after, count = 0;
     struct plani_gap whole = {begin, end};
-    assert(after == space->gap_count || space->gaps[after].begin >= end); /* it was taken */
+    assert(after == space->gap_count || space->gaps[after].begin >= end); /* not free yet */
     if (after < space->gap_count && space->gaps[after].begin == end) {
         whole.end = space->gaps[after].end;
         count++;
