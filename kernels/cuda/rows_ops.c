@@ -266,15 +266,30 @@ static int await(const kernel_context *context, void *stream)
     }
 }
 
+/* Enqueues the copies of the rows. CUDA's copy of rows refuses a pitch of 2 GiB or more
+ * (cudaDeviceProp.memPitch), which the rows of ranks' parcels may have. */
+static int copy_rows(void *target, void *stream, const read_back_args *args)
+{
+    enum { PITCH_BYTES_MAX = INT32_MAX };
+    uint64_t stride = read_back_stride(args);
+    cudaError_t code = cudaSuccess;
+    if (stride <= PITCH_BYTES_MAX)
+        code = cudaMemcpy2DAsync(target, args->row_bytes, args->source, stride, args->row_bytes,
+                                 args->rows, cudaMemcpyDeviceToHost, stream);
+    else
+        for (uint64_t i = 0; i < args->rows && code == cudaSuccess; i++)
+            code = cudaMemcpyAsync((char *)target + i * args->row_bytes,
+                                   (const char *)args->source + i * stride, args->row_bytes,
+                                   cudaMemcpyDeviceToHost, stream);
+    return cudai_check(code, "reading numbers back");
+}
+
 /* Through pinned memory: CUDA waits in a copy to other memory. */
 int cudai_read_back(kernel_context *context, void *stream, const read_back_args *args)
 {
     uint64_t bytes = args->rows * args->row_bytes;
     assert(bytes <= KERNEL_READ_BACK_BYTES && read_back_stride(args) >= args->row_bytes);
-    TRY(cudai_check(cudaMemcpy2DAsync(context->numbers, args->row_bytes, args->source,
-                                      read_back_stride(args), args->row_bytes, args->rows,
-                                      cudaMemcpyDeviceToHost, stream),
-                    "reading numbers back"));
+    TRY(copy_rows(context->numbers, stream, args));
     TRY(await(context, stream));
     memcpy(args->target, context->numbers, bytes);
     return 0;

@@ -15,6 +15,10 @@
 #include "base/error.h"
 #include "tests/cuda/gpu_fixture.h"
 
+#ifdef SLUICE_SIMULATED_GPU
+#include "tests/simulated_gpu/simulated_gpu.h"
+#endif
+
 enum { ROWS = 5, COLUMNS = 7, STRIDE = 48, CALLS = 5 };
 
 struct rig {
@@ -100,6 +104,33 @@ static void rows_come_end_to_end(void **state)
     end(&self);
 }
 
+/* CUDA's own copy of rows refuses such a stride. */
+static void rows_may_be_more_than_2_gib_apart(void **state)
+{
+    (void)state;
+    enum { ROW_BYTES = 2 * sizeof(int32_t) };
+    const uint64_t stride = (UINT64_C(1) << 31) + 256, bytes = stride + ROW_BYTES;
+    const int32_t first[2] = {5, 6}, second[2] = {7, 8};
+    struct rig self = begin();
+    self.gpu->context.watch = NULL;
+    char *far = NULL;
+#ifdef SLUICE_SIMULATED_GPU
+    simulated_gpu_set_total_bytes(2 * bytes);
+#endif
+    assert_int_equal(cudaMalloc((void **)&far, bytes), 0);
+    assert_int_equal(cudaMemcpy(far, first, ROW_BYTES, cudaMemcpyHostToDevice), 0);
+    assert_int_equal(cudaMemcpy(far + stride, second, ROW_BYTES, cudaMemcpyHostToDevice), 0);
+    const read_back_args args = {.source = far,
+                                 .target = self.got,
+                                 .rows = 2,
+                                 .row_bytes = ROW_BYTES,
+                                 .stride_bytes = stride};
+    assert_int_equal(cudai_read_back(&self.gpu->context, self.gpu->stream, &args), 0);
+    assert_true(self.got[0] == 5 && self.got[1] == 6 && self.got[2] == 7 && self.got[3] == 8);
+    assert_int_equal(cudaFree(far), 0);
+    end(&self);
+}
+
 static void a_watch_is_called_while_it_waits(void **state)
 {
     (void)state;
@@ -130,6 +161,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_come_end_to_end),
+        cmocka_unit_test(rows_may_be_more_than_2_gib_apart),
         cmocka_unit_test(a_watch_is_called_while_it_waits),
         cmocka_unit_test(a_watch_ends_the_wait),
     };

@@ -49,6 +49,7 @@ static const error_text error_texts[] = {
     ERROR_TEXT(cudaErrorMemoryAllocation, "out of memory"),
     ERROR_TEXT(cudaErrorInitializationError, "initialization error"),
     ERROR_TEXT(cudaErrorInvalidConfiguration, "invalid configuration argument"),
+    ERROR_TEXT(cudaErrorInvalidPitchValue, "invalid pitch argument"),
     ERROR_TEXT(cudaErrorInvalidSymbol, "invalid device symbol"),
     ERROR_TEXT(cudaErrorInvalidDevicePointer, "invalid device pointer"),
     ERROR_TEXT(cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy"),

@@ -348,8 +348,11 @@ cudaError_t cudaMemcpy2DAsync(void *target, size_t target_pitch, const void *sou
                               size_t source_pitch, size_t width, size_t height,
                               enum cudaMemcpyKind kind, cudaStream_t stream)
 {
+    const size_t pitch_max = INT32_MAX; // cudaDeviceProp.memPitch
     if (width > target_pitch || width > source_pitch)
         return report(cudaErrorInvalidValue);
+    if (target_pitch > pitch_max || source_pitch > pitch_max)
+        return report(cudaErrorInvalidPitchValue);
     count(&simulated_gpu_counters::row_copies);
     for (size_t row = 0; row < height; row++) {
         cudaError_t error =
