@@ -112,6 +112,9 @@ int configi_copy_text(const configi_reader *reader, const char *path, char *targ
 /* Writes advice about an unknown key below `parent`: the path that it probably stands for, or the
  * nearest known key. */
 void configi_advise(const char *parent, const char *key, char advice[CONFIGI_ADVICE_BYTES]);
+/* The same for a block whose keys are not in the table; `nearest` is the nearest of them. */
+void configi_advise_among(const struct nearest *nearest, const char *parent, const char *key,
+                          char advice[CONFIGI_ADVICE_BYTES]);
 
 /* Returns ERR_CONFIG for such a key, with that advice. */
 int configi_unknown(const configi_reader *reader, const char *parent, const char *key);

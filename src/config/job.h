@@ -263,6 +263,7 @@ struct job {
         struct job_stored_rule rules[JOB_STORED_RULES_MAX];
         uint32_t rule_count;
         bool is_of_checkpoint; /* the job does not give these two: they are the checkpoint's */
+        bool is_of_block;      /* they come from the job's quantization_config */
         /* how Adam's state is stored; other optimizers': fp32 */
         enum tile_format master;  /* TILE_FP32; TILE_LOW16: "split" */
         enum tile_format moments; /* TILE_FP32, TILE_BF16; TILE_INT8: "8bit" */

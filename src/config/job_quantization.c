@@ -19,7 +19,7 @@ struct quantization {
     const json_t *block;
     enum stored_format format; /* of all matrices of blocks but those in `rules` */
     json_t *rules;             /* owned: entries of state.rules */
-    bool is_overridden;        /* the job says its own: then only the kind matters */
+    bool is_overridden;        /* the job gives formats of its own; only the kind matters here */
 };
 
 __attribute__((format(printf, 3, 4))) static int refuse(const struct quantization *self,
@@ -66,7 +66,7 @@ enum { KEY_COUNT = sizeof keys / sizeof keys[0] };
 /* Keys that are read must have the type that they have in transformers, where null is as absent. */
 static int check_types(const struct quantization *self)
 {
-    for (size_t i = 0; i < KEY_COUNT; i++) {
+    for (size_t i = 0; i < KEY_COUNT && !self->is_overridden; i++) {
         const json_t *value = json_object_get(self->block, keys[i].name);
         if (!value || json_is_null(value))
             continue;
@@ -74,6 +74,8 @@ static int check_types(const struct quantization *self)
             return refuse(self, keys[i].name, "it is neither true nor false");
         if (keys[i].kind == READ_TEXT && !json_is_string(value))
             return refuse(self, keys[i].name, "it is no text");
+        if (keys[i].kind == READ_LIST && !json_is_array(value))
+            return refuse(self, keys[i].name, "it is no list");
     }
     return 0;
 }
@@ -91,10 +93,12 @@ static int check_names(const struct quantization *self)
             is_known = strcmp(name, keys[i].name) == 0;
             nearest_offer(&nearest, name, keys[i].name);
         }
-        if (!is_known)
-            return err_set(ERR_CONFIG,
-                           "%s: %s: unknown key \"%.64s\"; the nearest known key is \"%s\"",
-                           self->file, block_name, name, nearest.name);
+        if (is_known)
+            continue;
+        char advice[CONFIGI_ADVICE_BYTES];
+        configi_advise_among(&nearest, block_name, name, advice);
+        return err_set(ERR_CONFIG, "%s: %s: unknown key \"%.64s\"; %s", self->file, block_name,
+                       name, advice);
     }
     return 0;
 }
@@ -134,8 +138,6 @@ static int keep_modules(struct quantization *self, const char *key)
     const json_t *list = json_object_get(self->block, key);
     if (self->is_overridden)
         return 0;
-    if (list && !json_is_null(list) && !json_is_array(list))
-        return refuse(self, key, "it is no list of names");
     for (size_t i = 0; i < json_array_size(list); i++) {
         const char *module = json_string_value(json_array_get(list, i));
         if (!module || module[0] == '\0' || strlen(module) >= JOB_NAME_BYTES)
@@ -264,6 +266,8 @@ int configi_take_quantization(const configi_reader *reader)
                            configi_get(reader, params_path) ? params_path : rules_path);
     if (rc == 0)
         rc = put(reader, &self);
+    if (rc == 0)
+        rc = configi_put_path(reader, "debug.params_of_block", json_true());
     if (rc == 0) {
         log_info("%s: %s: %s %s", reader->file, block_name, params_path,
                  stored_format_name(self.format));

@@ -375,6 +375,10 @@ const configi_key configi_own_keys[] = {
     KEY("debug.params_of_checkpoint", BOOL, AT(state.is_of_checkpoint), "false", NONE, NONE, FREE,
         "Set beside state.params where the checkpoint gave it, so that what it has packed may not "
         "learn."),
+    KEY("debug.params_of_block", BOOL, AT(state.is_of_block), "false", NONE, NONE, FREE,
+        "Set beside state.params where the job's block quantization_config gave it, so that "
+        "modules "
+        "which it leaves out may be absent."),
     KEY("debug.expands_checkpoint", BOOL, NOWHERE, "false", NONE, NONE, FREE,
         "Set by sluice import: where the job gives no format for a checkpoint that comes "
         "quantized, state.params is \"working\"."),

@@ -8,14 +8,14 @@
 #include "model/model_internal.h"
 
 enum {
-    /* All experts, or those of one rank for each rank, and one more for each. A group has two
+    /* All experts, or those of one rank for each rank, and for each of these one more. A group has two
      * tensors or more. */
     MODELI_READ_OFFSETS_MAX = ROUTER_EXPERTS_MAX + MODELI_GROUPED_MAX / 2,
 };
 static_assert(MODELI_READ_OFFSETS_MAX * sizeof(int32_t) <= KERNEL_READ_BACK_BYTES,
               "one call reads them back");
 
-/* Offsets in temp, behind the scratch of the products. */
+/* Offsets in temp, after the scratch of the products. */
 struct modeli_experts_room {
     uint64_t inputs, up, gated; /* [R,C], [R,2F], [R,F] */
     uint64_t outputs;           /* [R,C]: outputs, or in a backward the gradients of the inputs */

@@ -283,6 +283,9 @@ struct model_spec {
     uint32_t stored_rule_count;
     model_stored_rule stored_rules[MODEL_STORED_RULES_MAX];
     bool is_stored_so; /* the checkpoint has them in these formats: none of them may learn */
+    /* A rule "working" may name no matrix of the model: the rules come from a block
+     * quantization_config. */
+    bool may_keep_absent;
     model_learn learn; /* the job's `train` block */
     model_lora lora;
 };

@@ -162,12 +162,12 @@ static int check_learning(const model *self, uint32_t unit)
     return 0;
 }
 
-/* Refuses a rule whose name is that of no matrix, or of matrices that all learn. A checkpoint's
- * rules may name modules that are not in the model. */
+/* Refuses a rule whose name is that of no matrix, or of matrices that all learn. A
+ * quantization_config may name modules that are not in the model. */
 static int check_rule(const model *self, const model_stored_rule *rule)
 {
     bool is_found = false, packs = rule->format != STORED_WORKING;
-    if (!packs && self->spec.is_stored_so)
+    if (!packs && self->spec.may_keep_absent)
         return 0;
     for (uint32_t u = 0; u < self->unit_count; u++)
         for (uint32_t i = 0; i < self->units[u].tensor_count; i++) {

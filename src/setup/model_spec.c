@@ -297,6 +297,7 @@ static void fill_stored(const struct job *asked, model_spec *spec)
     spec->stored = asked->state.params;
     spec->stored_rule_count = asked->state.rule_count;
     spec->is_stored_so = asked->state.is_of_checkpoint;
+    spec->may_keep_absent = asked->state.is_of_checkpoint || asked->state.is_of_block;
     for (uint32_t i = 0; i < asked->state.rule_count; i++) {
         const struct job_stored_rule *rule = &asked->state.rules[i];
         memcpy(spec->stored_rules[i].name, rule->tensors, sizeof rule->tensors);

@@ -54,6 +54,13 @@ call "$sluice" train good.json --quiet
 exits 0 "the good job"
 [ -s run/metrics.jsonl ] && [ -d drive ] || fail "the good job left no metrics or no slab"
 rm -rf run drive
+# A block quantization_config may name modules that the model lacks, and rules may not (below).
+set_options bf16.enabled=true 'train.lora={"rank":2}' \
+    'quantization_config={"load_in_4bit":true,"llm_int8_skip_modules":["multi_modal_projector"]}'
+# shellcheck disable=SC2086 # values without blanks, split on purpose
+call "$sluice" train good.json --quiet $sets
+exits 0 "a job with a block of formats"
+rm -rf run drive
 
 # Files and JSON.
 refused 2 "none.json" train none.json

@@ -288,6 +288,12 @@ static const struct wrong cases[] = {
      "quantization_config={\"load_in_4bit\": true, \"bnb_4bit_quant_typ\": \"nf4\"}",
      {"quantization_config", "bnb_4bit_quant_typ\"",
       "nearest known key is \"bnb_4bit_quant_type\""}},
+    {NULL,
+     "quantization_config={\"load_in_4bit\": true, \"lr\": 1}",
+     {"quantization_config", "unknown key \"lr\"", "belongs at optimizer.params.lr"}},
+    {NULL,
+     "quantization_config={\"load_in_4bit\": true, \"llm_int8_skip_modules\": \"lm_head\"}",
+     {"quantization_config.llm_int8_skip_modules", "it is no list"}},
     {SMALL_WITH("\"quantization_config\": {\"load_in_4bit\": true}, \"state\": {\"params\": "
                 "\"nf4\"},"),
      NULL,

@@ -313,6 +313,14 @@ static void formats_are_taken(void **state)
 {
     (void)state;
     check_right(quantized, sizeof quantized / sizeof quantized[0]);
+    /* A job that gives a format needs no more of the block than its kind. */
+    job *self = read_right(LLAMA QUANTIZED("bitsandbytes") ", \"load_in_4bit\": true, "
+                                                           "\"bnb_4bit_use_double_quant\": 1, "
+                                                           "\"llm_int8_skip_modules\": 5}",
+                           "state.params=nf4");
+    assert_int_equal(self->state.params, STORED_NF4);
+    assert_int_equal(self->state.rule_count, 0);
+    job_destroy(self);
 }
 
 /* ---- what is refused ---- */
@@ -474,6 +482,9 @@ static const struct wrong_case wrong[] = {
      NULL,
      {"weight_block_size", "[128, 128]"}},
     {LLAMA QUANTIZED("fp8") "}", NULL, {"weight_block_size", "[128, 128]"}},
+    {LLAMA QUANTIZED("fp8") ", \"weight_block_size\": 128}",
+     NULL,
+     {"weight_block_size", "no list"}},
     {LLAMA QUANTIZED("fp8") ", \"weight_block_size\": [128, 128], \"fmt\": \"e5m2\"}",
      NULL,
      {"fmt", "e4m3"}},

@@ -128,6 +128,10 @@ static void delayed_update_warns(void **state)
     assert_int_equal(count, 1);
 }
 
+static const char block_job[] = SMALL_WITH(
+    "\"quantization_config\": {\"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"nf4\", "
+    "\"llm_int8_skip_modules\": [\"lm_head\", \"multi_modal_projector\"]},");
+
 /* Each format of state is accepted. Moments that are not fp32 cause one warning, wherever the job
  * sets them. */
 static void state_formats_are_read(void **state)
@@ -160,6 +164,23 @@ static void state_formats_are_read(void **state)
     assert_int_equal(count, 1);
     count_logged(SMALL_JOB, wanted, &count);
     assert_int_equal(count, 0);
+}
+
+/* A job's quantization_config gives the formats. It may name modules that the model lacks, as those
+ * of checkpoints do, and the rules of a job may not. */
+static void block_of_formats_is_read(void **state)
+{
+    (void)state;
+    job *self = read_good(block_job, NULL);
+    assert_int_equal(self->state.params, STORED_NF4);
+    assert_int_equal(self->state.rule_count, 1);
+    assert_string_equal(self->state.rules[0].tensors, "multi_modal_projector");
+    assert_int_equal(self->state.rules[0].format, STORED_WORKING);
+    assert_true(self->state.is_of_block && !self->state.is_of_checkpoint);
+    job_destroy(self);
+    self = read_good(SMALL_JOB, "state.params=nf4");
+    assert_false(self->state.is_of_block);
+    job_destroy(self);
 }
 
 static void machine_keys_are_read(void **state)
@@ -546,6 +567,7 @@ static void text_round_trips(void **state)
          "tiers.nvme.0.path=/x"},
         {"{\"model\": {\"preset\": \"llama-8b\", \"num_layers\": null}, " SMALL_REST "}", NULL},
         {SMALL_JOB, "run.keep=[100, 50, 1000]"},
+        {block_job, NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         job *first = read_good(cases[i].text, cases[i].set);
@@ -595,14 +617,15 @@ static void comments_keep_places(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults_hold),          cmocka_unit_test(llama_follows_its_rules),
-        cmocka_unit_test(modes_are_read),         cmocka_unit_test(delayed_update_warns),
-        cmocka_unit_test(state_formats_are_read), cmocka_unit_test(machine_keys_are_read),
-        cmocka_unit_test(what_learns_is_read),    cmocka_unit_test(own_blocks_are_read),
-        cmocka_unit_test(deepspeed_file_works),   cmocka_unit_test(batch_follows_deepspeed),
-        cmocka_unit_test(set_overrides),          cmocka_unit_test(no_effect_is_logged),
-        cmocka_unit_test(text_round_trips),       cmocka_unit_test(comments_keep_places),
-        cmocka_unit_test(keep_is_read),           cmocka_unit_test(long_files_are_read),
+        cmocka_unit_test(defaults_hold),           cmocka_unit_test(llama_follows_its_rules),
+        cmocka_unit_test(modes_are_read),          cmocka_unit_test(delayed_update_warns),
+        cmocka_unit_test(state_formats_are_read),  cmocka_unit_test(block_of_formats_is_read),
+        cmocka_unit_test(machine_keys_are_read),   cmocka_unit_test(what_learns_is_read),
+        cmocka_unit_test(own_blocks_are_read),     cmocka_unit_test(deepspeed_file_works),
+        cmocka_unit_test(batch_follows_deepspeed), cmocka_unit_test(set_overrides),
+        cmocka_unit_test(no_effect_is_logged),     cmocka_unit_test(text_round_trips),
+        cmocka_unit_test(comments_keep_places),    cmocka_unit_test(keep_is_read),
+        cmocka_unit_test(long_files_are_read),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }

@@ -182,6 +182,17 @@ static void refusals(void **state)
     refuse(&spec, "no matrix of the model has the name \"no_such_layer\"");
     spec.stored_rules[0].format = STORED_WORKING; /* what it should keep would be packed */
     refuse(&spec, "no matrix of the model has the name \"no_such_layer\"");
+    spec.may_keep_absent = true; /* not for formats, which would be without effect */
+    spec.stored_rules[0].format = STORED_NF4;
+    refuse(&spec, "no matrix of the model has the name \"no_such_layer\"");
+    spec = small(ADAPTERS, STORED_NF4);
+    strcpy(spec.stored_rules[0].name, "no_such_layer");
+    spec.stored_rules[0].format = STORED_WORKING;
+    spec.stored_rule_count = 1;
+    spec.may_keep_absent = true;
+    model *self;
+    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    model_destroy(self);
     spec = small(ADAPTERS, STORED_MXFP4);
     spec.hidden_size = 40;
     refuse(&spec, "needs rows of a multiple of 32 elements");
