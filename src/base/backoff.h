@@ -7,8 +7,8 @@
  *
  * For BACKOFF_SPIN_NS a pause only lets other threads run, because the shortest sleep takes some 60
  * us. From then on a pause is a sleep of an eighth of the time that was waited so far, and of a
- * millisecond at most. So a wait ends late by little more than an eighth of itself, and a long one
- * takes little of a core. Owned by the thread that waits. */
+ * millisecond at most. So a wait ends late by an eighth of itself, or by some 60 us if that is
+ * more, and a long one takes little of a core. Owned by the thread that waits. */
 #ifndef SLUICE_BASE_BACKOFF_H
 #define SLUICE_BASE_BACKOFF_H
 

@@ -34,9 +34,9 @@ struct pass {
     /* Bytes that a rank sends to others, there and back, if all choices are equally likely; and
      * bytes that the steps before and after the experts read and write. */
     uint64_t dispatched_bytes, returned_bytes, moved_bytes;
-    /* The work of the pass depends on numbers that the device computes, and the host waits for
-     * them: the first pass of a layer of experts in its phase. A pass that exchanges rows also
-     * waits for the numbers of rows that came. */
+    /* True for the first pass of each layer of experts, forward and backward: the host waits there
+     * for the router's choices. A pass that exchanges rows also waits for the numbers of rows that
+     * came. */
     bool reads_back;
     /* A forward that finds out which units of its stage are hit: units [told_begin, told_begin +
      * told_count), in which those of its adapters lie too. 0: it finds out nothing. */

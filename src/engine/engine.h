@@ -135,8 +135,8 @@ struct engine {
     uint8_t *united_hits;
     device_stream *hits_stream;
     rank_parcel *parcels; /* exchange_rows.c: tables of parcels; NULL: no rows travel */
-    int32_t *offsets;     /* the model's own beside them */
-    double *norm_nodes;   /* sums of squares of the step's gradients (norm.c); pinned for a GPU */
+    int32_t *offsets;   /* of slots of experts, for each micro-batch; NULL: there are no experts */
+    double *norm_nodes; /* sums of squares of the step's gradients (norm.c); pinned for a GPU */
     paranoid *checked_cores, *checked_updates, *checked_copies, *checked_comm; /* run.paranoid */
     cpu_set_t caller_cores; /* cores of the owner before engine_create; restored at the end */
     bool is_bound;

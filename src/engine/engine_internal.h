@@ -60,9 +60,11 @@ void enginei_take_hits(struct engine *self, const program *prog, const op *item)
 
 /* ---- exchange_rows.c: rows of activations, for experts that belong to ranks ---- */
 
-/* Makes the tables of parcels. Call it before memory is sealed. */
+/* Makes the tables of parcels, and room for offsets if the model has experts. Call it before memory
+ * is sealed. */
 int enginei_make_parcels(struct engine *self) MUST_CHECK;
-/* A micro-batch's tables; all NULL if ranks own no experts. */
+/* A micro-batch's tables, NULL if ranks own no experts; and its offsets, NULL if there are no
+ * experts. */
 model_parcels enginei_parcels_of(const struct engine *self, uint32_t micro_batch);
 /* For a step of a pass that is not computed (setup_watch.only_transfers): fills the tables as if
  * tokens chose all experts equally often, which is what the plan counts. */

@@ -9,7 +9,8 @@
  *   STEP_COMBINE                               results
  *
  * A micro-batch has one set of tables: it is enough, since a pass sends rows only after the pass
- * before it has combined its results.
+ * before it has combined its results. Beside the tables each micro-batch has the offsets of its
+ * experts' slots (model_parcels.offsets), whether or not ranks own the experts.
  *
  * Runs on the worker of the comm lane. With NCCL it runs on the executor's thread, where an
  * OP_DISPATCH waits until the GPU has the rows of all ranks' routers; the rest is enqueued. */
@@ -20,15 +21,23 @@
 #include "base/size.h"
 #include "engine/engine_internal.h"
 
-int enginei_make_parcels(struct engine *self)
+static int make_offsets(struct engine *self)
 {
     const struct setup *setup = self->setup;
     uint64_t count = setup->job->accumulation;
     if (setup->net->spec.expert_count == 0)
         return 0;
-    self->offsets = mem_alloc(count * MODEL_OFFSETS_MAX, sizeof *self->offsets, "engine parcels");
-    if (!self->offsets || !setup->is_owned)
-        return self->offsets ? 0 : -ENOMEM;
+    self->offsets = mem_alloc(count * MODEL_OFFSETS_MAX, sizeof *self->offsets, "engine offsets");
+    return self->offsets ? 0 : -ENOMEM;
+}
+
+int enginei_make_parcels(struct engine *self)
+{
+    const struct setup *setup = self->setup;
+    uint64_t count = setup->job->accumulation;
+    TRY(make_offsets(self));
+    if (!setup->is_owned)
+        return 0;
     self->parcels =
         mem_alloc(3 * count * setup->ranks.world, sizeof *self->parcels, "engine parcels");
     return self->parcels ? 0 : -ENOMEM;

@@ -100,8 +100,8 @@ static int check_tensor(hf_weights *self, const hf_tensor *at, const hf_layout *
     return 0;
 }
 
-/* The formats of units may be those of the checkpoint's config.json. Then a tensor that comes in
- * another one would be quantized twice. */
+/* The formats of units may be those of the checkpoint's config.json. A tensor packed in another
+ * format than the one that config.json gives it would be quantized twice. */
 static int check_format(const hf_weights *self, const hf_tensor *at, const model_tensor *wanted)
 {
     enum stored_format found = self->packed[at - self->stored].format;

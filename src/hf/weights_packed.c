@@ -110,9 +110,9 @@ static int check_table(const hf_weights *self, const hf_tensor *at, const char *
 
 /* ---- bitsandbytes, 4 bits ---- */
 
-/* False for a scale with which values overflow: 448 is the largest value of all codes that have
- * scales of fp32. */
-static bool is_scale(float scale)
+/* False for a scale with which values overflow fp32: 448 is the largest value of all codes that
+ * have scales of fp32. In fp16 a smaller one may make values infinite. */
+static bool is_scale_in_range(float scale)
 {
     return isfinite(448 * scale);
 }
@@ -160,7 +160,7 @@ static int take_state(const hf_weights *self, const hf_tensor *at, const hf_tens
     if (is_double && json_integer_value(nested) != STORED_DOUBLE_GROUP)
         return state_error(self, state, "nested_blocksize",
                            "is not 256, the only size that is read");
-    if (is_double && !(json_is_number(mean) && is_scale((float)json_number_value(mean))))
+    if (is_double && !(json_is_number(mean) && is_scale_in_range((float)json_number_value(mean))))
         return state_error(self, state, "nested_offset", "is no number, or too large");
     if (!has_state_shape(doc, out))
         return err_set(ERR_INPUT,
@@ -355,6 +355,14 @@ static int refuse_value(const hf_weights *self, const hf_tensor *at)
                    at->tensor->name);
 }
 
+static int refuse_scale(const hf_weights *self, const hf_tensor *at)
+{
+    return err_set(ERR_INPUT,
+                   "%s: tensor %s holds a scale that is not finite, or so large that values "
+                   "overflow",
+                   path_of(self, at), at->tensor->name);
+}
+
 /* Reads scales of a dtype as fp32. */
 static int read_scales(const hf_weights *self, const hf_tensor *at, uint64_t first, uint64_t count,
                        void *target)
@@ -367,8 +375,8 @@ static int read_scales(const hf_weights *self, const hf_tensor *at, uint64_t fir
         TRY(hf_read(self->files, at, (first + done) * width, held * width, raw));
         dtype_convert(raw, type, values, DTYPE_FP32, held);
         for (uint64_t i = 0; i < held; i++)
-            if (!is_scale(values[i]))
-                return refuse_value(self, at);
+            if (!is_scale_in_range(values[i]))
+                return refuse_scale(self, at);
         memcpy((float *)target + done, values, held * sizeof *values);
     }
     return 0;
@@ -393,7 +401,7 @@ static int read_codes(const hf_weights *self, const hf_tensor *at,
         TRY(hf_read(self->files, &from->scales, first, layout.scale_count, scales));
         for (uint64_t i = 0; i < layout.scale_count; i++)
             if (((const unsigned char *)scales)[i] > SCALE_MOST)
-                return refuse_value(self, &from->scales);
+                return refuse_scale(self, &from->scales);
         return 0;
     }
     if (layout.scale == STORED_SCALE_FP32)

@@ -286,16 +286,34 @@ static int make_engine(infer_model *self)
     return self->engine->disk_is_open ? slab_unname(self->engine->disk) : 0;
 }
 
+/* Writes the formats in which matrices are packed, as in "nf4, int8 and "; "" if none is. */
+static void name_formats(const model *net, char *text, size_t text_bytes)
+{
+    const char *names[STORED_FORMAT_COUNT];
+    bool is_used[STORED_FORMAT_COUNT] = {false};
+    int count = 0, used = 0;
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        for (uint32_t i = 0; i < net->units[u].tensor_count; i++)
+            is_used[net->units[u].tensors[i].stored] = true;
+    for (int format = 0; format < STORED_FORMAT_COUNT; format++)
+        if (format != STORED_WORKING && is_used[format])
+            names[count++] = stored_format_name((enum stored_format)format);
+    text[0] = '\0';
+    for (int i = 0; i < count; i++)
+        used += snprintf(text + used, text_bytes - (size_t)used, "%s%s", names[i],
+                         i + 1 < count ? ", " : " and ");
+}
+
 static void tell(const struct setup *setup)
 {
+    enum { FORMATS_BYTES = 32 * STORED_FORMAT_COUNT };
+    char formats[FORMATS_BYTES];
     char on_device[SIZE_TEXT_BYTES], on_host[SIZE_TEXT_BYTES], on_drives[SIZE_TEXT_BYTES];
     const uint64_t *params = setup->set.home_bytes[STATE_PARAMS];
     log_info("%s backend: %s", setup->ops->name, setup->ops->describe(setup->context));
-    enum stored_format packed = setup->net->spec.stored;
-    log_info("%s: parameters in %s%s%s, %s on the device and %s in host memory",
-             model_family_name(setup->net->spec.family),
-             packed == STORED_WORKING ? "" : stored_format_name(packed),
-             packed == STORED_WORKING ? "" : " and ", dtype_name(setup->net->type),
+    name_formats(setup->net, formats, sizeof formats);
+    log_info("%s: parameters in %s%s, %s on the device and %s in host memory",
+             model_family_name(setup->net->spec.family), formats, dtype_name(setup->net->type),
              size_format(params[TIER_DEVICE], on_device), size_format(params[TIER_HOST], on_host));
     if (params[TIER_NVME] > 0)
         log_info("%s of parameters do not fit in memory and are read from %s%s in each pass",

@@ -236,7 +236,7 @@ static int try_fills(plani_search *self)
     struct room room;
     uint64_t begin = self->work->ops, work = self->work_end - size_min(begin, self->work_end);
     TRY(find_room(self, &room));
-    if (!self->has_fit) /* as in learn_needs */
+    if (!self->has_fit) /* the search for room does not count until a trial has fitted */
         begin = self->work->ops;
     for (int a = 0; a < TIER_NVME; a++)
         self->room_bytes[a] = room.left[a] - shares[0] * room.passing[a];
