@@ -267,7 +267,7 @@ static int await(const kernel_context *context, void *stream)
 }
 
 /* Enqueues the copies of the rows. CUDA's copy of rows refuses a pitch of 2 GiB or more
- * (cudaDeviceProp.memPitch), which the rows of ranks' parcels may have. */
+ * (cudaDeviceProp.memPitch), and the parcels of ranks may be that far apart. */
 static int copy_rows(void *target, void *stream, const read_back_args *args)
 {
     enum { PITCH_BYTES_MAX = INT32_MAX };

@@ -286,7 +286,7 @@ static int make_engine(infer_model *self)
     return self->engine->disk_is_open ? slab_unname(self->engine->disk) : 0;
 }
 
-/* Writes the formats in which matrices are packed, as in "nf4, int8 and "; "" if none is. */
+/* Writes the formats in which matrices are packed, as in "nf4, int8 and ". No packed matrix: "". */
 static void name_formats(const model *net, char *text, size_t text_bytes)
 {
     const char *names[STORED_FORMAT_COUNT];

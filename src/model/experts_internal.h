@@ -8,8 +8,8 @@
 #include "model/model_internal.h"
 
 enum {
-    /* All experts, or those of one rank for each rank, and for each of these one more. A group has two
-     * tensors or more. */
+    /* An offset for each expert, and one more for each rank. A rank's group has two tensors or
+     * more. */
     MODELI_READ_OFFSETS_MAX = ROUTER_EXPERTS_MAX + MODELI_GROUPED_MAX / 2,
 };
 static_assert(MODELI_READ_OFFSETS_MAX * sizeof(int32_t) <= KERNEL_READ_BACK_BYTES,

@@ -61,6 +61,16 @@ set_options bf16.enabled=true 'train.lora={"rank":2}' \
 call "$sluice" train good.json --quiet $sets
 exits 0 "a job with a block of formats"
 rm -rf run drive
+# The log names the formats of a packed base, those of rules too.
+set_options bf16.enabled=true 'train.lora={"rank":2}' \
+    'state.rules=[{"tensors":"mlp","params":"int8"},{"tensors":"attn","params":"nf4"}]'
+# shellcheck disable=SC2086 # values without blanks, split on purpose
+call "$sluice" train good.json --quiet $sets
+exits 0 "a job with rules of formats"
+call "$sluice" eval run text.txt
+exits 0 "the loss of a base that rules have packed"
+says err "parameters in int8, nf4 and bf16, " "sluice eval"
+rm -rf run drive
 
 # Files and JSON.
 refused 2 "none.json" train none.json
