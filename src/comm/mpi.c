@@ -123,16 +123,64 @@ static void ask_open_mpi(const commi_launch *launch)
         ask_for_eager_messages();
 }
 
-int commi_mpi_open(comm *self, const commi_launch *launch)
-{
-    int provided = MPI_THREAD_SINGLE;
+/* ---- the begin and the end of MPI ----
+ *
+ * A process can begin MPI once. The program ends it with its only run. In the Python package, where
+ * a process opens run after run, and other code may have begun MPI, it ends with the process. */
+
 #ifdef COMM_LOADS_MPI
-    TRY(commi_mpi_load());
+static const bool ends_with_process = true;
+#else
+static const bool ends_with_process = false;
 #endif
-    ask_open_mpi(launch);
-    commi_guard_enter(self->guard, "MPI_Init");
-    int rc = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided);
-    commi_guard_enter(self->guard, NULL);
+
+static int64_t exit_ns;     /* how long MPI_Finalize may take */
+static bool is_begun;       /* by us, and not ended */
+static bool has_run_failed; /* the last run: then mpirun ends all ranks */
+
+/* MPI_Finalize waits for all ranks. It never returns if one of them ended after it left. */
+static void leave_mpi(comm *unused, const char *call)
+{
+    (void)unused;
+    /* all work is done and reported: nothing is lost */
+    log_warn("%s has not returned within %.1f s: a rank is gone; leaving it", call,
+             (double)exit_ns * 1e-9);
+    _exit(1);
+}
+
+static void finalize(void)
+{
+    static const char call[] = "MPI_Finalize";
+    commi_guard guard;
+    bool is_guarded = commi_guard_start(&guard, NULL, commi_now_ns() + exit_ns, leave_mpi) == 0;
+    if (is_guarded)
+        commi_guard_enter(&guard, call);
+    (void)MPI_Finalize();
+    if (is_guarded)
+        commi_guard_stop(&guard);
+    is_begun = false;
+}
+
+static void finalize_at_exit(void)
+{
+    if (is_begun && !has_run_failed)
+        finalize();
+}
+
+static int begin_mpi(comm *self)
+{
+    int provided = MPI_THREAD_SINGLE, has_begun = 0;
+    int rc = MPI_Initialized(&has_begun);
+    if (rc == MPI_SUCCESS && has_begun)
+        rc = MPI_Query_thread(&provided);
+    if (rc == MPI_SUCCESS && !has_begun) {
+        commi_guard_enter(self->guard, "MPI_Init");
+        rc = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided);
+        commi_guard_enter(self->guard, NULL);
+        is_begun = rc == MPI_SUCCESS;
+        if (is_begun && ends_with_process)
+            (void)atexit(finalize_at_exit); /* after MPI_Init, so that it comes before MPI's own */
+    }
     if (rc != MPI_SUCCESS)
         return mpi_error(rc, "MPI_Init_thread");
     if (provided < MPI_THREAD_SERIALIZED)
@@ -140,17 +188,29 @@ int commi_mpi_open(comm *self, const commi_launch *launch)
             ERR_BACKEND,
             "this MPI (%s) allows no calls from several threads: use one built with threads",
             commi_mpi_version());
+    return 0;
+}
+
+int commi_mpi_open(comm *self, const commi_launch *launch)
+{
+#ifdef COMM_LOADS_MPI
+    TRY(commi_mpi_load());
+#endif
+    exit_ns = atomic_load(&self->exit_ns);
+    ask_open_mpi(launch);
+    TRY(begin_mpi(self));
     (void)MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     TRY(check_world(self, launch));
     if (self->world == 1) {
-        (void)MPI_Finalize();
+        if (!ends_with_process)
+            (void)MPI_Finalize();
         return 0;
     }
     struct commi_mpi *mpi = mem_alloc(1, sizeof *mpi, "comm MPI");
     if (!mpi)
         return -ENOMEM;
     commi_guard_enter(self->guard, "MPI_Comm_dup");
-    rc = MPI_Comm_dup(MPI_COMM_WORLD, &mpi->world);
+    int rc = MPI_Comm_dup(MPI_COMM_WORLD, &mpi->world);
     commi_guard_enter(self->guard, NULL);
     if (rc == MPI_SUCCESS)
         rc = MPI_Comm_set_errhandler(mpi->world, MPI_ERRORS_RETURN);
@@ -171,33 +231,14 @@ int commi_mpi_broadcast(comm *self, void *data, uint64_t bytes)
     return rc == MPI_SUCCESS ? 0 : mpi_error(rc, "MPI_Bcast");
 }
 
-/* MPI_Finalize waits for all ranks. It never returns if one of them ended after it left. */
-static void leave_mpi(comm *self, const char *call)
-{
-    /* all work is done and reported: nothing is lost */
-    log_warn("%s has not returned within %.1f s: a rank is gone; leaving it", call,
-             (double)atomic_load(&self->exit_ns) * 1e-9);
-    _exit(1);
-}
-
-static void finalize(comm *self)
-{
-    static const char call[] = "MPI_Finalize";
-    commi_guard guard;
-    int64_t end_ns = commi_now_ns() + atomic_load(&self->exit_ns);
-    bool is_guarded = commi_guard_start(&guard, self, end_ns, leave_mpi) == 0;
-    if (is_guarded)
-        commi_guard_enter(&guard, call);
-    (void)MPI_Finalize();
-    if (is_guarded)
-        commi_guard_stop(&guard);
-}
-
 void commi_mpi_close(comm *self, int code)
 {
+    exit_ns = atomic_load(&self->exit_ns);
+    has_run_failed = code != 0;
     if (code == 0) {
         (void)MPI_Comm_free(&self->mpi->world);
-        finalize(self);
+        if (!ends_with_process)
+            finalize();
     }
     mem_free(self->mpi);
     self->mpi = NULL;

@@ -30,6 +30,8 @@ static const struct entry entries[] = {
     {"MPI_Error_string", offsetof(commi_mpi_library, error_string)},
     {"MPI_Get_library_version", offsetof(commi_mpi_library, version_text)},
     {"MPI_Init_thread", offsetof(commi_mpi_library, init_thread)},
+    {"MPI_Initialized", offsetof(commi_mpi_library, initialized)},
+    {"MPI_Query_thread", offsetof(commi_mpi_library, query_thread)},
     {"MPI_Finalize", offsetof(commi_mpi_library, finalize)},
     {"ompi_mpi_comm_world", offsetof(commi_mpi_library, world)},
     {"ompi_mpi_byte", offsetof(commi_mpi_library, byte)},
