@@ -110,6 +110,7 @@ int api_inputs_init(struct api_inputs *self, const char *job_path,
         .comm = self->ranks,
         .machine = self->figures,
         .fresh = fresh || options->fresh != 0,
+        .is_temporary = options->temporary != 0,
         .from = options->from,
     };
     return 0;

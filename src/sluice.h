@@ -17,9 +17,9 @@
  * Memory: sluice_open reserves the memory of the device, the host and the drives, within the job's
  * budgets. A step takes no more.
  *
- * Threads: a process has one run open at a time, and one thread makes all its calls; they block. A
- * run has threads of its own, and the caller's thread keeps its cores and its scheduling. Only one
- * function of this header may be called at a time. Callbacks come on the thread that called, unless
+ * Threads: a process has one run open at a time. Its calls block, and may come from different
+ * threads. A run has threads of its own, and the caller's thread keeps its cores and its
+ * scheduling. Only one function of this header may be called at a time. Callbacks come on the thread that called, unless
  * the function says otherwise, and must not call a function of this header.
  *
  * Ranks: if mpirun or srun starts the program, each process is one rank of one run. All ranks make
@@ -80,6 +80,10 @@ struct sluice_options {
     const char *machine;
     int fresh;   /* not 0: the run directory must be new or hold no commit */
     int verbose; /* not 0: log lines about the run on standard error; 0: only warnings */
+    /* For sluice_open, not 0: the run ends when it is closed. It makes no commits, and its slabs
+     * have no names: nothing stays on a drive of any host, also after kill -9. The run directory
+     * must be new or hold no commit; closing removes the run's files from it. Not with `from`. */
+    int temporary;
     /* The job itself, JSON; then no file is read, and job_path is its name in messages. Or NULL. */
     const char *job_text;
     /* The weights with which a new run of a job with model.module begins: elements [begin, begin +

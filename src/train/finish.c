@@ -101,6 +101,10 @@ int loop_rescue(struct loop *self, int failed)
 {
     err_record first;
     err_save(&first, failed);
+    if (self->options->is_temporary) {
+        ranks_fail_all(&self->run.ranks, failed);
+        return err_set(failed, "%s; the run was temporary, so its state is lost", first.text);
+    }
     /* With several ranks, a rank that failed must not wait for the others, because a commit takes
      * all of them. If training diverges, all ranks see it at the same step. */
     if (self->run.ranks.world > 1 && failed != ERR_DIVERGED) {

@@ -143,7 +143,7 @@ static bool is_due(const struct loop *self, uint64_t step)
 {
     uint64_t every = self->run.job->run.commit_every;
     const state_commit *commit = &self->run.commit;
-    return every > 0 && !self->options->is_trial && step > 0 && step % every == 0 &&
+    return every > 0 && loop_is_kept(self) && step > 0 && step % every == 0 &&
            !(commit->has_commit && commit->committed_step >= step);
 }
 

@@ -51,6 +51,12 @@ struct loop {
     struct train_progress last; /* the last step; seconds_left is for the remaining steps */
 };
 
+/* False for a trial or a temporary run: it makes no commits, and nothing of it stays. */
+static inline bool loop_is_kept(const struct loop *self)
+{
+    return !self->options->is_trial && !self->options->is_temporary;
+}
+
 /* True if there was no room for a file. Then files for people keep their old text, and only a
  * failed commit ends the run. */
 static inline bool loop_is_disk_full(int rc)
@@ -147,7 +153,7 @@ int loop_is_evaluated(const struct loop *self, bool *is_done) MUST_CHECK;
 /* Adds to the error's text the commit from which the run can continue. Returns its code. */
 int loop_name_commit(const err_record *first, uint64_t step);
 /* After a failure: commits the state if it is still good, and adds to the error's text which commit
- * is the last. Returns the first error. */
+ * is the last. A temporary run has none. Returns the first error. */
 int loop_rescue(struct loop *self, int failed) MUST_CHECK;
 
 #endif

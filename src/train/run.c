@@ -52,15 +52,21 @@ static void sum_up_lanes(struct loop *self)
         self->summary->lanes[i] = self->run.engine->totals[i];
 }
 
-/* Ends a trial: nothing of it stays. */
+/* Ends a trial or a temporary run: nothing of it stays. */
+static int end_without_state(struct loop *self, int result)
+{
+    if (result < 0)
+        return undo_start(self, result);
+    TRY(ranks_barrier(&self->run.ranks, "end of a run that keeps no state"));
+    return remove_run(self);
+}
+
 static int end_trial(struct loop *self, int result)
 {
     sum_up_lanes(self);
-    if (result < 0)
-        return undo_start(self, result);
-    TRY(loop_collect_ranks(self));
-    TRY(ranks_barrier(&self->run.ranks, "end of the trial"));
-    TRY(remove_run(self));
+    if (result >= 0)
+        TRY(loop_collect_ranks(self));
+    TRY(end_without_state(self, result));
     return result == 1 ? err_set(ERR_STOPPED, "stopped on request; a trial keeps no state") : 0;
 }
 
@@ -234,6 +240,8 @@ int train_run(const struct train_options *options, struct train_summary *summary
     struct loop *self;
     memset(summary, 0, sizeof *summary);
     TRY(setup_refuse_module(options->job, options->is_trial ? "a trial" : "training"));
+    if (options->is_temporary)
+        return err_set(ERR_USAGE, "a temporary run is made step by step");
     TRY(create(options, summary, &self));
     return destroy(self, run_all(self));
 }
@@ -252,6 +260,9 @@ int train_open(const struct train_options *options, train_session **out)
     *out = NULL;
     if (options->is_trial)
         return err_set(ERR_USAGE, "a trial is not run step by step");
+    if (options->is_temporary && options->from)
+        return err_set(ERR_USAGE, "a temporary run cannot begin with the state of %s",
+                       options->from);
     if (!options->run_module)
         TRY(setup_refuse_module(options->job, "training"));
     train_session *self = mem_alloc(1, sizeof *self, "training session");
@@ -331,6 +342,8 @@ int train_evaluate(train_session *self, double *loss)
 int train_commit(train_session *self, uint64_t *step)
 {
     TRY(check_usable(self));
+    if (!loop_is_kept(self->loop))
+        return err_set(ERR_USAGE, "this run is temporary: it makes no commits");
     TRY(note(self, loop_commit_now(self->loop)));
     *step = self->loop->run.record.step;
     return 0;
@@ -416,7 +429,9 @@ int train_close(train_session *self)
     if (!self)
         return 0;
     int rc = check_usable(self);
-    if (rc == 0)
+    if (!loop_is_kept(self->loop))
+        rc = end_without_state(self->loop, rc);
+    else if (rc == 0)
         rc = note(self, loop_finish(self->loop, true));
     rc = destroy(self->loop, rc);
     mem_free(self);

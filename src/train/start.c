@@ -36,7 +36,7 @@ static int refuse_fresh(const struct loop *self, const manifest *found, bool is_
 struct setup_options loop_setup_options(const struct loop *self)
 {
     return (struct setup_options){.ranks = &self->run.ranks,
-                                  .is_trial = self->options->is_trial,
+                                  .is_trial = !loop_is_kept(self),
                                   .test = self->options->test,
                                   .machine = self->options->machine,
                                   .watch = self->options->watch};
@@ -106,7 +106,8 @@ static int look_at_run(struct loop *self, manifest *found, int *there)
 {
     int has_manifest = 0;
     int rc = manifest_read(self->run.dir.state, found, &has_manifest);
-    if (rc < 0 && !(self->options->fresh && rc == ERR_CORRUPT))
+    bool fresh = self->options->fresh || self->options->is_temporary;
+    if (rc < 0 && !(fresh && rc == ERR_CORRUPT))
         return rc;
     if (has_manifest)
         TRY(find_slabs(self, found));
@@ -115,7 +116,7 @@ static int look_at_run(struct loop *self, manifest *found, int *there)
     *there = has_manifest;
     if (has_manifest && found->state == MANIFEST_BEGUN)
         return 0;
-    if (self->options->fresh && (rc < 0 || has_manifest))
+    if (fresh && (rc < 0 || has_manifest))
         return refuse_fresh(self, found, has_manifest);
     if (has_manifest && found->state == MANIFEST_RUNNING)
         return err_set(ERR_INPUT,
@@ -162,7 +163,7 @@ void loop_set_run_options(struct loop *self)
     self->run.options = (struct state_run_options){
         .machine = asked->machine,
         .from = asked->from,
-        .is_trial = asked->is_trial,
+        .is_trial = !loop_is_kept(self),
         .memory = asked->memory,
         .watch = asked->watch,
         .test = asked->test,
@@ -391,7 +392,7 @@ int loop_make_state(struct loop *self)
         log_info("resuming %s at step %" PRIu64, self->run.dir.path, self->run.record.step);
         TRY(engine_run(self->run.engine, PROGRAM_LOAD, self->run.record.step, NULL));
     }
-    if (self->run.job->run.commit_every == 0 && !self->options->is_trial) {
+    if (self->run.job->run.commit_every == 0 && loop_is_kept(self)) {
         state_point point; /* one place per extent: from here on the state is changed in place */
         state_point_take(&point, &self->run.record);
         state_point_put(&point, &commit->record);

@@ -95,6 +95,7 @@ struct train_options {
      * the run begins with initial weights. A run that already has a commit ignores it. */
     const char *from;
     bool is_trial;     /* only measure: no state is kept and nothing is left behind */
+    bool is_temporary; /* for train_open: train, but keep no state and leave nothing behind */
     bool hash_weights; /* fill summary.weights_hash (reads all state once more) */
     const volatile sig_atomic_t *stop; /* polled between steps; may be NULL */
     const struct setup_test *test;     /* NULL in a real run */
@@ -122,7 +123,8 @@ typedef struct train_session train_session;
 int train_open(const struct train_options *options, train_session **out) MUST_CHECK;
 /* Makes one step, and the commit that run.commit_every asks for; no evaluation. ERR_USAGE after
  * run.steps. A step that fails ends the session: the state is committed if it is still good, and
- * every later call except train_close returns the same error. */
+ * every later call except train_close returns the same error. A temporary run never commits, and
+ * train_close removes it. */
 int train_step(train_session *self, struct train_progress *progress) MUST_CHECK;
 /* ---- jobs with model.module ----
  *

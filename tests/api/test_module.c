@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <dirent.h>
 #include <math.h>
 #include <sched.h>
 #include <stdio.h>
@@ -454,6 +455,54 @@ static void wrong_jobs_are_refused(void **state)
     assert_wrong(sluice_train("toy", &train, NULL), "computed by a program");
 }
 
+/* Entries of a directory; 0 if there is none. */
+static int count_entries(const char *path)
+{
+    int count = 0;
+    DIR *entries = opendir(path);
+    for (const struct dirent *entry; entries && (entry = readdir(entries));)
+        count += strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
+    if (entries)
+        closedir(entries);
+    return count;
+}
+
+static void a_temporary_run_leaves_nothing(void **state)
+{
+    (void)state;
+    static toy kept, self;
+    toy_job asked = new_job(DTYPE_FP32);
+    char path[sizeof dir + 32];
+    const char *const set[] = {"tiers.place.optimizer=nvme"};
+    struct sluice_options options = {.set = set,
+                                     .set_count = 1,
+                                     .job_text = toy_text(&asked),
+                                     .first = toy_first,
+                                     .temporary = 1};
+    assert_int_equal(toy_try_open(&self, &asked, &options), SLUICE_DONE);
+    assert_int_equal(count_entries(drive), 0); /* its slab has no name, also after a kill */
+    toy_train(&self, 5);                       /* run.commit_every is 2 */
+    assert_wrong(sluice_commit(self.run, NULL), "temporary");
+    assert_int_equal(sluice_module_begin(self.run, 1), SLUICE_DONE);
+    toy_close(&self); /* in the middle of a step */
+    snprintf(path, sizeof path, "%s/metrics.jsonl", dir);
+    assert_false(fixture_exists(path));
+    assert_int_equal(count_entries(drive), 0);
+
+    options.temporary = 0;
+    assert_int_equal(toy_try_open(&kept, &asked, &options), SLUICE_DONE);
+    assert_int_equal(kept.steps_made, 0); /* the same directory has no commit */
+    toy_train(&kept, 5);
+    assert_memory_equal(kept.losses, self.losses, 5 * sizeof kept.losses[0]);
+    toy_close(&kept);
+    options.temporary = 1;
+    sluice_run *run;
+    assert_wrong(sluice_open("toy", &options, &run), "a run with a commit of step 5");
+    assert_int_equal(count_entries(drive), 1);
+    options.from = dir;
+    assert_wrong(sluice_open("toy", &options, &run), "temporary");
+}
+
 static void the_callers_thread_keeps_its_cores(void **state)
 {
     (void)state;
@@ -482,6 +531,7 @@ int main(void)
         cmocka_unit_test(params_at_home_are_the_last_ones),
         cmocka_unit_test(wrong_calls_get_a_sentence),
         cmocka_unit_test(wrong_jobs_are_refused),
+        cmocka_unit_test(a_temporary_run_leaves_nothing),
         cmocka_unit_test(the_callers_thread_keeps_its_cores),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
