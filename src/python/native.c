@@ -1,6 +1,7 @@
 /* The module: errors, lists of texts, and its table. See native.h. */
 #include "python/native.h"
 
+#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -69,6 +70,7 @@ failed:
 
 static bool is_working, is_run_open;
 static bool is_ending;      /* the interpreter: no further call */
+static pthread_t ender;     /* the thread that ends it: it may still commit or close the run */
 static pid_t computing_pid; /* the process that computed first; 0: none */
 
 int native_enter(bool computes, bool is_of_run)
@@ -77,7 +79,7 @@ int native_enter(bool computes, bool is_of_run)
         native_refuse("this process was forked from one in which Sluice computed, and the threads "
                       "that it needs are not here: start processes with the method \"spawn\", or "
                       "before the first call");
-    else if (is_ending)
+    else if (is_ending && !(is_of_run && pthread_equal(ender, pthread_self())))
         native_refuse("the interpreter ends, and no further call can begin");
     else if (is_working)
         native_refuse(
@@ -113,12 +115,13 @@ static PyObject *version(PyObject *module, PyObject *unused)
 }
 
 /* Called before the interpreter ends: a call that a daemon thread has left at work stops and
- * commits. */
+ * commits. The caller alone may then still use an open run, to commit and close it. */
 static PyObject *end(PyObject *module, PyObject *unused)
 {
     (void)module;
     (void)unused;
     is_ending = true;
+    ender = pthread_self();
     if (computing_pid != 0 && computing_pid != getpid())
         Py_RETURN_NONE;
     while (is_working) {

@@ -1,8 +1,9 @@
 /* The type Session: an open run, step by step. See native.h.
  *
- * A session belongs to the thread that opened it (sluice.h), and to its process: a process that was
- * forked from it has the memory but not the threads, the rings and the locks of the run, so each
- * call there is refused, and nothing is freed. */
+ * Steps belong to the thread that opened the session; any thread may commit and close it, since the
+ * opener may have ended. A session belongs to its process: a process that was forked from it has the memory
+ * but not the threads, the rings and the locks of the run, so each call there is refused, and
+ * nothing is freed. */
 #include <pthread.h>
 #include <unistd.h>
 
@@ -27,8 +28,8 @@ static int enter(const session *self, bool from_any_thread)
         native_refuse("this run is closed");
     else if (!from_any_thread && !pthread_equal(self->owner, pthread_self()))
         native_refuse(
-            "this run was opened by another thread, and all its calls must come from that "
-            "thread");
+            "this run was opened by another thread, and only that one makes steps: others may "
+            "commit and close it");
     else
         return native_enter(true, true);
     return -1;
@@ -71,17 +72,17 @@ static session *open_run(PyTypeObject *type, const char *name, const struct slui
 
 static PyObject *session_open(PyObject *type, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"path",  "text",    "set",   "start_from", "machine",
-                            "fresh", "verbose", "first", "share",      NULL};
+    static char *names[] = {"path",    "text",  "set",   "start_from", "machine", "fresh",
+                            "verbose", "first", "share", "temporary",  NULL};
     PyObject *path = NULL, *set = Py_None, *first = Py_None, *share = Py_None;
     struct native_opening opening;
     struct sluice_options options = {.verbose = 0};
     struct native_texts texts;
     session *self = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|zOzzppOO", names, PyUnicode_FSConverter,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|zOzzppOOp", names, PyUnicode_FSConverter,
                                      &path, &options.job_text, &set, &options.from,
                                      &options.machine, &options.fresh, &options.verbose, &first,
-                                     &share))
+                                     &share, &options.temporary))
         return NULL;
     if (native_texts_init(&texts, set, "set") == 0) {
         options.set = texts.items;
@@ -99,7 +100,7 @@ static PyObject *session_info(PyObject *object, PyObject *unused)
     session *self = (session *)object;
     struct sluice_info info;
     (void)unused;
-    if (enter(self, false) < 0)
+    if (enter(self, true) < 0)
         return NULL;
     sluice_get_info(self->run, &info);
     native_leave();
@@ -150,7 +151,7 @@ static PyObject *session_commit(PyObject *object, PyObject *unused)
     uint64_t step = 0;
     int status;
     (void)unused;
-    if (enter(self, false) < 0)
+    if (enter(self, true) < 0)
         return NULL;
     PyThreadState *thread = PyEval_SaveThread();
     status = sluice_commit(self->run, &step);
@@ -193,7 +194,7 @@ static PyObject *session_close(PyObject *object, PyObject *unused)
     (void)unused;
     if (!self->run || self->process != getpid())
         Py_RETURN_NONE;
-    if (enter(self, false) < 0)
+    if (enter(self, true) < 0)
         return NULL;
     sluice_run *run = self->run;
     self->run = NULL;
@@ -207,6 +208,13 @@ static PyObject *session_close(PyObject *object, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+static PyObject *session_is_open(PyObject *object, PyObject *unused)
+{
+    const session *self = (const session *)object;
+    (void)unused;
+    return PyBool_FromLong(self->run && self->process == getpid());
+}
+
 /* A run that nobody closed: it is closed if that is possible here and now. Otherwise its memory
  * stays until the process ends, and the state is that of its last commit. */
 static void session_dealloc(PyObject *object)
@@ -215,7 +223,7 @@ static void session_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     PyObject *kind, *value, *traceback; /* of an exception that is on its way */
     PyErr_Fetch(&kind, &value, &traceback);
-    if (self->run && enter(self, false) == 0) {
+    if (self->run && enter(self, true) == 0) {
         (void)sluice_close(self->run);
         native_leave();
         native_note_run(false);
@@ -243,6 +251,7 @@ static PyMethodDef methods[] = {
     {"module_set_group", native_module_set_group, METH_VARARGS, "Sets a group's numbers."},
     {"module_home", native_module_home, METH_O, "Where a unit's params rest."},
     {"close", session_close, METH_NOARGS, "Commits and frees all."},
+    {"is_open", session_is_open, METH_NOARGS, "False after close(), and in a forked process."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,13 +1,13 @@
 """The package as it is installed: import, the command, tasks, a run step by step, refusals."""
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import unittest
 
+import launchers
 import sluice
 from tiny import tiny_job, write_job
 
@@ -207,6 +207,10 @@ class Open(InDirectory):
             thread.join()
             self.assertIn("another thread", errors[0])
             sluice.plan(job)  # needs no run
+            thread = threading.Thread(target=run.close)  # its opener may have ended
+            thread.start()
+            thread.join()
+            self.assertFalse(run.is_open)
         self.assert_fails(sluice.WrongJob, 2, "closed", run.step)
         run.close()  # again
         child = os.fork()
@@ -250,8 +254,17 @@ class Open(InDirectory):
         wrong(sluice.WrongJob, 2, "name files", sluice.evaluate, self.directory, [])
         wrong(sluice.WrongJob, 2, "no/such", sluice.export, "no/such", self.path("out"))
         wrong(sluice.WrongJob, 2, "no/such", sluice.probe, drives=["no/such"])
-        self.assertRaises(TypeError, sluice.open, job, set=[3])
-        self.assertRaises(TypeError, sluice.evaluate, self.directory, [3])
+        wrong(sluice.WrongJob, 2, "a list of texts", sluice.open, job, set=[3])
+        wrong(sluice.WrongJob, 2, "a list of texts", sluice.plan, job, set=3)
+        wrong(sluice.WrongJob, 2, "files[0] is int", sluice.evaluate, self.directory, [3])
+        wrong(sluice.WrongJob, 2, "files is int", sluice.evaluate, self.directory, 3)
+        wrong(sluice.WrongJob, 2, "on_step is int", sluice.train, job, on_step=3)
+        wrong(sluice.WrongJob, 2, "ranks is -1", sluice.plan, job, ranks=-1)
+        wrong(sluice.WrongJob, 2, "tokens is -1", sluice.generate, self.directory, tokens=-1)
+        wrong(sluice.WrongJob, 2, "must be a text", sluice.generate, self.directory, 3)
+        wrong(sluice.WrongJob, 2, "no path", sluice.plan, "a\0b")
+        wrong(sluice.WrongJob, 2, "must be a path", sluice.Run, None)
+        wrong(sluice.WrongJob, 2, "machine is int", sluice.plan, job, machine=3)
 
 
 RANK = """
@@ -266,16 +279,12 @@ with open(f"{sys.argv[2]}/rank{info.rank}of{info.world_size}", "w") as file:
 
 
 class Ranks(InDirectory):
-    @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+    @unittest.skipUnless(launchers.has_mpirun(), "there is no mpirun")
     def test_two_ranks(self):
         job = write_job(self.directory)
         done = subprocess.run(
-            ["mpirun", "-n", "2", "--bind-to", "none", sys.executable, "-c", RANK, job,
-             self.directory],
-            capture_output=True, text=True, timeout=150,
-            env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                 "OMPI_MCA_rmaps_base_oversubscribe": "1",
-                 "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"})
+            [*launchers.MPIRUN, "-c", RANK, job, self.directory], capture_output=True, text=True,
+            timeout=150, env=launchers.environment(launchers.MPIRUN))
         self.assertEqual(done.returncode, 0, done.stderr)
         losses = []
         for rank in range(2):

@@ -2,9 +2,7 @@
 
 import gc
 import os
-import shutil
 import subprocess
-import sys
 import tempfile
 import unittest
 import unittest.mock
@@ -15,6 +13,7 @@ try:
 except ImportError:
     raise unittest.SkipTest("this Python has no torch") from None
 
+import launchers
 import sluice
 import sluice.torch
 import torch_models as models
@@ -378,18 +377,16 @@ class Ranks(Engines):
                 drive=os.path.join(self.directory, "drive"), run=os.path.join(self.directory, name),
             ))
         made = subprocess.run([*launcher, path], capture_output=True, text=True, timeout=240,
-                              env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
+                              env={**launchers.environment(launcher), **environment})
         self.assertEqual(made.returncode, 0, made.stderr)
         lines = [line for line in made.stdout.splitlines() if line.startswith("loss")]
         return {tuple(line.split()[1:3]): line.split()[3] for line in lines}
 
     def test_torchrun_gives_the_losses_of_mpirun(self):
-        by_torchrun = self.run_ranks("torchrun", [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"])
+        by_torchrun = self.run_ranks("torchrun", launchers.TORCHRUN)
         self.assertEqual(len(by_torchrun), 8)
-        again = self.run_ranks("restarted", [  # the ranks meet a second time, with the same store
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-            "--max-restarts=1"], DIES="0")
+        # the ranks meet a second time, with the same store
+        again = self.run_ranks("restarted", [*launchers.TORCHRUN, "--max-restarts=1"], DIES="0")
         self.assertEqual(again, by_torchrun)
         model, data = models.make(Language, dropout=0.0), models.batches(Language, 8)
         order = [data[step * 2 + rank] for step in range(4) for rank in range(2)]
@@ -397,11 +394,9 @@ class Ranks(Engines):
         found = [float.fromhex(by_torchrun[str(rank), str(step + 1)])
                  for step in range(4) for rank in range(2)]
         self.assert_near(found, plain)
-        if not shutil.which("mpirun"):
+        if not launchers.has_mpirun():
             self.skipTest("there is no mpirun to compare with")
-        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        by_mpirun = self.run_ranks("mpirun", ["mpirun", "--oversubscribe", "--bind-to", "none",
-                                              "-n", "2", sys.executable], **root)
+        by_mpirun = self.run_ranks("mpirun", launchers.MPIRUN)
         self.assertEqual(by_mpirun, by_torchrun)
 
 

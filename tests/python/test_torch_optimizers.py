@@ -15,6 +15,7 @@ try:
 except ImportError:
     raise unittest.SkipTest("this Python has no torch") from None
 
+import launchers
 import sluice
 import sluice.torch
 
@@ -61,8 +62,16 @@ import torch, sluice.torch, test_torch_optimizers as own
 
 sluice.torch._optimizers._UNIT_ELEMS = 600
 torch.set_num_threads(1)
-torch.distributed.init_process_group("gloo")
-rank = int(os.environ["RANK"])
+by_mpirun = {{}}  # torch.distributed knows torchrun's ranks by itself
+if "OMPI_COMM_WORLD_RANK" in os.environ:
+    by_mpirun = {{"init_method": "file://" + {directory!r} + "/store", "world_size": 2,
+                 "rank": int(os.environ["OMPI_COMM_WORLD_RANK"])}}
+torch.distributed.init_process_group("gloo", **by_mpirun)
+rank = torch.distributed.get_rank()
+
+def slabs(folder):
+    return [name for _, _, names in os.walk(folder) for name in names]
+
 torch.manual_seed(rank)
 other = torch.nn.Linear(128, 128)  # each rank has a part of its weights
 for again in range(2):  # the run has begun with the values of both, and is refused again
@@ -71,13 +80,26 @@ for again in range(2):  # the run has begun with the values of both, and is refu
     except sluice.WrongJob as error:
         assert "begin with equal parameters" in str(error), error
         sys.stdout.write(f"refused {{rank}}\\n")
-for way in ("wrapped", "overlapped", "driven"):
+for dtype in (torch.float32, torch.bfloat16, torch.float16):  # equal on both ranks, and refused by none
+    holes = torch.tensor([float("nan"), 1.5, -0.0] * 200).to(dtype)
+    if dtype == torch.float16:
+        holes.view(torch.int16)[0] = 0x7C01  # a NaN that changes its bits on its way through fp32
+    parameter = torch.nn.Parameter(holes.clone())
+    optimizer = sluice.torch.AdamW([parameter], host="64MiB", weight_decay=0.0)
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert torch.equal(parameter.isnan(), holes.isnan()) and torch.equal(parameter[1::3], holes[1::3])
+    optimizer.close()
+    sys.stdout.write(f"accepted {{rank}}\\n")
+drives = {{"driven": {directory!r} + "/drive", "temporary": {directory!r} + f"/host-{{rank}}"}}
+for way in ("wrapped", "overlapped", "driven", "temporary"):
     module = own.make()
     called = torch.nn.parallel.DistributedDataParallel(module) if way == "wrapped" else module
     optimizer = sluice.torch.AdamW(
-        module.parameters(), lr=1e-3, host="64MiB", overlap=way == "overlapped",
-        nvme={directory!r} + "/drive" if way == "driven" else None,
-        run_dir=None if way == "overlapped" else {directory!r} + "/" + way)
+        module.parameters(), lr=1e-3, host="64MiB", overlap=way == "overlapped", nvme=drives.get(way),
+        run_dir={directory!r} + "/" + way if way in ("wrapped", "driven") else None)
+    if way == "temporary":  # each rank's slab has no name, also where the other rank cannot see it
+        assert optimizer._core.info().nvme_bytes > 0 and not slabs({directory!r} + "/host-0")
     for step in range(4):
         optimizer.zero_grad()
         own.loss_of(called, 2 * step + rank).backward()
@@ -85,6 +107,24 @@ for way in ("wrapped", "overlapped", "driven"):
     sys.stdout.write(f"bits {{way}} {{rank}} {{own.bits(module)}}\\n")  # one write
     optimizer.close()
 torch.distributed.destroy_process_group()
+"""
+
+
+#: Without drives of its own it needs no slab; with them the slab is gone with the process.
+KILLED = """
+import os, sys
+sys.path.insert(0, {tests!r})
+import sluice.torch, test_torch_optimizers as own
+for nvme in (None, {drive!r}):
+    module = own.make()
+    optimizer = sluice.torch.AdamW(module.parameters(), host="64MiB", nvme=nvme)
+    own.train(module, optimizer, steps=1)
+    if nvme is None:
+        assert optimizer._core.info().nvme_bytes == 0
+        optimizer.close()
+sys.stdout.write("stepped\\n")
+sys.stdout.flush()
+os.kill(os.getpid(), 9)
 """
 
 
@@ -179,6 +219,23 @@ class Optimizers(unittest.TestCase):
             own.step()
         self.assertTrue(all((p != b).any() for p, b in zip(module.parameters(), before)))
 
+    def test_fp16_with_an_overflow(self):
+        values = torch.linspace(-2, 2, 600).half()
+        plain, parameter = torch.nn.Parameter(values.float()), torch.nn.Parameter(values.clone())
+        adam, own = torch.optim.AdamW([plain], lr=1e-2), self.optimizer([parameter], lr=1e-2)
+        for step in range(6):
+            parameter.grad = values * (step + 1)
+            if step == 3:  # the step is left out, also from the master weights
+                parameter.grad[5] = float("inf")
+                before = parameter.detach().clone()
+                own.step()
+                self.assertTrue(torch.equal(parameter, before))
+                continue
+            plain.grad = parameter.grad.float()
+            adam.step()
+            own.step()
+        self.assertLessEqual(float((parameter.float() - plain).abs().max()), 1e-3)
+
     def test_grad_scaler(self):
         module, plain = make(), make()
         adam = torch.optim.AdamW(plain.parameters(), lr=1e-3)
@@ -212,8 +269,15 @@ class Optimizers(unittest.TestCase):
         self.assertEqual(first + train(module, own, steps=3, first=5), expected)
         own.close()
 
+    def test_two_ranks_of_torchrun_have_the_bits_of_one(self):
+        self.check_two_ranks(launchers.TORCHRUN)
+
+    @unittest.skipUnless(launchers.has_mpirun(), "there is no mpirun")
+    def test_two_ranks_of_mpirun_have_the_bits_of_one(self):
+        self.check_two_ranks(launchers.MPIRUN)
+
     @unittest.mock.patch("sluice.torch._optimizers._UNIT_ELEMS", 600)  # more than one unit
-    def test_two_ranks_have_the_bits_of_one(self):
+    def check_two_ranks(self, launcher):
         torch.set_num_threads(1)
         module = make()
         own = self.optimizer(module.parameters(), lr=1e-3)
@@ -224,13 +288,13 @@ class Optimizers(unittest.TestCase):
         with open(path, "w") as file:
             file.write(RANKED.format(
                 tests=os.path.dirname(os.path.abspath(__file__)), directory=self.directory))
-        made = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", path],
-            capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        made = subprocess.run([*launcher, path], capture_output=True, text=True, timeout=240,
+                              env=launchers.environment(launcher))
         self.assertEqual(made.returncode, 0, made.stderr)
         self.assertEqual(made.stdout.count("refused"), 4)
+        self.assertEqual(made.stdout.count("accepted"), 6)
         found = sorted(line.split()[1:] for line in made.stdout.splitlines() if line.startswith("bits"))
-        self.assertEqual(found, [[way, rank, expected] for way in ("driven", "overlapped", "wrapped")
+        self.assertEqual(found, [[way, rank, expected] for way in ("driven", "overlapped", "temporary", "wrapped")
                                  for rank in ("0", "1")])
         own.close()
         for way in ("driven", "wrapped"):  # one process goes on where the ranks ended
@@ -242,6 +306,18 @@ class Optimizers(unittest.TestCase):
             train_averaged(again, own, 4, 2)
             self.assertEqual(bits(again), bits(module))
             own.close()
+
+    def test_without_run_dir_nothing_stays_after_a_kill(self):
+        drive, scratch = os.path.join(self.directory, "drive"), os.path.join(self.directory, "scratch")
+        os.mkdir(scratch)
+        program = KILLED.format(tests=os.path.dirname(os.path.abspath(__file__)), drive=drive)
+        made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                              timeout=120, env={**os.environ, "TMPDIR": scratch})
+        self.assertEqual((made.returncode, made.stdout), (-9, "stepped\n"), made.stderr)
+        for folder in (drive, scratch):
+            left = [name for _, _, names in os.walk(folder) for name in names]
+            self.assertFalse([name for name in left if name.endswith(".slab")], left)
+        self.assertEqual(os.listdir(drive), [])
 
     def test_averages_are_rounded_once(self):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import signal
 import threading
-from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ._errors import WrongJob
 
@@ -25,16 +26,56 @@ def to_json(value: Any) -> str:
         raise WrongJob(f"this cannot be written as JSON: {error}") from None
 
 
+def path_text(path: Any, what: str) -> str:
+    """The path as text. `what` names the argument in the refusal."""
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        raise WrongJob(f"{what} is {type(path).__name__}, and must be a path") from None
+    if not text or "\0" in text:
+        raise WrongJob(f"{what} is {text!r}, which is no path")
+    return text
+
+
+def optional_path(path: Optional[Path], what: str) -> Optional[str]:
+    return None if path is None else path_text(path, what)
+
+
+def path_texts(paths: Any, what: str) -> List[str]:
+    """The same for a list of paths, or for one path."""
+    if isinstance(paths, (str, bytes, os.PathLike)):
+        paths = [paths]
+    try:
+        items = list(paths)
+    except TypeError:
+        text = f"{what} is {type(paths).__name__}, and must be a list of paths"
+        raise WrongJob(text) from None
+    return [path_text(item, f"{what}[{i}]") for i, item in enumerate(items)]
+
+
+def check_callable(value: Optional[Callable[..., Any]], what: str) -> None:
+    """Refuses a callback that is neither None nor a function, before the work begins."""
+    if value is not None and not callable(value):
+        raise WrongJob(f"{what} is {type(value).__name__}, and must be a function")
+
+
+def check_count(value: Any, what: str) -> None:
+    """Refuses what is no whole number, or below 0."""
+    try:
+        count = -1 if isinstance(value, str) else operator.index(value)
+    except TypeError:
+        count = -1
+    if not 0 <= count < 1 << 63:
+        raise WrongJob(f"{what} is {value!r}, and must be a whole number, 0 or more")
+
+
 def job_arguments(job: Job) -> Tuple[str, Optional[str]]:
     """The name of a job in messages, and its text if it is no file."""
     if isinstance(job, Mapping):
         return "job", to_json(job)
-    try:
-        return os.fspath(job), None
-    except TypeError:
-        raise WrongJob(
-            f"a job is the path of a file or a dict, and this is {type(job).__name__}"
-        ) from None
+    if not isinstance(job, (str, bytes, os.PathLike)):
+        raise WrongJob(f"a job is the path of a file or a dict, and this is {type(job).__name__}")
+    return path_text(job, "the job"), None
 
 
 def overrides_list(overrides: Overrides) -> List[str]:
@@ -43,11 +84,18 @@ def overrides_list(overrides: Overrides) -> List[str]:
         return [f"{key}={to_json(value)}" for key, value in overrides.items()]
     if isinstance(overrides, str):
         raise WrongJob(f'"set" is the text "{overrides}", and must be a dict or a list of texts')
-    return list(overrides)
-
-
-def optional_path(path: Optional[Path]) -> Optional[str]:
-    return None if path is None else os.fspath(path)
+    items: List[Any]
+    try:
+        items = list(overrides)
+    except TypeError:
+        items = [overrides]
+    wrong = next((item for item in items if not isinstance(item, str)), None)
+    if wrong is not None:
+        raise WrongJob(
+            f'"set" has {type(wrong).__name__}, and must be a dict or a list of texts: '
+            '{"run.steps": 5} or ["run.steps=5"]'
+        )
+    return items
 
 
 def watches_interrupt() -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Mapping, Tuple
+
+from ._errors import WrongJob
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,32 @@ class Muon:
     weight_decay: float = 0.0
 
 
+def as_number(value: Any, what: str) -> float:
+    """A finite number, of Python, NumPy or torch."""
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise WrongJob(f"{what} is {value!r}, and must be a finite number")
+    return number
+
+
+def as_numbers(numbers: Mapping[str, Any], what: str) -> Dict[str, Any]:
+    """The numbers of an optimizer: betas as a list of two, all others as they are named."""
+    found: Dict[str, Any] = {}
+    for key, value in numbers.items():
+        name = f"{what} {key}"
+        if key != "betas":
+            found[key] = as_number(value, name)
+        elif isinstance(value, (tuple, list)) and len(value) == 2:
+            found[key] = [as_number(beta, name) for beta in value]
+        else:
+            raise WrongJob(f"{name} is {value!r}, and must be two numbers")
+    return found
+
+
 def optimizer_block(optimizer: Any) -> Dict[str, Any]:
     """The job's optimizer block for one of the classes above."""
-    params = asdict(optimizer)
-    if "betas" in params:
-        params["betas"] = list(params["betas"])
-    return {"type": type(optimizer).__name__, "params": params}
+    name = type(optimizer).__name__
+    return {"type": name, "params": as_numbers(asdict(optimizer), f"{name}:")}

@@ -24,13 +24,13 @@ _open: Optional["weakref.ref[Session]"] = None
 
 def _end() -> None:
     """Commits an open run, and stops a call that a daemon thread left at work, which commits."""
+    _native.end()
     session = _open() if _open else None
-    if session is not None:
+    if session is not None and session.is_open:
         try:
-            session.close()
+            (session.at_end or session.close)()
         except Error as error:
             print(f"sluice: error: at the end of the program: {error}", file=sys.stderr)
-    _native.end()
 
 
 def guard() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Type, TypeVar
 
 from ._errors import Failed, WrongJob
-from ._job import Path
+from ._job import Path, path_text
 from ._tasks import Evaluation, Generation, Plan, Tiers, evaluate, export, generate
 
 
@@ -86,7 +86,7 @@ class Run:
     """A run directory. It may be in use by a process that trains."""
 
     def __init__(self, path: Path) -> None:
-        self.path = os.fspath(path)
+        self.path = path_text(path, "a run directory")
         if not os.path.isdir(self.path):
             raise WrongJob(f"{self.path} is no run directory: there is no such directory")
 
@@ -99,7 +99,7 @@ class Run:
     def _lines(self) -> Iterator[Dict[str, Any]]:
         name = os.path.join(self.path, "metrics.jsonl")
         try:
-            with open(name, encoding="utf-8") as file:
+            with open(name, encoding="utf-8", errors="replace") as file:
                 for number, line in enumerate(file, 1):
                     if not line.endswith("\n"):
                         return  # it is being written

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, TypeVar
 
 from ._errors import Error
-from ._job import Job, Overrides, Path, job_arguments, optional_path, overrides_list
+from ._job import (
+    Job,
+    Overrides,
+    Path,
+    check_callable,
+    job_arguments,
+    optional_path,
+    overrides_list,
+    path_text,
+)
 from ._launch import share_of_launcher
 from ._load import native as _native
 from ._process import guard, note_open
@@ -67,13 +75,19 @@ class Closing:
 class Session(Closing):
     """An open run, made by sluice.open(). Close it, or use it as a context manager.
 
-    A process has one run open at a time, and one thread makes all its calls. The interpreter's lock
-    is released while the library works.
+    A process has one run open at a time, and one thread makes its steps; any thread may commit and
+    close it. The interpreter's lock is released while the library works.
     """
 
     def __init__(self, native_session: _native.Session) -> None:
         self._native = native_session
-        self.is_open = True  #: close() was not called
+        #: What the end of the program calls in place of close().
+        self.at_end: Optional[Callable[[], Any]] = None
+
+    @property
+    def is_open(self) -> bool:
+        """False after close(), and in a process that was forked from the run's."""
+        return self._native.is_open()
 
     def info(self) -> Info:
         return Info(**self._native.info())
@@ -104,11 +118,10 @@ class Session(Closing):
         adapters: for a run with train.lora, only the adapters, as PEFT has them.
         force: replaces files in a directory that is not empty.
         """
-        self._native.export(os.fspath(directory), dtype, adapters, force)
+        self._native.export(path_text(directory, "directory"), dtype, adapters, force)
 
     def close(self) -> None:
         """Commits the steps that are not yet committed, and frees all. May be called again."""
-        self.is_open = False
         self._native.close()
 
 
@@ -121,6 +134,7 @@ def open(  # noqa: A001 - the name that people look for
     fresh: bool = False,
     verbose: bool = False,
     first: Optional[Callable[[int, int, int, int], None]] = None,
+    temporary: bool = False,
 ) -> Session:
     """Reads the job, plans, reserves all memory, and resumes from the last commit of run.dir or
     begins a new run.
@@ -132,20 +146,24 @@ def open(  # noqa: A001 - the name that people look for
     verbose: log lines on standard error, not only warnings.
     first: for a job with model.module, writes the first weights of a new run: elements [begin, begin
         + count) of a unit, fp32, to an address.
+    temporary: the run ends when it is closed. It makes no commits, and nothing of it stays on the
+        drives of any host, also if it is killed. Its directory must be new or hold no commit.
     """
     name, text = job_arguments(job)
+    check_callable(first, "first")
     guard()
     session = Session(
         _native.Session.open(
             name,
             text,
             overrides_list(set),
-            optional_path(start_from),
-            optional_path(machine),
+            optional_path(start_from, "start_from"),
+            optional_path(machine, "machine"),
             fresh,
             verbose,
             first,
             share_of_launcher(),
+            temporary,
         )
     )
     note_open(session)

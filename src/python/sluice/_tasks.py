@@ -9,13 +9,18 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
+from ._errors import WrongJob
 from ._job import (
     Job,
     Overrides,
     Path,
+    check_callable,
+    check_count,
     job_arguments,
     optional_path,
     overrides_list,
+    path_text,
+    path_texts,
     watches_interrupt,
 )
 from ._launch import share_of_launcher
@@ -63,6 +68,8 @@ def train(
     Ctrl-C finishes the step, commits, and raises KeyboardInterrupt. The same call then resumes.
     """
     name, text = job_arguments(job)
+    check_callable(on_step, "on_step")
+    check_callable(on_evaluation, "on_evaluation")
 
     def step_call(*values: Any) -> None:
         on_step(Step(*values))  # type: ignore[misc]
@@ -72,8 +79,8 @@ def train(
         path=name,
         text=text,
         set=overrides_list(set),
-        start_from=optional_path(start_from),
-        machine=optional_path(machine),
+        start_from=optional_path(start_from, "start_from"),
+        machine=optional_path(machine, "machine"),
         fresh=fresh,
         verbose=verbose,
         on_step=step_call if on_step else None,
@@ -142,11 +149,13 @@ def plan(
     machine: a machine.json of sluice.probe(), or the name of a described machine.
     """
     name, text = job_arguments(job)
+    check_count(ranks, "ranks")
+    check_count(ranks_per_host, "ranks_per_host")
     json_text = _native.plan(
         path=name,
         text=text,
         set=overrides_list(set),
-        machine=optional_path(machine),
+        machine=optional_path(machine, "machine"),
         ranks=ranks,
         ranks_per_host=ranks_per_host,
         verbose=verbose,
@@ -170,12 +179,14 @@ def probe(
     drives: directories on the drives to measure; none: the working directory.
     on_progress: called from another thread with what is measured and the share that is done.
     """
+    check_callable(on_progress, "on_progress")
+    directories = path_texts(drives, "drives")
     guard()
     with tempfile.TemporaryDirectory() as scratch:
-        target = os.path.join(scratch, "machine.json") if path is None else os.fspath(path)
+        target = os.path.join(scratch, "machine.json") if path is None else path_text(path, "path")
         _native.probe(
             path=target,
-            drives=[os.fspath(drive) for drive in drives],
+            drives=directories,
             backend=backend,
             quick=quick,
             tiny=_tiny,
@@ -237,9 +248,15 @@ def generate(
             if on_text:
                 on_text(text)
 
+    check_callable(on_text, "on_text")
+    if not isinstance(prompt, str):
+        raise WrongJob(f"prompt is {type(prompt).__name__}, and must be a text")
+    counts = {"tokens": tokens, "top_k": top_k, "seed": seed, "context": context}
+    for what, count in counts.items():
+        check_count(count, what)
     guard()
     made = _native.generate(
-        path=os.fspath(model),
+        path=path_text(model, "model"),
         prompt=prompt.encode("utf-8"),
         set=overrides_list(set),
         tokens=tokens,
@@ -296,11 +313,13 @@ def evaluate(
     stride: tokens between windows; 0: the context.
     batches: at most so many micro-batches; 0: all.
     """
+    for what, count in {"context": context, "stride": stride, "batches": batches}.items():
+        check_count(count, what)
     guard()
     return Evaluation(
         **_native.evaluate(
-            path=os.fspath(model),
-            files=[os.fspath(file) for file in files],
+            path=path_text(model, "model"),
+            files=path_texts(files, "files"),
             set=overrides_list(set),
             context=context,
             stride=stride,
@@ -326,4 +345,5 @@ def export(
     force: replaces files in a directory that is not empty.
     """
     guard()
-    _native.export(os.fspath(run), os.fspath(directory), dtype, adapters, force)
+    run_path, target = path_text(run, "run"), path_text(directory, "directory")
+    _native.export(run_path, target, dtype, adapters, force)

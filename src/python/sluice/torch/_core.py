@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+import threading
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypeVar, Union, cast
 
 from .._errors import Error, WrongJob
-from .._job import Path
+from .._job import Path, path_text
 from .._session import Session, Step
 from .._session import open as open_session
 from .._tasks import Plan
@@ -22,8 +24,49 @@ def list_drives(nvme: Union[None, Path, Sequence[Any]]) -> Optional[List[Dict[st
     """The job's tiers.nvme, from folders or dicts like its own."""
     if nvme is None:
         return None
-    entries = [nvme] if isinstance(nvme, (str, os.PathLike)) else list(nvme)
-    return [dict(e) if isinstance(e, Mapping) else {"path": os.fspath(e)} for e in entries]
+    entries: List[Any]
+    try:
+        if isinstance(nvme, (str, bytes, os.PathLike, Mapping)):
+            entries = [nvme]
+        else:
+            entries = list(nvme)
+    except TypeError:
+        raise WrongJob(
+            f"nvme is {type(nvme).__name__}, and must be a folder on a drive, or a list of them"
+        ) from None
+    return [
+        dict(e) if isinstance(e, Mapping) else {"path": path_text(e, f"nvme[{i}]")}
+        for i, e in enumerate(entries)
+    ]
+
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def alone(method: _Call) -> _Call:
+    """A method that one thread at a time may be in. Its object has an RLock _turn_lock."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._turn_lock.acquire(blocking=False):
+            raise WrongJob(
+                f"{method.__name__} was called while another thread is in a call of the same "
+                f"{type(self).__name__}: let one thread make all its calls"
+            )
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self._turn_lock.release()
+
+    return cast(_Call, call)
+
+
+def refuse_copy(self: Any, *args: Any) -> Any:
+    """For __copy__, __deepcopy__ and __reduce_ex__ of what has an open run."""
+    raise WrongJob(
+        f"{type(self).__name__} cannot be copied or pickled, since it has a run open: save what its "
+        "state_dict() returns"
+    )
 
 
 class Core:
@@ -31,8 +74,11 @@ class Core:
 
     def __init__(self, session: Session, job: Mapping[str, Any], machine: Any) -> None:
         self._session = session
+        #: A thread that computes with the run's memory, outside of our calls too; or None.
+        self.user: Optional[threading.Thread] = None
         self._job = job
         self._machine = machine
+        self.is_kept = True  # it makes commits
         self.has_failed = False  # a call has raised the failure that closing raises again
         native = session._native
         self.module_begin: Callable[[bool], None] = native.module_begin
@@ -62,13 +108,25 @@ class Core:
     def close(self) -> None:
         self._session.close()
 
+    def is_used(self) -> bool:
+        """True if another thread may compute with the run's memory."""
+        user = self.user
+        return user is not None and user.is_alive() and user is not threading.current_thread()
+
+    def set_at_end(self, call: Callable[[], Any]) -> None:
+        """What the end of the program calls in place of close()."""
+        self._session.at_end = call
+
 
 def open_core(job: Dict[str, Any], **options: Any) -> Core:
-    return Core(open_session(job, **options), job, options.get("machine"))
+    core = Core(open_session(job, **options), job, options.get("machine"))
+    core.is_kept = not options.get("temporary", False)
+    return core
 
 
-def give_up(core: Any, error: BaseException) -> Error:
-    """Ends a run whose step cannot go on. Returns what later calls raise."""
+def give_up(core: Any, error: BaseException, is_kept: bool = True) -> Error:
+    """Ends a run whose step cannot go on. Returns what later calls raise. `is_kept`: the run has a
+    directory of the user's."""
     text = f"{type(error).__name__}: {error}"
     core.has_failed = True
     try:
@@ -77,16 +135,34 @@ def give_up(core: Any, error: BaseException) -> Error:
         pass  # the first failure counts
     if isinstance(error, Error):
         return error
-    return WrongJob(
-        f"a step failed ({text}), so this run takes no more steps; a new one with the same run_dir "
-        "goes on from the last commit"
+    advice = (
+        "a new one with the same run_dir goes on from the last commit"
+        if is_kept
+        else "it has no run_dir to go on from"
     )
+    return WrongJob(f"a step failed ({text}), so this run takes no more steps; {advice}")
 
 
-def close_at_end(core: Any) -> None:
-    """Closes the run of a program that did not."""
+# How long the end of the program waits for a daemon thread that is in a step. The thread's next call
+# of the run is refused.
+_PATIENCE_SECONDS = 60.0
+
+
+def close_at_end(core: Any, lock: Any = None) -> None:
+    """Closes the run of a program that did not. Its memory stays while another thread uses it: one
+    that holds `lock`, or the core's user."""
+    if lock is not None and not lock.acquire(timeout=_PATIENCE_SECONDS):
+        print(
+            "sluice: error: a thread is in a step at the program's end, so the run is as it was "
+            "last committed: close it before",
+            file=sys.stderr,
+        )
+        return
     try:
-        core.close()
+        if not core.is_used():
+            core.close()
+        elif core.is_kept:
+            core.commit()
     except Error as error:
         if not core.has_failed:  # else the program has seen the failure
             print(f"sluice: error: {error}", file=sys.stderr)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
+import threading
 import weakref
 from statistics import median_low
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
@@ -11,12 +10,13 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 import torch
 
 from .._errors import WrongJob
-from .._job import Path
-from .._optimizers import Adagrad, AdamW, Lion, Muon, optimizer_block
+from .._job import Path, check_callable, path_text
 from .._session import Closing
-from ._core import Bytes, close_at_end, give_up, list_drives, open_core
+from ._config import dtype_blocks, put, put_optimizer, read_config
+from ._core import Bytes, alone, close_at_end, give_up, list_drives, open_core, refuse_copy
 from ._groups import Groups, group_units
 from ._holding import Holding, view_of
+from ._hooks import Hook, claim, guard, refuse_load, refuse_state_dict
 from ._init import values_of
 from ._memory import as_tensor, plainly, return_free_memory
 from ._profile import Profile, profile_of
@@ -38,31 +38,6 @@ from ._values import Values
 # A step is recorded again for its times, since first calls are slow: so often, until the repeats
 # took so long together, and not if the first took longer than the last number.
 _REPEATS, _REPEAT_SECONDS, _SLOW_SECONDS = 3, 6.0, 60.0
-
-
-def _read_config(config: Union[None, Path, Mapping[str, Any]]) -> Dict[str, Any]:
-    if config is None:
-        return {}
-    if isinstance(config, Mapping):
-        return json.loads(json.dumps(dict(config), default=os.fspath))
-    try:
-        with open(os.fspath(config), encoding="utf-8") as file:
-            return json.load(file)
-    except (OSError, ValueError) as error:
-        raise WrongJob(f"config: {os.fspath(config)} cannot be read: {error}") from None
-
-
-def _put(job: Dict[str, Any], path: str, value: Any) -> None:
-    """Sets a key of the job that an argument stands for; the job may not have it too."""
-    *parents, last = path.split(".")
-    block = job
-    for parent in parents:
-        block = block.setdefault(parent, {})
-    if value is None:
-        return
-    if last in block and block[last] != value:
-        raise WrongJob(f"{path} is both an argument of the Engine and in its config: give it once")
-    block[last] = value
 
 
 class Engine(Closing):
@@ -111,21 +86,16 @@ class Engine(Closing):
         fresh: bool = False,
         verbose: bool = False,
     ) -> None:
-        job = _read_config(config)
-        if optimizer is not None:
-            if not isinstance(optimizer, (AdamW, Lion, Adagrad, Muon)):
-                raise WrongJob(
-                    f"optimizer is {type(optimizer).__name__}, and must be sluice.AdamW, Lion, "
-                    "Adagrad or Muon: numbers alone, since the engine has the state"
-                )
-            job["optimizer"] = optimizer_block(optimizer)
-        job.setdefault("optimizer", optimizer_block(AdamW()))
+        self._turn_lock = threading.RLock()
+        job = read_config(config)
+        put_optimizer(job, optimizer)
+        check_callable(groups, "groups")
         job.setdefault("gradient_clipping", 0)  # as torch's own loop, which clips nothing
-        _put(job, "tiers.device.budget", device)
-        _put(job, "tiers.host.budget", host)
-        _put(job, "tiers.nvme", list_drives(nvme))
-        _put(job, "run.dir", os.fspath(run_dir))
-        _put(job, "run.commit_every", commit_every)
+        put(job, "tiers.device.budget", device)
+        put(job, "tiers.host.budget", host)
+        put(job, "tiers.nvme", list_drives(nvme))
+        put(job, "run.dir", path_text(run_dir, "run_dir"))
+        put(job, "run.commit_every", commit_every)
         self.module = module
         self._job = job
         self._policy = units
@@ -142,7 +112,10 @@ class Engine(Closing):
         self._hooks: List[Any] = []
         self._excluded: set = set()
         self._groups: Any = None
+        self._turns: Any = None
         self._prepare()
+
+    __copy__ = __deepcopy__ = __reduce_ex__ = refuse_copy
 
     # ---- before the first step ----
 
@@ -163,8 +136,7 @@ class Engine(Closing):
             self._groups.take(groups)
         self._holding = Holding(self._holders)
         self._values = Values(self._holders, values_of(self.module))
-        if self.module in _guards:
-            _guards.pop(self.module).remove()
+        claim(self.module, self)
         for handle in self._hooks:
             handle.remove()
         self._hooks = []
@@ -177,34 +149,26 @@ class Engine(Closing):
                     self._hook_gradient(holder, unit, slot)
 
     def _hook_unit(self, holder: Holder) -> None:
-        me = weakref.ref(self)  # the module does not keep its engine
+        def before(engine: "Engine", module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+            engine._enter(holder, (args, kwargs))
 
-        def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-            engine = me()
-            if engine is not None:
-                engine._enter(holder, (args, kwargs))
-
-        def after(module: torch.nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
-            engine = me()
-            if engine is not None:
-                engine._leave(holder, outputs)
+        def after(engine: "Engine", module: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+            engine._leave(holder, outputs)
 
         assert holder.module is not None  # only the root has none
         install = holder.module.register_forward_pre_hook
-        self._hooks.append(install(before, prepend=True, with_kwargs=True))
+        self._hooks.append(install(Hook(self, before), prepend=True, with_kwargs=True))
         # also after an exception, so that no unit stays held
         install_after = holder.module.register_forward_hook
-        self._hooks.append(install_after(after, with_kwargs=True, always_call=True))
+        self._hooks.append(install_after(Hook(self, after), with_kwargs=True, always_call=True))
 
     def _hook_root(self) -> None:
         """Modules that own parameters of the root need them current also where only a part of the
         module is called, as in generation."""
         own = {id(slot.parameter) for slot in self._root.slots}
-        me = weakref.ref(self)
 
-        def before(module: torch.nn.Module, args: Any) -> None:
-            engine = me()
-            if engine is None or engine._core is None or engine._is_called:
+        def before(engine: "Engine", module: torch.nn.Module, args: Any) -> None:
+            if engine._core is None or engine._is_called:
                 return
             if not isinstance(engine._driver, Training):  # else the root is there
                 with plainly():
@@ -213,8 +177,11 @@ class Engine(Closing):
         for item in self.module.modules():
             owns = any(id(p) in own for p in item.parameters(recurse=False))
             if owns or item is self.module:
-                self._hooks.append(item.register_forward_pre_hook(before, prepend=True))
-        self._hooks.append(self.module.register_state_dict_pre_hook(_refuse_state_dict(me)))
+                hook = Hook(self, before)
+                self._hooks.append(item.register_forward_pre_hook(hook, prepend=True))
+            self._hooks.append(item.register_state_dict_pre_hook(Hook(self, refuse_state_dict)))
+            load = Hook(self, refuse_load)
+            self._hooks.append(item._register_load_state_dict_pre_hook(load))
 
     def _hook_gradient(self, holder: Holder, unit: Unit, slot: Slot) -> None:
         is_root = holder is self._root
@@ -303,6 +270,7 @@ class Engine(Closing):
 
     # ---- a step ----
 
+    @alone
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward. With gradients it begins a micro-batch of a step."""
         self._check_open()
@@ -316,6 +284,7 @@ class Engine(Closing):
         self.prepare(*args, **kwargs)
         return self._forward(args, kwargs)
 
+    @alone
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """What the first call does before its step: records, plans, and opens or resumes the run.
         Afterwards plan() and info() work."""
@@ -341,9 +310,10 @@ class Engine(Closing):
             )
         self._check_parameters()
         training = Training(self._turns, self._goes_back)
+        if self._micro_batch == 0:
+            self._groups.send(self._core)
         try:
             if self._micro_batch == 0:
-                self._groups.send(self._core)
                 self._core.module_begin(True)
             self._driver = training
             self._is_called = True
@@ -358,6 +328,7 @@ class Engine(Closing):
         finally:
             self._is_called = False
 
+    @alone
     def backward(self, loss: torch.Tensor) -> None:
         """Goes back from a loss, the mean over this micro-batch, and takes over the gradients."""
         self._check_open()
@@ -379,6 +350,7 @@ class Engine(Closing):
         self._driver = None
         self._micro_batch += 1
 
+    @alone
     def step(self) -> Optional[Any]:
         """Ends the micro-batch. After the last one of a step it waits for the update, and returns a
         sluice.Step; None before that."""
@@ -396,6 +368,7 @@ class Engine(Closing):
         self._groups.note_step()
         return made
 
+    @alone
     def skip(self) -> None:
         """Gives up the step that was begun, whose loss is not wanted; the next call begins it
         again. With several ranks, or schedule.update in_backward, the run then ends."""
@@ -416,22 +389,37 @@ class Engine(Closing):
             raise self._failure
 
     def _check_parameters(self) -> None:
-        for holder in self._holders:
-            for unit in holder.units:
-                for slot in unit.slots:
-                    parameter = slot.parameter
-                    if parameter.requires_grad == unit.frozen or parameter.dtype != self._dtype:
-                        raise WrongJob(
-                            f'the parameter "{slot.name}" has another dtype or requires_grad than '
-                            "when the engine was made: change the module before"
-                        )
+        slots = [(unit, slot) for h in self._holders for unit in h.units for slot in unit.slots]
+        for unit, slot in slots:
+            self._holding.check_away(unit, slot)
+            parameter = slot.parameter
+            if parameter.requires_grad == unit.frozen or parameter.dtype != self._dtype:
+                raise WrongJob(
+                    f'the parameter "{slot.name}" has another dtype or requires_grad than when the '
+                    "engine was made: change the module before"
+                )
+            if parameter.device != self._device:
+                raise WrongJob(
+                    f'the parameter "{slot.name}" is on {parameter.device}, and was on '
+                    f"{self._device} when the engine was made: move the module before"
+                )
+        own = {id(slot.parameter) for _, slot in slots}
+        found = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        new = [name for key, name in found.items() if key not in own]
+        gone = [slot.name for _, slot in slots if id(slot.parameter) not in found]
+        if new or gone:
+            raise WrongJob(
+                f'the module {"has the new parameter" if new else "has lost the parameter"} '
+                f'"{(new or gone)[0]}" since the engine was made: change the module before'
+            )
 
     def _fail(self, error: BaseException) -> None:
         """A step that cannot go on ends the run; what is committed stays."""
         self._driver = None
         self._holding_is_over()
         if self._failure is None and self._core is not None:
-            self._turns.forget_turn()
+            if self._turns is not None:
+                self._turns.forget_turn()
             self._failure = give_up(self._core, error)
 
     def _holding_is_over(self) -> None:
@@ -488,7 +476,7 @@ class Engine(Closing):
     def _open(self) -> None:
         order = self._recorder.order
         name = type(self.module).__name__
-        job = {**self._job, **self._dtype_blocks()}
+        job = {**self._job, **dtype_blocks(self._job, self._dtype, self._device)}
         job["model"] = {"module": describe(self._holders, order, self._recorder.seconds, name)}
         stages = list_stages(self._holders, order)
         units = {unit.index: unit for holder in self._holders for unit in holder.units}
@@ -499,7 +487,16 @@ class Engine(Closing):
                 self._values.fill(units[unit], begin, target)
 
         self._core = self._open_core(job, first=first, **self._open_options)
-        self._finalizer = weakref.finalize(self, close_at_end, self._core)
+        self._finalizer = weakref.finalize(self, close_at_end, self._core, self._turn_lock)
+        self._finalizer.atexit = False  # the run's own end calls it
+        self._core.set_at_end(self._finalizer)
+        try:
+            self._begin(stages)
+        except BaseException as error:  # Ctrl-C, or no memory for the root
+            self._fail(error)
+            raise
+
+    def _begin(self, stages: List[Holder]) -> None:
         info = self._core.info()  # a micro-batch counts as one token
         self._accumulation = max(info.tokens_per_step // info.world_size, 1)
         root = self._root if self._root.units else None
@@ -509,30 +506,6 @@ class Engine(Closing):
             slot.parameter.data = torch.empty(slot.shape, dtype=self._dtype, device=self._device)
         self._values.forget()
         self._holding_is_over()
-
-    def _dtype_blocks(self) -> Dict[str, Any]:
-        """The blocks that must agree with the module."""
-        blocks: Dict[str, Any] = {}
-        for key, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
-            block = dict(self._job.get(key) or {})
-            if block.get("enabled") is True and self._dtype != dtype:
-                raise WrongJob(
-                    f"config has {key}.enabled, and the parameters of the module are "
-                    f"{self._dtype}: call module.to({dtype}) before the Engine, or leave {key} out"
-                )
-            if block or self._dtype == dtype:
-                blocks[key] = {**block, "enabled": self._dtype == dtype}
-        device = dict(self._job.get("device") or {})
-        if device.setdefault("backend", self._device.type) != self._device.type:
-            raise WrongJob(
-                f'device.backend is "{device["backend"]}", and the module is on {self._device}'
-            )
-        blocks["device"] = device
-        optimizer = str(self._job["optimizer"].get("type", "")).lower()
-        if self._dtype == torch.float32 and optimizer != "muon":
-            # the parameters are the master weights: there is no second copy
-            blocks["state"] = {"master": "split", **(self._job.get("state") or {})}
-        return blocks
 
     # ---- the rest ----
 
@@ -547,21 +520,25 @@ class Engine(Closing):
         """Micro-batches of a step."""
         return self._accumulation
 
+    @alone
     def plan(self) -> Any:
         """Where states rest, what they need, and how long a step takes. A sluice.Plan."""
         self._need_core("plan")
         return self._core.plan()
 
+    @alone
     def profile(self) -> Profile:
         """Steps as measured, without the first two, beside the plan."""
         self._need_core("profile")
         return profile_of(self._job["run"]["dir"], self.plan())
 
+    @alone
     def info(self) -> Any:
         """Facts about the run: its step, what is reserved. A sluice.Info."""
         self._need_core("info")
         return self._core.info()
 
+    @alone
     def commit(self) -> int:
         """Makes the state after the last step durable. Returns that step."""
         self._need_core("commit")
@@ -570,6 +547,7 @@ class Engine(Closing):
             raise WrongJob("commit comes between steps: after engine.step()")
         return self._core.commit()
 
+    @alone
     def state_dict(self) -> Dict[str, torch.Tensor]:
         """All parameters and buffers, in new tensors: as large as the module."""
         self._need_core("state_dict")
@@ -594,8 +572,10 @@ class Engine(Closing):
                     found[begin + name] = buffer.detach().clone()
         return found
 
+    @alone
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Parameters and buffers for a run that has not begun."""
+        self._check_open()
         if self._core is not None:
             raise WrongJob(
                 "the run has begun, and its weights are its own: load weights before the first "
@@ -603,6 +583,7 @@ class Engine(Closing):
             )
         self.module.load_state_dict(state)
 
+    @alone
     def close(self) -> None:
         """Commits the steps that are not yet committed, and frees all. May be called again."""
         core, self._core = self._core, None
@@ -620,7 +601,7 @@ class Engine(Closing):
             self._driver = None
             self._failure = WrongJob("this engine is closed")
             self._holding_is_over()
-            _guard(self.module, self._holders)
+            guard(self.module, self._holders)
             core.close()
 
     def _end_evaluation(self) -> None:
@@ -632,38 +613,6 @@ class Engine(Closing):
         self._check_open()
         if self._core is None:
             raise WrongJob(f"engine.{what} comes after the first call of the engine, which plans")
-
-
-def _refuse_state_dict(me: Any) -> Callable[..., None]:
-    def before(module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
-        engine = me()
-        if engine is not None and engine._core is not None:
-            raise WrongJob(
-                "the module's parameters are elsewhere while its engine is open: call "
-                "engine.state_dict()"
-            )
-
-    return before
-
-
-# Modules whose engine is closed: the hooks that refuse to compute with them.
-_guards: "weakref.WeakKeyDictionary[torch.nn.Module, Any]" = weakref.WeakKeyDictionary()
-
-
-def _guard(module: torch.nn.Module, holders: List[Holder]) -> None:
-    placeholders = [slot.placeholder for holder in holders for slot in holder.slots]
-    empty = {p.untyped_storage().data_ptr() for p in placeholders if p is not None}
-
-    def before(module: torch.nn.Module, args: Any) -> None:
-        for name, parameter in module.named_parameters():
-            if parameter.data.untyped_storage().data_ptr() in empty:
-                raise WrongJob(
-                    f'the parameter "{name}" has no values, since the engine of this module is '
-                    "closed: take engine.state_dict() before closing, and load it with "
-                    "module.load_state_dict(state, assign=True); or make a new Engine"
-                )
-
-    _guards[module] = module.register_forward_pre_hook(before)
 
 
 __all__ = ["Engine"]

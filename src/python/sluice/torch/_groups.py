@@ -10,6 +10,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 import torch
 
 from .._errors import WrongJob
+from .._optimizers import as_numbers
+from ._core import refuse_copy
 from ._units import Holder, Slot, Unit, note_offsets
 
 _KEYS = ("lr", "weight_decay", "betas", "eps")
@@ -26,6 +28,8 @@ class Groups(torch.optim.Optimizer):
         self._engine = weakref.ref(engine)
         self._first = [dict(group) for group in self.param_groups]
 
+    __copy__ = __deepcopy__ = __reduce_ex__ = refuse_copy
+
     def take(self, other: "Groups") -> None:
         """Keeps its groups' numbers, with the parameters of other groups that were made alike."""
         for own, group in zip(self.param_groups, other.param_groups):
@@ -33,6 +37,14 @@ class Groups(torch.optim.Optimizer):
         for group in other.param_groups[len(self.param_groups) :]:
             self.param_groups.append(group)
             self._first.append(dict(group))
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        if getattr(self, "_engine", None) is not None:
+            raise WrongJob(
+                "the engine's memory is planned: say in its argument groups= which parameters have "
+                "numbers of their own"
+            )
+        super().add_param_group(param_group)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         engine = self._engine()
@@ -49,6 +61,8 @@ class Groups(torch.optim.Optimizer):
         """Tells the run the numbers of the update that comes."""
         for number, (group, first) in enumerate(zip(self.param_groups, self._first)):
             numbers = dict(group)
+            wrong = [k for k in _KEYS if _is_nan(group.get(k)) and not _is_nan(first.get(k))]
+            as_numbers({k: group[k] for k in wrong}, f"param_groups[{number}]:")
             if number == 0 and group["lr"] == first["lr"]:
                 numbers["lr"] = math.nan  # the job's own schedule counts
             send_group(core, number, numbers)
@@ -57,23 +71,26 @@ class Groups(torch.optim.Optimizer):
         self._opt_called = True  # schedulers warn if they step before the optimizer
 
 
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
 def send_group(core: Any, number: int, group: Mapping[str, Any]) -> None:
     """Numbers that the group does not have are those of the job, which the library knows as NaN."""
-    beta1, beta2 = group.get("betas", (math.nan, math.nan))
-    eps = group.get("eps", math.nan)
-    core.module_set_group(
-        number, float(group["lr"]), float(group["weight_decay"]), beta1, beta2, eps
-    )
+    given = {key: group[key] for key in _KEYS if key in group and not _is_nan(group[key])}
+    numbers = as_numbers(given, f"param_groups[{number}]:")
+    beta1, beta2 = numbers.get("betas", (math.nan, math.nan))
+    lr, decay, eps = (numbers.get(key, math.nan) for key in ("lr", "weight_decay", "eps"))
+    core.module_set_group(number, lr, decay, beta1, beta2, eps)
 
 
 def group_units(
     holders: List[Holder], optimizer: Mapping[str, Any], choose: Optional[Choose], engine: Any
 ) -> Groups:
     """Gives each unit its group. A unit whose parameters are of several groups becomes several."""
-    params = optimizer.get("params", {})
-    if "lr" not in params:
-        raise WrongJob("the optimizer has no learning rate: give optimizer.params.lr")
+    params = {k: v for k, v in optimizer.get("params", {}).items() if v != "auto"}
     base = {key: params[key] for key in _KEYS if key in params}
+    base.setdefault("lr", math.nan)
     base.setdefault("weight_decay", math.nan)
     if "betas" in base:
         base["betas"] = tuple(base["betas"])
@@ -101,10 +118,16 @@ def _split(
     parts: Dict[int, List[Slot]] = {}
     for slot in unit.slots:
         numbers = dict(base)
-        other = dict(choose(slot.name, slot.parameter)) if choose and not unit.frozen else {}
+        other = choose(slot.name, slot.parameter) if choose and not unit.frozen else {}
+        if not isinstance(other, Mapping):
+            raise WrongJob(
+                f'groups returns {type(other).__name__} for "{slot.name}", and must return a dict: '
+                "{} for the optimizer's own numbers"
+            )
         wrong = [key for key in other if key not in _KEYS]
         if wrong:
             raise WrongJob(f'groups: "{wrong[0]}" is unknown; there are {", ".join(_KEYS)}')
+        as_numbers(other, f'groups: "{slot.name}":')
         numbers.update(other)
         number = next((i for i, g in enumerate(found) if _is_same(g, numbers)), len(found))
         if number == len(found):

@@ -36,6 +36,7 @@ class Holding:
         self._units: Dict[int, Unit] = {}  # by the address of that
         # by id(slot): the parameter's version and address when it last had the run's values
         self._marks: Dict[int, Tuple[int, int]] = {}
+        self._away: Dict[int, int] = {}  # by id(slot): the parameter's version when it was taken away
 
     def place(self, unit: Unit, base: torch.Tensor) -> None:
         """The unit's parameters become views of `base`, its flat vector."""
@@ -66,6 +67,17 @@ class Holding:
         for slot in unit.slots:
             self._marks.pop(id(slot), None)
             slot.parameter.data = placeholder_of(slot)
+            self._away[id(slot)] = slot.parameter._version
+
+    def check_away(self, unit: Unit, slot: Slot) -> None:
+        """Refuses, once, what was written to a parameter while its values were elsewhere."""
+        version = self._away.get(id(slot))
+        if version is None or version == slot.parameter._version or id(slot) in self._marks:
+            return
+        self._away[id(slot)] = slot.parameter._version
+        with torch.no_grad():
+            placeholder_of(slot).as_strided((1,), (1,)).fill_(float("nan"))
+        raise changed_error(unit, slot, " while it was elsewhere,")
 
     def owner(self, tensor: torch.Tensor) -> Optional[Unit]:
         """The held unit whose memory the tensor lies in."""

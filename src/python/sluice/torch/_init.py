@@ -15,12 +15,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._errors import WrongJob
-from .._job import Path
+from .._job import Path, path_text
 from ._recording import written_by
 from ._units import _blocks
 from ._values import Value
 
 _KEPT_ELEMS = 1 << 16
+_SEED_MASK = (1 << 64) - 1
 _INITIALIZERS = ("reset_parameters", "_reset_parameters")  # methods of a module
 
 _lazy: "weakref.WeakKeyDictionary[torch.nn.Module, Dict[int, Value]]" = weakref.WeakKeyDictionary()
@@ -51,11 +52,19 @@ def init(
     Until then the larger parameters have no values: do not compute with the module.
     """
     before = torch.get_default_dtype()
-    if not dtype.is_floating_point:
-        raise WrongJob(f"init: dtype is {dtype}, and must be a floating point type")
+    if isinstance(build, torch.nn.Module) or not callable(build):
+        raise WrongJob(
+            f"init: the first argument is {type(build).__name__}, and must be a function that "
+            "builds the module: init(lambda: Model(...))"
+        )
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise WrongJob(f"init: dtype is {dtype}, and must be float32, bfloat16 or float16")
+    if not isinstance(seed, int):
+        raise WrongJob(f"init: seed is {type(seed).__name__}, and must be an int")
+    folder = path_text(checkpoint, "init: checkpoint") if checkpoint is not None else None
     torch.set_default_dtype(dtype)
     state = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
+    torch.default_generator.manual_seed(seed & _SEED_MASK)
     try:
         with _without_parameters(), _Writes() as writes:
             module = build()
@@ -64,16 +73,16 @@ def init(
         torch.set_rng_state(state)
     if not isinstance(module, torch.nn.Module):
         raise WrongJob(f"init: build() returned {type(module).__name__}, and must return a module")
-    if checkpoint is None:
+    if folder is None:
         writes.check(module)
     kept = _settle(module, dtype)
     names: Dict[int, List[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    if checkpoint is None:
+    if folder is None:
         _lazy[module] = {**_Initializer(module, seed, kept).values(), **kept}
     else:
-        _lazy[module] = _Checkpoint(os.fspath(checkpoint)).values(module, names)
+        _lazy[module] = _Checkpoint(folder).values(module, names)
     return module
 
 
@@ -195,7 +204,8 @@ class _Initializer:
         parameters = list(target.parameters(recurse=is_block))
         before = [p.data for p in parameters]
         state = torch.get_rng_state()
-        torch.default_generator.manual_seed((self._seed << 32) ^ zlib.crc32(scope.encode()))
+        seed = (self._seed << 32) ^ zlib.crc32(scope.encode())
+        torch.default_generator.manual_seed(seed & _SEED_MASK)
         try:
             for p in parameters:
                 known = self._known.get(id(p))

@@ -13,19 +13,21 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 import weakref
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 
 from .._errors import Error, NoFit, WrongJob
-from .._job import Path
-from ._core import Bytes, close_at_end, give_up, list_drives, open_core
+from .._job import Path, path_text
+from .._optimizers import as_numbers
+from ._core import Bytes, alone, close_at_end, give_up, list_drives, open_core, refuse_copy
 from ._groups import send_group
 from ._holding import view_of
 from ._memory import as_tensor, placeholder_of
 from ._turns import BACKWARD, Gradients, Use
-from ._units import _DTYPES, Holder, Slot, Unit, note_offsets
+from ._units import _DTYPES, Holder, Slot, Unit, check_plain, note_offsets
 from ._values import Values
 
 _UNIT_ELEMS = 16 << 20
@@ -69,15 +71,26 @@ class _Optimizer(torch.optim.Optimizer):
         machine: Optional[Path] = None,
         verbose: bool = False,
     ) -> None:
-        if state not in _STATES:
+        if not isinstance(state, str) or state not in _STATES:
             raise WrongJob(f'state is "{state}", and must be one of {", ".join(_STATES)}')
+        if run_dir is None and commit_every:
+            raise WrongJob(
+                f"commit_every is {commit_every}, and without run_dir nothing is kept: give run_dir"
+            )
+        if host is not None and (isinstance(host, bool) or not isinstance(host, (int, str))):
+            raise WrongJob(f'host is {host!r}, and must be bytes or a text like "8GiB"')
+        if isinstance(params, torch.nn.Module) or callable(params):
+            raise WrongJob(f"params is {type(params).__name__}: give module.parameters()")
+        self._turn_lock = threading.RLock()
+        as_numbers(numbers, f"{self._type}:")
         super().__init__(params, numbers)
         self._units = self._cut()
         self._overlap = overlap
         self._core: Any = None
         self._failure: Optional[Error] = None
-        self._own_dir = tempfile.mkdtemp(prefix="sluice-") if run_dir is None else None
-        self._run_dir = os.fspath(run_dir) if run_dir is not None else self._own_dir
+        run_path = path_text(run_dir, "run_dir") if run_dir is not None else None
+        self._own_dir = tempfile.mkdtemp(prefix="sluice-") if run_path is None else None
+        self._run_dir = run_path if run_path is not None else self._own_dir
         self._begun: Optional[int] = None  # units whose gradients are handed over; None: no step
         try:
             job = self._job(numbers, list_drives(nvme), host, state, commit_every)
@@ -88,18 +101,29 @@ class _Optimizer(torch.optim.Optimizer):
             raise
         self._hooks = [self._hook(u, s) for u in self._units for s in u.slots] if overlap else []
 
+    __copy__ = __deepcopy__ = __reduce_ex__ = refuse_copy
+
     # ---- the run ----
 
     def _cut(self) -> List[Unit]:
         """Units of parameters that are neighbours in their group."""
         units: List[Unit] = []
         first: Optional[torch.Tensor] = None
+        self._idle: List[Tuple[str, torch.Tensor]] = []  # parameters that do not learn
+        known: Set[int] = set()
         for number, group in enumerate(self.param_groups):
             elems = _UNIT_ELEMS
             for position, parameter in enumerate(group["params"]):
                 name = f"group{number}.param{position}"
+                if id(parameter) in known:
+                    continue  # torch warns of it
+                known.add(id(parameter))
                 if not parameter.requires_grad:
+                    self._idle.append((name, parameter))
                     continue
+                check_plain(name, parameter)
+                if parameter.device.type not in ("cpu", "cuda"):
+                    raise WrongJob(f"{name} is on {parameter.device}, and has no values to train")
                 first = parameter if first is None else first
                 if parameter.dtype not in _DTYPES or parameter.dtype != first.dtype:
                     raise WrongJob(
@@ -111,8 +135,6 @@ class _Optimizer(torch.optim.Optimizer):
                         f"{name} is on {parameter.device} and others are on {first.device}"
                     )
                 is_matrix = parameter.dim() == 2
-                if parameter.numel() == 0:
-                    raise WrongJob(f"{name} has no elements")
                 begins = elems + parameter.numel() > _UNIT_ELEMS or (
                     self._type == "Muon" and is_matrix != (units[-1].slots[0].parameter.dim() == 2)
                 )
@@ -178,7 +200,7 @@ class _Optimizer(torch.optim.Optimizer):
             tiers["host"] = {"budget": 4 * largest + (64 << 20)}
         if host is not None and "host" not in tiers:
             tiers["host"] = {"budget": host}
-        params = {k: list(v) if isinstance(v, tuple) else v for k, v in numbers.items()}
+        params = as_numbers(numbers, f"{self._type}:")
         job: Dict[str, Any] = {
             "model": {"module": {"name": "optimizer", "units": units, "stages": stages}},
             "run": {"dir": self._run_dir, "commit_every": commit_every},
@@ -186,7 +208,10 @@ class _Optimizer(torch.optim.Optimizer):
             "tiers": tiers,
             "state": self._state(state),
             "gradient_clipping": 0,
-            "schedule": {"update": "in_backward"},
+            # fp16 gradients may overflow, and then the step is left out: all are looked at before
+            "schedule": {
+                "update": "after_backward" if self._dtype == torch.float16 else "in_backward"
+            },
             "zero_optimization": {"stage": 2},  # of several ranks each has a part of the state
             "optimizer": {"type": self._type, "params": params},
         }
@@ -211,7 +236,13 @@ class _Optimizer(torch.optim.Optimizer):
                 values.fill(self._units[unit], begin, target)
 
         try:
-            self._core = open_core(job, first=first, machine=machine, verbose=verbose)
+            self._core = open_core(
+                job,
+                first=first,
+                machine=machine,
+                verbose=verbose,
+                temporary=self._own_dir is not None,
+            )
         except NoFit as error:
             reason, _, advice = str(error).partition("; ")
             mine = "host" if "nvme" in job["tiers"] or self._device.type != "cpu" else "device"
@@ -226,6 +257,8 @@ class _Optimizer(torch.optim.Optimizer):
         self._finalizer = weakref.finalize(
             self, _end, self._process, self._core, self._own_dir, slots, places
         )
+        self._finalizer.atexit = False  # the run's own end calls it
+        self._core.set_at_end(self._finalizer)
         info = self._core.info()
         if info.world_size > 1 and info.step == 0:
             self._compare_first()
@@ -235,13 +268,15 @@ class _Optimizer(torch.optim.Optimizer):
         """Each rank has given its own part of the first values to all of them."""
         for unit, base in self._homes():
             for slot in unit.slots:
-                if not torch.equal(slot.parameter.data.cpu(), view_of(base, slot)):
+                if not _has_bits_of(slot.parameter.data.cpu(), view_of(base, slot)):
+                    where = "" if self._own_dir is not None else f" in {self._run_dir}"
                     error = WrongJob(
-                        f"{slot.name} {list(slot.shape)} has other values than the run in "
-                        f"{self._run_dir} began with: all ranks must begin with equal parameters, "
-                        "so use one seed or load one checkpoint in all, and another run_dir"
+                        f"{slot.name} {list(slot.shape)} has other values than the run{where} "
+                        "began with: all ranks must begin with equal parameters, so use one seed "
+                        "or load one checkpoint in all"
+                        + (", and another run_dir" if where else "")
                     )
-                    self._failure = give_up(self._core, error)
+                    self._failure = self._give_up(error)
                     close_at_end(self._core)
                     raise error
 
@@ -276,6 +311,8 @@ class _Optimizer(torch.optim.Optimizer):
     def _hook(self, unit: Unit, slot: Slot) -> Any:
         def after(parameter: torch.Tensor) -> None:
             if self._begun is None:
+                self._check_open()
+                self._send_groups()
                 self._begin()
             if id(slot) not in self._waiting[unit.index]:
                 raise WrongJob(
@@ -294,7 +331,7 @@ class _Optimizer(torch.optim.Optimizer):
     def _begin(self) -> None:
         self._check_open()
         self._waiting = {u.index: {id(s) for s in u.slots} for u in self._units}
-        self._send_groups()
+        self._core.user = threading.current_thread()
         self._core.module_begin(True)
         self._core.module_wait()  # the turn of no unit
         self._core.module_done(0.0)
@@ -302,7 +339,13 @@ class _Optimizer(torch.optim.Optimizer):
 
     def _send_groups(self) -> None:
         for number, group in enumerate(self.param_groups):
+            for key in ("lr", "weight_decay", "betas", "eps"):
+                if key in group:
+                    as_numbers({key: group[key]}, f"param_groups[{number}]:")
             send_group(self._core, number, group)
+
+    def _give_up(self, error: BaseException) -> Error:
+        return give_up(self._core, error, self._own_dir is None)
 
     def _hand_over(self, unit: Unit) -> None:
         use = Use(*self._core.module_wait())
@@ -321,6 +364,7 @@ class _Optimizer(torch.optim.Optimizer):
         assert self._begun is not None
         self._begun += 1
 
+    @alone
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Updates the parameters from their gradients, and waits until they have their new values.
         The state on drives may be written still."""
@@ -348,6 +392,14 @@ class _Optimizer(torch.optim.Optimizer):
                         )
         elif self._begun is None:
             raise WrongJob("there is no gradient: call loss.backward() before step()")
+        for name, parameter in self._idle:
+            if parameter.requires_grad:
+                raise WrongJob(
+                    f"{name} {list(parameter.shape)} learns (requires_grad) and did not when the "
+                    "optimizer was made: make a new optimizer with it"
+                )
+        if self._begun is None:
+            self._send_groups()
         try:
             if self._begun is None:
                 self._begin()
@@ -356,37 +408,42 @@ class _Optimizer(torch.optim.Optimizer):
             self._begun = None
             self._core.module_end()
         except BaseException as error:
-            self._failure = give_up(self._core, error)
+            self._failure = self._give_up(error)
             raise
         if self._device.type != "cpu":
             self._take_params()
 
     # ---- the rest ----
 
+    @alone
     def commit(self) -> int:
         """Makes the state after the last step durable in run_dir. Returns that step."""
         self._check_open()
+        self._check_kept()
         if self._begun is not None:
             raise WrongJob("commit comes between steps: after step()")
         return self._core.commit()
 
+    def _check_kept(self) -> None:
+        if self._own_dir is not None:
+            raise WrongJob("without run_dir nothing of the state is kept: give run_dir to keep it")
+
+    @alone
     def state_dict(self) -> Dict[str, Any]:
         """The groups' numbers, and where the state is: it stays on its drives, committed."""
         self._check_open()
-        if self._own_dir is not None:
-            raise WrongJob(
-                "the state is in a folder that is removed at the end: give run_dir to keep it"
-            )
+        self._check_kept()
         step = self.commit()
         groups = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
         return {"param_groups": groups, "sluice": {"run_dir": self._run_dir, "step": step}}
 
+    @alone
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over the groups' numbers. The state itself was taken over when the optimizer was
         made with the run_dir of that state_dict."""
         self._check_open()
-        place = state_dict.get("sluice")
-        if place is None:
+        place = state_dict.get("sluice") if isinstance(state_dict, Mapping) else None
+        if not isinstance(place, Mapping) or "step" not in place:
             raise WrongJob(
                 "this state_dict is of another optimizer, which has its state in memory: begin "
                 "with the parameters alone"
@@ -411,6 +468,7 @@ class _Optimizer(torch.optim.Optimizer):
             raise WrongJob("the optimizer's memory is planned: give all groups when it is made")
         super().add_param_group(param_group)
 
+    @alone
     def close(self) -> None:
         """Commits if run_dir was given, gives the parameters memory of their own, frees all."""
         if self._core is None or self._process != os.getpid():
@@ -438,6 +496,15 @@ class _Optimizer(torch.optim.Optimizer):
             raise self._failure
 
 
+def _has_bits_of(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if all bits are equal. Any NaN counts as equal to any other: it may have changed its bits
+    on its way through fp32."""
+    kind = {2: torch.int16, 4: torch.int32}[one.element_size()]
+    same = one.contiguous().view(-1).view(kind) == other.contiguous().view(-1).view(kind)
+    nan = one.isnan().view(-1) & other.isnan().view(-1)
+    return bool((same | nan).all())
+
+
 def _give_memory(slots: List[Slot], places: Dict[int, int]) -> None:
     """Parameters that lie in the run's memory get memory of their own."""
     for slot in slots:
@@ -451,9 +518,9 @@ def _end(
     """The optimizer is gone, or the program ends. Its run may be closed already."""
     if process != os.getpid():
         return  # it is that of the process that this one was forked from
-    if core.is_open:
+    if core.is_open and not core.is_used():
         _give_memory(slots, places)
-    close_at_end(core)
+    close_at_end(core)  # which leaves the memory to a thread that computes with it
     if own_dir is not None:
         shutil.rmtree(own_dir, ignore_errors=True)
 
@@ -467,7 +534,7 @@ _ARGUMENTS = """
         of the weights beside bf16 parameters, in place of a second copy. fp32 parameters have no
         second copy (with Muon they have).
     run_dir: where the state is committed. If it has a commit, the optimizer and its parameters
-        begin with that. None: a folder that is removed at the end; ranks on several hosts need one.
+        begin with that. None: nothing is kept, and nothing stays on a drive of any host.
     overlap: updates while the backward runs, as gradients come, and drops them. It allows neither
         several backwards for one step nor clipping of gradients.
     commit_every: steps from commit to commit; 0: none but at state_dict(), commit() and the end.

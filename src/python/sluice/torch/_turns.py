@@ -171,6 +171,7 @@ class Training:
         self._is_in_backward = False
         self._gradients: Dict[int, Gradients] = {}  # of the turn, by the unit's index
         self._held: Optional[Holder] = None
+        self._is_reached = False  # by the backward
         self.loss: Optional[float] = None
 
     @property
@@ -244,6 +245,7 @@ class Training:
                 f'"{self._turns.stages[max(self._next, 0)].name}" came: all steps must use the '
                 "units in the same order"
             )
+        self._is_reached = True
         while self._next > stage:  # no gradient came to these
             self._take_back(self._turns.stages[self._next], False)
         self._take_back(holder, True)
@@ -293,6 +295,12 @@ class Training:
     def end_backward(self) -> None:
         root = self._turns.root
         first = 0 if root is None else 1
+        slots = [] if root is None else root.slots
+        if not self._is_reached and all(slot.parameter.grad is None for slot in slots):
+            raise WrongJob(
+                "this loss depends on no parameter of the module: give engine.backward the loss of "
+                "the forward before it"
+            )
         with torch.no_grad():
             while self._next >= first and self._goes_back[self._next]:
                 self._take_back(self._turns.stages[self._next], False)

@@ -101,6 +101,8 @@ def _named(module: torch.nn.Module, names: Sequence[str]) -> Dict[str, torch.nn.
     modules = dict(module.named_modules())
     found = {}
     for name in names:
+        if not isinstance(name, str):
+            raise WrongJob(f"units[{names.index(name)}] is {type(name).__name__}, and must be a name")
         if name not in modules or not name:
             raise WrongJob(
                 f'units: the module {type(module).__name__} has no part "{name}": names are those '
@@ -123,16 +125,66 @@ def choose_modules(module: torch.nn.Module, policy: Policy) -> Dict[str, torch.n
         blocks.update(_large_leaves(module, blocks))
         order = [name for name, _ in module.named_modules() if name in blocks]
         return {name: blocks[name] for name in order}
-    if callable(policy):
+    if callable(policy) and not isinstance(policy, torch.nn.Module):
         names = [name for name, item in module.named_modules() if name and policy(name, item)]
         return _named(module, names)
-    if isinstance(policy, str):
-        raise WrongJob(f'units is the text "{policy}", and must be a list of names or a function')
-    return _named(module, list(policy))
+    listed = None if isinstance(policy, (str, torch.nn.Module)) else _list_of(policy)
+    if listed is None:
+        what = policy if isinstance(policy, (str, int)) else type(policy).__name__
+        raise WrongJob(f'units is "{what}", and must be a list of names or a function')
+    return _named(module, listed)
+
+
+def _list_of(items: Any) -> Optional[List[Any]]:
+    """The items as a list; None: they are none."""
+    try:
+        return list(items)
+    except TypeError:
+        return None
+
+
+#: Wrappers by their classes' names: some are costly to import, and not in each version of torch.
+_WRAPPERS = {
+    "OptimizedModule": "torch.compile is not supported",
+    "DataParallel": "one process has one device",
+    "DistributedDataParallel": "the engine itself averages over the ranks",
+    "FullyShardedDataParallel": "the engine itself partitions over the ranks",
+}
+
+
+def _check_kind(module: torch.nn.Module) -> None:
+    for name, item in module.named_modules():
+        kind, at = type(item).__name__, f' "{name}"' if name else ""
+        if kind in _WRAPPERS:
+            raise WrongJob(f"the module{at} is a {kind}: {_WRAPPERS[kind]}, so give what is inside")
+        if getattr(item, "_compiled_call_impl", None) is not None:
+            raise WrongJob(f"the module{at} is compiled: {_WRAPPERS['OptimizedModule']}")
+        if isinstance(item, torch.jit.ScriptModule):
+            raise WrongJob(f"the module{at} is of TorchScript, which is not supported")
+
+
+def check_plain(name: str, parameter: torch.Tensor) -> None:
+    """Refuses a parameter that is more, or less, than a tensor with values."""
+    if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+        raise WrongJob(f'the parameter "{name}" has no shape yet: call the lazy module once before')
+    if type(parameter.data) is not torch.Tensor:
+        raise WrongJob(
+            f'the parameter "{name}" is a {type(parameter.data).__name__}, and must be a plain tensor'
+        )
+    if parameter.is_sparse or parameter.layout != torch.strided:
+        raise WrongJob(f'the parameter "{name}" is not a dense tensor')
+    if parameter.is_inference():
+        raise WrongJob(
+            f'the parameter "{name}" was made in torch.inference_mode(), and cannot learn: build '
+            "the module outside of it"
+        )
+    if parameter.numel() == 0:
+        raise WrongJob(f'the parameter "{name}" has no elements: leave it out')
 
 
 def _check(name: str, parameter: torch.Tensor, first: torch.Tensor) -> None:
     dtype = first.dtype
+    check_plain(name, parameter)
     if parameter.device != first.device:
         raise WrongJob(
             f'the parameter "{name}" is on {parameter.device} and others are on {first.device}: a '
@@ -143,8 +195,6 @@ def _check(name: str, parameter: torch.Tensor, first: torch.Tensor) -> None:
             f'the parameter "{name}" is {parameter.dtype} and others are {dtype}: a module has one '
             "dtype, so convert it (module.to(dtype))"
         )
-    if parameter.is_sparse or parameter.layout != torch.strided:
-        raise WrongJob(f'the parameter "{name}" is not a dense tensor')
 
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -156,6 +206,7 @@ def make_holders(module: torch.nn.Module, policy: Policy) -> List[Holder]:
         raise WrongJob(f"the first argument is {type(module).__name__}, and must be a torch module")
     if not _has_parameters(module):
         raise WrongJob(f"the module {type(module).__name__} has no parameters to train")
+    _check_kind(module)
     first = next(module.parameters())
     if first.dtype not in _DTYPES:
         raise WrongJob(f"parameters are {first.dtype}, and must be float32, bfloat16 or float16")
@@ -164,12 +215,13 @@ def make_holders(module: torch.nn.Module, policy: Policy) -> List[Holder]:
             f"the module is on {first.device}, and must be on the CPU or a CUDA device; "
             "sluice.torch.init builds modules without values"
         )
+    for name, parameter in module.named_parameters():
+        _check(name, parameter, first)
     chosen = choose_modules(module, policy)
     owners: Dict[int, Set[str]] = {}
     names: Dict[int, str] = {}
     items: Dict[int, torch.nn.Parameter] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        _check(name, parameter, first)
         owner = next((c for c in chosen if name.startswith(c + ".")), "")
         owners.setdefault(id(parameter), set()).add(owner)
         names.setdefault(id(parameter), name)

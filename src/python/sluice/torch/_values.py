@@ -44,7 +44,8 @@ class Values:
             value = self.of(slot).detach()
             if value.numel() > 1 and all(stride == 0 for stride in value.stride()):
                 raise WrongJob(
-                    f'the values of "{slot.name}" went to a run whose engine is closed: build the '
+                    f'"{slot.name}" has no values of its own: they are those of a run whose engine '
+                    "is open or was closed, or sluice.torch.init built it for an Engine; build the "
                     "module again, or load engine.state_dict() with assign=True before"
                 )
             part = base[slot.offset : slot.offset + slot.elems]

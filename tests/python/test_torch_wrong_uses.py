@@ -1,0 +1,433 @@
+"""Wrong uses of sluice.torch that a program may make by mistake: each is answered by a sentence that
+says what to do, or does what was meant. None hangs, and none leaves a run open."""
+
+import copy
+import io
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+try:
+    import torch
+except ImportError:
+    raise unittest.SkipTest("this Python has no torch") from None
+
+import sluice
+import sluice.torch
+import torch_models as models
+from torch_models import Language
+
+
+def make(kind=Language, **options):
+    return models.make(kind, dropout=0.0, **options)
+
+
+class WrongUses(unittest.TestCase):
+    def setUp(self):
+        torch.set_num_threads(2)
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.directory = scratch.name
+        self.data = models.batches(Language)
+
+    def path(self, name):
+        return os.path.join(self.directory, name)
+
+    def engine(self, module=None, **options):
+        options.setdefault("run_dir", self.path("run"))
+        options.setdefault("device", "32MiB")
+        engine = sluice.torch.Engine(make() if module is None else module, host="32MiB", **options)
+        self.addCleanup(engine.close)
+        return engine
+
+    def begun(self, module=None, **options):
+        """An engine that has made a step."""
+        engine = self.engine(module, **options)
+        models.engine_losses(engine, self.data[:1])
+        return engine
+
+    def optimizer(self, params=None, **options):
+        made = sluice.torch.AdamW(make().parameters() if params is None else params, host="64MiB", **options)
+        self.addCleanup(made.close)
+        return made
+
+    def refused(self, text, function, *arguments, **options):
+        with self.assertRaises(sluice.WrongJob) as caught:
+            function(*arguments, **options)
+        self.assertIn(text, str(caught.exception))
+
+    def in_thread(self, function, *arguments):
+        """Calls the function in another thread, which ends. Returns the exception or None."""
+        found = []
+
+        def call():
+            try:
+                function(*arguments)
+            except sluice.Error as error:
+                found.append(error)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        return found[0] if found else None
+
+    def step_is(self, expected, **options):
+        """The run can be opened, and is at this step."""
+        engine = self.engine(**options)
+        engine.prepare(self.data[0])
+        self.assertEqual(engine.info().step, expected)
+        engine.close()
+
+
+class Arguments(WrongUses):
+    def test_of_an_engine(self):
+        module = make()
+        self.refused("run_dir is int", self.engine, module, run_dir=3)
+        self.refused("no path", self.engine, module, run_dir="")
+        self.refused("nvme is int", self.engine, module, nvme=3)
+        self.refused("nvme[0] is int", self.engine, module, nvme=[3])
+        self.refused("config (if it is no dict) is list", self.engine, module, config=[1])
+        self.refused("config: tiers is None", self.engine, module, config={"tiers": None})
+        self.refused("optimizer must be like", self.engine, module, config={"optimizer": "adam"})
+        self.refused("AdamW: lr is 'x'", self.engine, module, optimizer=sluice.AdamW(lr="x"))
+        self.refused("betas is 0.9", self.engine, module, optimizer=sluice.AdamW(betas=0.9))
+        self.refused("optimizer is AdamW, and must be sluice.AdamW(", self.engine, module,
+                     optimizer=sluice.AdamW)
+        self.refused("groups is int", self.engine, module, groups=3)
+        self.refused("groups returns NoneType", self.engine, module, groups=lambda name, p: None)
+        self.refused("lr is 'x'", self.engine, module, groups=lambda name, p: {"lr": "x"})
+        self.refused('units is "3"', self.engine, module, units=3)
+        self.refused("units[0] is int", self.engine, module, units=[3])
+        self.refused("host is", sluice.torch.Engine, module, host=1.5, run_dir=self.path("run"))
+        self.refused("must be a list of names", self.engine, module, units=module.blocks[0])
+        with open(self.path("file"), "w"):
+            pass
+        self.refused("file", self.engine(run_dir=self.path("file")), self.data[0])
+
+    def test_modules(self):
+        module = make()
+        self.refused("OptimizedModule", self.engine, torch.compile(module))
+        self.refused("is a DataParallel", self.engine, torch.nn.DataParallel(module))
+        self.refused("TorchScript", self.engine, torch.jit.script(torch.nn.Linear(2, 2)))
+        self.refused("no shape yet", self.engine, torch.nn.LazyLinear(3))
+        self.refused("has no elements", self.engine, torch.nn.Linear(0, 3))
+        self.refused("must be a torch module", self.engine, module.parameters())
+        self.refused("must be a torch module", self.engine, Language)
+        with torch.inference_mode():
+            built = make()
+        self.refused("inference_mode", self.engine, built)
+        module.compile()
+        self.refused("is compiled", self.engine, module)
+
+    def test_of_an_optimizer(self):
+        module = make()
+        self.refused("state is", self.optimizer, state=[])
+        self.refused("give module.parameters()", self.optimizer, module)
+        self.refused("AdamW: lr is 'x'", self.optimizer, lr="x")
+        self.refused("nvme is int", self.optimizer, nvme=3)
+        self.refused("run_dir is int", self.optimizer, run_dir=3)
+        self.refused("give run_dir", self.optimizer, commit_every=3)
+        self.refused("lr is nan", self.optimizer, lr=float("nan"))
+        self.refused("is on meta", self.optimizer, torch.nn.Linear(2, 2, device="meta").parameters())
+        self.refused("no shape yet", self.optimizer, torch.nn.LazyLinear(3).parameters())
+        self.assertRaises((TypeError, ValueError), self.optimizer, [])
+        own = self.optimizer(parameter for parameter in module.parameters())
+        module(self.data[0]).backward()
+        own.step()
+
+    def test_of_init(self):
+        init = sluice.torch.init
+        self.refused("must be a function", init, None)
+        self.refused("must be a function", init, make())
+        self.refused("dtype is bf16", init, Language, dtype="bf16")
+        self.refused("seed is str", init, Language, seed="x")
+        self.refused("checkpoint is int", init, Language, checkpoint=3)
+        engine = self.engine(init(lambda: Language(width=512, dropout=0.0), seed=1 << 40), device="256MiB")
+        models.engine_losses(engine, self.data[:1])
+
+
+class Changes(WrongUses):
+    """Of a module after its engine was made."""
+
+    def test_parameters_that_are_replaced_or_added(self):
+        engine = self.begun()
+        engine.module.blocks[0].up.weight = torch.nn.Parameter(torch.zeros(64, 32))
+        self.refused('the new parameter "blocks.0.up.weight"', engine, self.data[1])
+        engine.close()
+        engine = self.begun(run_dir=self.path("added"))
+        engine.module.extra = torch.nn.Linear(2, 2)
+        self.refused('the new parameter "extra.weight"', engine, self.data[1])
+        del engine.module.extra
+        models.engine_losses(engine, self.data[1:2])
+        engine.module.norm.bias = None
+        self.refused('has lost the parameter "norm.bias"', engine, self.data[1])
+
+    def test_another_dtype_or_device(self):
+        engine = self.begun()
+        engine.module.bfloat16()
+        self.refused("another dtype", engine, self.data[1])
+        engine.close()
+        engine = self.begun(run_dir=self.path("meta"))
+        engine.module.to("meta")
+        self.refused("change the module before", engine, self.data[1])
+
+    def test_requires_grad_for_a_step(self):
+        engine = self.begun()
+        engine.module.blocks[0].requires_grad_(False)
+        self.refused("requires_grad", engine, self.data[1])
+        engine.module.blocks[0].requires_grad_(True)
+        models.engine_losses(engine, self.data[1:2])
+
+    def test_loading_into_it(self):
+        engine = self.begun()
+        state = engine.state_dict()
+        torch.nn.init.zeros_(engine.module.blocks[0].up.weight)
+        self.refused('"blocks.0.up.weight" of the unit "blocks.0" was changed', engine, self.data[1])
+        self.refused("load weights before", engine.module.load_state_dict, state)
+        self.refused("load weights before", engine.module.blocks[0].load_state_dict, {})
+        self.refused("engine.state_dict()", engine.module.blocks[0].state_dict)
+        models.engine_losses(engine, self.data[1:2])
+
+    def test_of_an_optimizers_parameters(self):
+        module = make()
+        module.blocks[0].requires_grad_(False)
+        own = self.optimizer(module.parameters())
+        module(self.data[0]).backward()
+        own.step()
+        module.blocks[0].requires_grad_(True)
+        module(self.data[0]).backward()
+        self.refused("make a new optimizer", own.step)
+        module.blocks[0].requires_grad_(False)
+        own.step()
+
+
+class Copies(WrongUses):
+    def test_of_engines_and_optimizers(self):
+        engine, own = self.engine(), self.optimizer()
+        for item in (engine, engine.optimizer, own):
+            self.refused("cannot be copied or pickled", copy.deepcopy, item)
+            self.refused("cannot be copied or pickled", copy.copy, item)
+            self.refused("cannot be copied or pickled", pickle.dumps, item)
+
+    def test_of_modules(self):
+        engine = self.engine()
+        before = copy.deepcopy(engine.module)  # its values are there, and it is nobody's
+        stored = pickle.loads(pickle.dumps(engine.module))
+        models.engine_losses(engine, self.data[:1])
+        self.assertEqual(before(self.data[0]).item(), stored(self.data[0]).item())
+        before(self.data[0]).backward()
+        for item in (engine.module, engine.module.blocks[0]):
+            self.refused("cannot be copied or pickled", copy.deepcopy, item)
+            self.refused("cannot be copied or pickled", torch.save, item, io.BytesIO())
+        state = engine.state_dict()
+        engine.close()
+        self.refused("has no values", copy.deepcopy, engine.module)
+        engine.module.load_state_dict(state, assign=True)
+        again = copy.deepcopy(engine.module)
+        self.assertEqual(again(self.data[0]).item(), engine.module(self.data[0]).item())
+
+    def test_two_engines_of_one_module(self):
+        module = make()
+        first = self.engine(module, run_dir=self.path("first"))
+        engine = self.begun(module)
+        self.refused("is closed", first, self.data[0])
+        self.refused("has an engine that is open", self.engine, module, run_dir=self.path("other"))
+        models.engine_losses(engine, self.data[1:2])
+        engine.close()
+        self.refused("has no values of its own", self.optimizer, module.parameters())
+
+
+class Steps(WrongUses):
+    def test_losses(self):
+        engine = self.begun()
+        loss = engine(self.data[1])
+        engine.backward(loss)
+        self.refused("outside of a step", engine.backward, loss)
+        engine.step()
+        engine(self.data[2])
+        other = torch.ones(1, requires_grad=True)
+        self.refused("depends on no parameter", engine.backward, (2 * other).sum())
+        self.refused("depends on no parameter", engine, self.data[2])  # it takes no more steps
+        engine.close()
+        self.step_is(2)
+
+    def test_exceptions_within_a_step(self):
+        for error in (ValueError, KeyboardInterrupt, SystemExit):
+            with self.subTest(error=error):
+                run = self.path(error.__name__)
+                engine = self.begun(run_dir=run)
+
+                def fails(*arguments):
+                    raise error("on purpose")
+
+                handle = engine.module.blocks[1].register_forward_hook(fails)
+                self.assertRaises(error, engine, self.data[1])
+                handle.remove()
+                self.refused("takes no more steps", engine, self.data[1])
+                engine.close()
+                self.step_is(1, run_dir=run)
+
+    def test_an_exception_while_recording(self):
+        engine = self.engine()
+
+        def fails(*arguments):
+            raise KeyboardInterrupt
+
+        handle = engine.module.blocks[1].register_forward_hook(fails)
+        self.assertRaises(KeyboardInterrupt, engine, self.data[0])
+        handle.remove()
+        self.assertRaises(Exception, engine, torch.full((2, 16), 999))  # tokens that are none
+        models.engine_losses(engine, self.data[:2])
+
+    def test_batches_of_other_shapes(self):
+        plain, _ = models.plain_losses(make(), [self.data[0], self.data[1][:1, :5]])
+        found = models.engine_losses(self.engine(), [self.data[0], self.data[1][:1, :5]])
+        for one, other in zip(found, plain):
+            self.assertAlmostEqual(one, other, places=5)
+
+    def test_wrong_numbers_leave_the_run_as_it_is(self):
+        engine = self.begun()
+        group = engine.optimizer.param_groups[0]
+        for wrong in ("x", None, -1.0, float("nan"), float("inf")):
+            group["lr"] = wrong
+            self.refused("lr", engine, self.data[1])
+        group["lr"] = 1e-3
+        models.engine_losses(engine, self.data[1:2])
+        self.refused("groups=", engine.optimizer.add_param_group, {"params": [torch.nn.Parameter(torch.ones(1))]})
+        engine.close()
+        module = make()
+        own = self.optimizer(module.parameters())
+        module(self.data[0]).backward()
+        for wrong in ("x", None, -1.0, float("nan")):
+            own.param_groups[0]["lr"] = wrong
+            self.refused("lr", own.step)
+        own.param_groups[0]["lr"] = 1e-3
+        own.step()
+
+    def test_the_forward_calls_the_engine(self):
+        class Calls(Language):
+            engine = None
+
+            def forward(self, tokens):
+                if self.engine is not None:
+                    self.engine(tokens)
+                return super().forward(tokens)
+
+        engine = self.begun(make(Calls))
+        Calls.engine = engine
+        self.refused("has had no backward", engine, self.data[1])
+        Calls.engine = None
+
+    def test_without_run_dir_nothing_is_kept(self):
+        own = self.optimizer()
+        self.refused("give run_dir", own.commit)
+        self.refused("give run_dir", own.state_dict)
+        self.refused("of another optimizer", own.load_state_dict, None)
+
+
+class Threads(WrongUses):
+    def test_any_thread_may_close(self):
+        engine = self.begun()
+        self.assertIsNone(self.in_thread(engine.close))
+        self.step_is(1)
+        own = self.optimizer()
+        self.assertIsNone(self.in_thread(own.close))
+        self.optimizer().close()
+
+    def test_the_thread_that_opened_has_ended(self):
+        engine = self.engine()
+        self.assertIsNone(self.in_thread(models.engine_losses, engine, self.data[:1]))
+        models.engine_losses(engine, self.data[1:2])
+        self.assertEqual(len(engine.state_dict()), 34)
+        engine.close()
+        self.step_is(2)
+
+    def test_an_engine_that_another_thread_drops(self):
+        kept = [sluice.torch.Engine(make(), device="32MiB", host="32MiB", run_dir=self.path("run"))]
+        models.engine_losses(kept[0], self.data[:1])
+        self.assertIsNone(self.in_thread(kept.clear))
+        self.step_is(1)
+
+    def test_two_at_a_time(self):
+        engine, errors = self.begun(), []
+        inside, over = threading.Event(), threading.Event()
+
+        def waits(*arguments):
+            inside.set()
+            over.wait()
+
+        handle = engine.module.blocks[1].register_forward_hook(waits)
+        thread = threading.Thread(target=models.engine_losses, args=(engine, self.data[1:2]))
+        thread.start()
+        inside.wait()
+        try:
+            for call in (engine.step, engine.close, engine.commit, lambda: engine(self.data[2])):
+                errors.append(self.in_thread(call))
+        finally:
+            over.set()
+            thread.join()
+        handle.remove()
+        for error in errors:
+            self.assertIn("another thread is in a call of the same Engine", str(error))
+        models.engine_losses(engine, self.data[2:3])
+        engine.close()
+        self.step_is(3)
+
+
+#: Programs that end while a step is open: at their last line, by an exception in a forward, or while
+#: a thread trains.
+ENDS = """
+import sys
+sys.path.insert(0, {tests!r})
+import threading, torch, sluice, sluice.torch, torch_models as models
+torch.set_num_threads(1)
+data = models.batches(models.Language)
+module = models.make(models.Language, dropout=0.0)
+engine = sluice.torch.Engine(module, device="32MiB", host="32MiB", run_dir={run!r})
+begun = threading.Event()
+
+def train(count=10**9):
+    for step in range(count):
+        engine.backward(engine(data[step % 10]))
+        engine.step()
+        begun.set()
+
+way = {way!r}
+if way == "thread":
+    threading.Thread(target=train, daemon=True).start()
+    begun.wait()
+elif way == "ended thread":
+    thread = threading.Thread(target=train, args=(1,))
+    thread.start()
+    thread.join()
+else:
+    train(1)
+if way == "step":
+    loss = engine(data[1])
+if way == "forward":
+    module.blocks[1].register_forward_hook(lambda *arguments: sys.exit(5))
+    engine(data[1])
+"""
+
+
+class Ends(WrongUses):
+    def test_programs_that_close_nothing(self):
+        for way, status in (("step", 0), ("forward", 5), ("thread", 0), ("ended thread", 0)):
+            with self.subTest(way=way):
+                run = self.path(way)
+                program = ENDS.format(tests=os.path.dirname(os.path.abspath(__file__)), run=run, way=way)
+                made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                                      timeout=120)
+                self.assertEqual(made.returncode, status, made.stderr)
+                engine = self.engine(run_dir=run)
+                engine.prepare(self.data[0])
+                self.assertGreater(engine.info().step, 0)  # it was committed
+                engine.close()
+
+
+if __name__ == "__main__":
+    unittest.main()
