@@ -186,12 +186,14 @@ static inline bool commi_has_mpi(const comm *self)
     return self->mpi != NULL;
 }
 
-/* Initializes MPI, duplicates its world, sets rank and world. If all ranks are on one host it asks
- * Open MPI to use shared memory alone, so that its ranks open no port. */
+/* Initializes MPI if this process has not, duplicates its world, sets rank and world. If all ranks
+ * are on one host it asks Open MPI to use shared memory alone, so that its ranks open no port.
+ * ERR_CONFIG: there are several ranks, and MPI has ended in this process. */
 int commi_mpi_open(comm *self, const commi_launch *launch) MUST_CHECK;
 /* Sends rank 0's bytes to all ranks. Blocks; only while joining. */
 int commi_mpi_broadcast(comm *self, void *data, uint64_t bytes) MUST_CHECK;
-/* Code 0: all ranks call it together, and MPI ends. Otherwise MPI is not ended. */
+/* Code 0: all ranks call it together. Then MPI ends, in the Python package at the normal end of the
+ * process. Otherwise MPI is not ended, unless a later run in the Python package succeeds. */
 void commi_mpi_close(comm *self, int code);
 /* The library's name and version, for messages; "" without MPI. Static storage. */
 const char *commi_mpi_version(void);

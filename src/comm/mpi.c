@@ -125,8 +125,10 @@ static void ask_open_mpi(const commi_launch *launch)
 
 /* ---- the begin and the end of MPI ----
  *
- * A process can begin MPI once. The program ends it with its only run. In the Python package, where
- * a process opens run after run, and other code may have begun MPI, it ends with the process. */
+ * A process can begin MPI once. A C program ends it with its only run of several ranks. In the
+ * Python package, where a process opens run after run, and other code may have begun MPI, it ends
+ * with the process. There MPI_Finalize waits as long as another rank works on: its program may do
+ * more than this one after their last run, and mpirun ends the ranks whose peers have died. */
 
 #ifdef COMM_LOADS_MPI
 static const bool ends_with_process = true;
@@ -134,11 +136,13 @@ static const bool ends_with_process = true;
 static const bool ends_with_process = false;
 #endif
 
-static int64_t exit_ns;     /* how long MPI_Finalize may take */
+static int64_t exit_ns;     /* how long MPI_Finalize may take at the end of a run */
 static bool is_begun;       /* by us, and not ended */
+static pid_t begun_pid;     /* the process that began it: one that it forks does not end it */
+static bool is_run_open;    /* at the end of the process a thread may work in it still */
 static bool has_run_failed; /* the last run: then mpirun ends all ranks */
 
-/* MPI_Finalize waits for all ranks. It never returns if one of them ended after it left. */
+/* MPI_Finalize waits for all ranks. It may never return if one of them has died. */
 static void leave_mpi(comm *unused, const char *call)
 {
     (void)unused;
@@ -148,7 +152,7 @@ static void leave_mpi(comm *unused, const char *call)
     _exit(1);
 }
 
-static void finalize(void)
+static void finalize_with_run(void)
 {
     static const char call[] = "MPI_Finalize";
     commi_guard guard;
@@ -163,8 +167,10 @@ static void finalize(void)
 
 static void finalize_at_exit(void)
 {
-    if (is_begun && !has_run_failed)
-        finalize();
+    if (!is_begun || begun_pid != getpid() || is_run_open || has_run_failed)
+        return;
+    (void)MPI_Finalize();
+    is_begun = false;
 }
 
 static int begin_mpi(comm *self)
@@ -178,6 +184,7 @@ static int begin_mpi(comm *self)
         rc = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided);
         commi_guard_enter(self->guard, NULL);
         is_begun = rc == MPI_SUCCESS;
+        begun_pid = getpid();
         if (is_begun && ends_with_process)
             (void)atexit(finalize_at_exit); /* after MPI_Init, so that it comes before MPI's own */
     }
@@ -197,13 +204,21 @@ int commi_mpi_open(comm *self, const commi_launch *launch)
     TRY(commi_mpi_load());
 #endif
     exit_ns = atomic_load(&self->exit_ns);
+    int is_over = 0;
+    if (MPI_Finalized(&is_over) == MPI_SUCCESS && is_over) {
+        if (launch->world == 1)
+            return 0; /* one rank needs no MPI */
+        return err_set(ERR_CONFIG,
+                       "MPI has ended in this process, with its first run or by other code, and "
+                       "cannot begin again: start a process for each run of several ranks");
+    }
     ask_open_mpi(launch);
     TRY(begin_mpi(self));
     (void)MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     TRY(check_world(self, launch));
     if (self->world == 1) {
         if (!ends_with_process)
-            (void)MPI_Finalize();
+            finalize_with_run();
         return 0;
     }
     struct commi_mpi *mpi = mem_alloc(1, sizeof *mpi, "comm MPI");
@@ -219,6 +234,7 @@ int commi_mpi_open(comm *self, const commi_launch *launch)
         return mpi_error(rc, "duplicating the communicator");
     }
     self->mpi = mpi;
+    is_run_open = true;
     return 0;
 }
 
@@ -235,10 +251,11 @@ void commi_mpi_close(comm *self, int code)
 {
     exit_ns = atomic_load(&self->exit_ns);
     has_run_failed = code != 0;
+    is_run_open = false;
     if (code == 0) {
         (void)MPI_Comm_free(&self->mpi->world);
         if (!ends_with_process)
-            finalize();
+            finalize_with_run();
     }
     mem_free(self->mpi);
     self->mpi = NULL;

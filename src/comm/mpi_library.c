@@ -31,6 +31,7 @@ static const struct entry entries[] = {
     {"MPI_Get_library_version", offsetof(commi_mpi_library, version_text)},
     {"MPI_Init_thread", offsetof(commi_mpi_library, init_thread)},
     {"MPI_Initialized", offsetof(commi_mpi_library, initialized)},
+    {"MPI_Finalized", offsetof(commi_mpi_library, finalized)},
     {"MPI_Query_thread", offsetof(commi_mpi_library, query_thread)},
     {"MPI_Finalize", offsetof(commi_mpi_library, finalize)},
     {"ompi_mpi_comm_world", offsetof(commi_mpi_library, world)},

@@ -29,6 +29,7 @@ struct commi_mpi_library {
     int (*version_text)(char *text, int *length);
     int (*init_thread)(int *argc, char ***argv, int wanted, int *provided);
     int (*initialized)(int *flag);
+    int (*finalized)(int *flag);
     int (*query_thread)(int *provided);
     int (*finalize)(void);
     void *world, *byte, *errors_return; /* MPI_COMM_WORLD, MPI_BYTE, MPI_ERRORS_RETURN */
@@ -57,6 +58,7 @@ int commi_mpi_load(void) MUST_CHECK;
 #define MPI_Get_library_version commi_mpi_api.version_text
 #define MPI_Init_thread         commi_mpi_api.init_thread
 #define MPI_Initialized         commi_mpi_api.initialized
+#define MPI_Finalized           commi_mpi_api.finalized
 #define MPI_Query_thread        commi_mpi_api.query_thread
 #define MPI_Finalize            commi_mpi_api.finalize
 #undef MPI_COMM_WORLD

@@ -2,6 +2,7 @@
  *
  *   module_program DIRECTORY UNTIL ACCUMULATION [KEY=VALUE...]
  *
+ * Several ranks also check that a second run is refused, since MPI has ended with the first one.
  * Rank 0 prints the bits of each loss, and a sum of all params after step UNTIL. The exit status is
  * that of sluice_open where the run is refused. */
 #include <setjmp.h>
@@ -12,6 +13,7 @@
 #include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "tests/api/toy_module.h"
 
@@ -59,5 +61,11 @@ int main(int argc, char **argv)
     if (self.rank == 0)
         printf("params %016llx loss %a\n", (unsigned long long)sum, loss);
     toy_close(&self);
+    sluice_run *second;
+    if (self.world > 1 && (sluice_open("toy", &options, &second) != SLUICE_WRONG ||
+                           !strstr(sluice_error(), "MPI has ended"))) {
+        fprintf(stderr, "rank %u, the second run: %s\n", self.rank, sluice_error());
+        return 1;
+    }
     return 0;
 }

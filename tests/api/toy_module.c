@@ -144,6 +144,7 @@ int toy_try_open(toy *self, const toy_job *asked, const struct sluice_options *o
     struct sluice_info info;
     sluice_get_info(self->run, &info);
     self->rank = info.rank;
+    self->world = info.world;
     self->steps_made = info.step;
     for (uint32_t u = 0; u < TOY_UNITS; u++)
         for (uint32_t i = 0; i < tensor_count(u); i++) {

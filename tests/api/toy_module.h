@@ -41,7 +41,7 @@ typedef struct toy_job toy_job;
 /* The program's side of a run, with memory for the passes. */
 struct toy {
     enum dtype type;
-    uint32_t rank, accumulation;
+    uint32_t rank, world, accumulation;
     sluice_run *run;
     uint64_t steps_made; /* the number of the step that is computed, from 0 */
     float x[TOY_BLOCKS + 1][TOY_ROWS][TOY_WIDTH];

@@ -267,12 +267,25 @@ class Open(InDirectory):
         wrong(sluice.WrongJob, 2, "machine is int", sluice.plan, job, machine=3)
 
 
+# Rank 0 works on for longer than the run's debug.comm.exit_seconds after rank 1 has ended, and child
+# processes end as Python does while a run is open and after it.
 RANK = """
-import sys
+import os, sys, time
 import sluice
+
+def fork():
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
 with sluice.open(sys.argv[1]) as run:
     losses = [run.step().loss for _ in range(3)]
     info = run.info()
+    fork()
+fork()
+if info.rank == 0:
+    time.sleep(4)
 with open(f"{sys.argv[2]}/rank{info.rank}of{info.world_size}", "w") as file:
     file.write(str(losses))
 """
@@ -281,7 +294,7 @@ with open(f"{sys.argv[2]}/rank{info.rank}of{info.world_size}", "w") as file:
 class Ranks(InDirectory):
     @unittest.skipUnless(launchers.has_mpirun(), "there is no mpirun")
     def test_two_ranks(self):
-        job = write_job(self.directory)
+        job = write_job(self.directory, debug={"comm": {"exit_seconds": 1}})
         done = subprocess.run(
             [*launchers.MPIRUN, "-c", RANK, job, self.directory], capture_output=True, text=True,
             timeout=150, env=launchers.environment(launchers.MPIRUN))

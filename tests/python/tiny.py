@@ -31,7 +31,7 @@ def tiny_job(directory, **more):
         "zero_optimization": {"stage": 3},
     }
     for key, value in more.items():
-        job[key] = {**job[key], **value} if isinstance(value, dict) else value
+        job[key] = {**job.get(key, {}), **value} if isinstance(value, dict) else value
     return job
 
 
