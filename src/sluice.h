@@ -19,11 +19,13 @@
  *
  * Threads: a process has one run open at a time. Its calls block, and may come from different
  * threads. A run has threads of its own, and the caller's thread keeps its cores and its
- * scheduling. Only one function of this header may be called at a time. Callbacks come on the thread that called, unless
- * the function says otherwise, and must not call a function of this header.
+ * scheduling. Only one function of this header may be called at a time. Callbacks come on the
+ * thread that called, unless the function says otherwise, and must not call a function of this
+ * header.
  *
  * Ranks: if mpirun or srun starts the program, each process is one rank of one run. All ranks make
  * the same calls in the same order. Rank 0 reads the job. A failure that ends one rank ends all.
+ * MPI ends with the run, so a process can be a rank of one run; the next sluice_open is refused.
  *
  * Sizes are bytes, times seconds, losses nats per token. Text is UTF-8. */
 #ifndef SLUICE_H
@@ -81,8 +83,9 @@ struct sluice_options {
     int fresh;   /* not 0: the run directory must be new or hold no commit */
     int verbose; /* not 0: log lines about the run on standard error; 0: only warnings */
     /* For sluice_open, not 0: the run ends when it is closed. It makes no commits, and its slabs
-     * have no names: nothing stays on a drive of any host, also after kill -9. The run directory
-     * must be new or hold no commit; closing removes the run's files from it. Not with `from`. */
+     * have no names, so no state stays on a drive of any host. Closing removes the run's files from
+     * the run directory; after a kill its small files stay there. The directory must be new or hold
+     * no commit. Not with `from`. */
     int temporary;
     /* The job itself, JSON; then no file is read, and job_path is its name in messages. Or NULL. */
     const char *job_text;

@@ -21,10 +21,11 @@ static int remove_run(struct loop *self)
     return loop_clear(self, &self->run.record);
 }
 
-/* A new run that could not start leaves only its directory. With several ranks, each removes the
- * slabs that it sees, but the manifest stays and says that the run had begun. A rank that is gone
- * has removed nothing; the next start removes its slabs. Returns the first error. */
-static int undo_start(struct loop *self, int failed)
+/* A run that failed, and of which nothing is kept, leaves only its directory: a new run that could
+ * not start, a trial or a temporary run. With several ranks, each removes the slabs that it sees,
+ * but the manifest stays and says that the run had begun. A rank that is gone has removed nothing;
+ * the next start removes its slabs. Returns the first error. */
+static int remove_failed(struct loop *self, int failed)
 {
     err_record first;
     err_save(&first, failed);
@@ -35,7 +36,7 @@ static int undo_start(struct loop *self, int failed)
     int rc = self->run.ranks.world > 1 ? state_remove_slabs(&self->run.record.slabs)
                                        : loop_clear(self, &self->run.record);
     if (rc < 0)
-        log_warn("after the failed start: %s", err_text());
+        log_warn("removing what the failed run left: %s", err_text());
     return err_restore(&first);
 }
 
@@ -56,7 +57,7 @@ static void sum_up_lanes(struct loop *self)
 static int end_without_state(struct loop *self, int result)
 {
     if (result < 0)
-        return undo_start(self, result);
+        return remove_failed(self, result);
     TRY(ranks_barrier(&self->run.ranks, "end of a run that keeps no state"));
     return remove_run(self);
 }
@@ -154,7 +155,7 @@ static int open_all(struct loop *self)
         rc = loop_make_state(self);
     manifest_fini(found);
     if (rc < 0 && is_to_be_undone(self))
-        return undo_start(self, rc);
+        return remove_failed(self, rc);
     if (rc == ERR_CORRUPT && exists)
         return err_prefix(rc, "the commit of step %" PRIu64 " in %s cannot be resumed", found->step,
                           self->run.dir.path);

@@ -470,7 +470,7 @@ static int count_entries(const char *path)
 static void a_temporary_run_leaves_nothing(void **state)
 {
     (void)state;
-    static toy kept, self;
+    static toy kept, failed, self;
     toy_job asked = new_job(DTYPE_FP32);
     char path[sizeof dir + 32];
     const char *const set[] = {"tiers.place.optimizer=nvme"};
@@ -487,8 +487,27 @@ static void a_temporary_run_leaves_nothing(void **state)
     toy_close(&self); /* in the middle of a step */
     snprintf(path, sizeof path, "%s/metrics.jsonl", dir);
     assert_false(fixture_exists(path));
+    snprintf(path, sizeof path, "%s/state", dir);
+    assert_int_equal(count_entries(path), 1); /* the lock, which the next run uses again */
     assert_int_equal(count_entries(drive), 0);
+    assert_int_equal(count_entries(dir), 1);
 
+    toy_job failing = new_job(DTYPE_FP32);
+    failing.more = ", \"gradient_clipping\": 0, \"schedule\": {\"update\": \"in_backward\"}";
+    const char *const fails[] = {set[0], "bf16.check_grad_overflow=false"};
+    options.set = fails;
+    options.set_count = 2;
+    options.job_text = toy_text(&failing);
+    assert_int_equal(toy_try_open(&failed, &failing, &options), SLUICE_DONE);
+    begin_some(&failed, 6);
+    assert_int_equal(sluice_module_abort(failed.run, "the loader broke"), SLUICE_FAILED);
+    assert_int_equal(sluice_close(failed.run), SLUICE_FAILED);
+    assert_int_equal(count_entries(drive), 0);
+    assert_int_equal(count_entries(dir), 1);
+
+    options.set = set;
+    options.set_count = 1;
+    options.job_text = toy_text(&asked);
     options.temporary = 0;
     assert_int_equal(toy_try_open(&kept, &asked, &options), SLUICE_DONE);
     assert_int_equal(kept.steps_made, 0); /* the same directory has no commit */
