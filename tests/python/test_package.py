@@ -265,6 +265,25 @@ class Open(InDirectory):
         wrong(sluice.WrongJob, 2, "no path", sluice.plan, "a\0b")
         wrong(sluice.WrongJob, 2, "must be a path", sluice.Run, None)
         wrong(sluice.WrongJob, 2, "machine is int", sluice.plan, job, machine=3)
+        wrong(sluice.WrongJob, 2, "must be Unicode", sluice.plan, job, machine=b"a\xff")
+        wrong(sluice.WrongJob, 2, "must be Unicode", sluice.open, job, start_from=b"a\xff")
+        for none in (None, [None]):
+            wrong(sluice.WrongJob, 2, '"set" has NoneType', sluice.plan, job, set=none)
+        wrong(sluice.WrongJob, 2, "without NUL", sluice.plan, job, set=["run.steps=1\0"])
+        for name in ("ranks", "ranks_per_host"):
+            wrong(sluice.WrongJob, 2, f"{name} is 4294967298, and must be at most 4294967295",
+                  sluice.plan, job, **{name: 2**32 + 2})
+        for name in ("temperature", "top_p"):
+            for number in ("1", None, float("nan")):
+                wrong(sluice.WrongJob, 2, f"{name} is {number!r}, and must be a number",
+                      sluice.generate, self.directory, **{name: number})
+        wrong(sluice.WrongJob, 2, "stop_text is bytes", sluice.generate, self.directory,
+              stop_text=b"x")
+        wrong(sluice.WrongJob, 2, "system is int", sluice.generate, self.directory, system=3)
+        wrong(sluice.WrongJob, 2, "prompt is", sluice.generate, self.directory, "\ud800")
+        wrong(sluice.WrongJob, 2, "backend is int", sluice.probe, backend=3)
+        wrong(sluice.WrongJob, 2, "dtype is int", sluice.export, self.directory,
+              self.path("out"), dtype=3)
 
 
 # Rank 0 works on for longer than the run's debug.comm.exit_seconds after rank 1 has ended, and child

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import operator
 import os
 import signal
@@ -38,7 +39,11 @@ def path_text(path: Any, what: str) -> str:
 
 
 def optional_path(path: Optional[Path], what: str) -> Optional[str]:
-    return None if path is None else path_text(path, what)
+    if path is None:
+        return None
+    text = path_text(path, what)
+    check_text(text, what)
+    return text
 
 
 def path_texts(paths: Any, what: str) -> List[str]:
@@ -59,14 +64,43 @@ def check_callable(value: Optional[Callable[..., Any]], what: str) -> None:
         raise WrongJob(f"{what} is {type(value).__name__}, and must be a function")
 
 
-def check_count(value: Any, what: str) -> None:
-    """Refuses what is no whole number, or below 0."""
+def check_text(value: Optional[str], what: str) -> None:
+    """Refuses what is neither None nor a text that the library can take."""
+    if value is not None and not isinstance(value, str):
+        raise WrongJob(f"{what} is {type(value).__name__}, and must be a text")
+    if value is not None and ("\0" in value or not is_unicode(value)):
+        raise WrongJob(f"{what} is {value!r}, and must be Unicode without NUL")
+
+
+def is_unicode(text: str) -> bool:
+    """False for what Python also takes, halves of pairs."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_number(value: Any, what: str) -> None:
+    """Refuses what is no number."""
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if math.isnan(number):
+        raise WrongJob(f"{what} is {value!r}, and must be a number")
+
+
+def check_count(value: Any, what: str, most: int = (1 << 63) - 1) -> None:
+    """Refuses what is no whole number, below 0, or above `most`."""
     try:
         count = -1 if isinstance(value, str) else operator.index(value)
     except TypeError:
         count = -1
-    if not 0 <= count < 1 << 63:
+    if count < 0:
         raise WrongJob(f"{what} is {value!r}, and must be a whole number, 0 or more")
+    if count > most:
+        raise WrongJob(f"{what} is {value!r}, and must be at most {most}")
 
 
 def job_arguments(job: Job) -> Tuple[str, Optional[str]]:
@@ -89,12 +123,13 @@ def overrides_list(overrides: Overrides) -> List[str]:
         items = list(overrides)
     except TypeError:
         items = [overrides]
-    wrong = next((item for item in items if not isinstance(item, str)), None)
-    if wrong is not None:
-        raise WrongJob(
-            f'"set" has {type(wrong).__name__}, and must be a dict or a list of texts: '
-            '{"run.steps": 5} or ["run.steps=5"]'
-        )
+    for item in items:
+        if not isinstance(item, str):
+            raise WrongJob(
+                f'"set" has {type(item).__name__}, and must be a dict or a list of texts: '
+                '{"run.steps": 5} or ["run.steps=5"]'
+            )
+        check_text(item, 'a text of "set"')
     return items
 
 

@@ -11,6 +11,7 @@ from ._job import (
     Overrides,
     Path,
     check_callable,
+    check_text,
     job_arguments,
     optional_path,
     overrides_list,
@@ -75,8 +76,8 @@ class Closing:
 class Session(Closing):
     """An open run, made by sluice.open(). Close it, or use it as a context manager.
 
-    A process has one run open at a time, and one thread makes its steps; any thread may commit and
-    close it. The interpreter's lock is released while the library works.
+    A process has one run open at a time. Only the thread that opened it calls step, evaluate
+    and export; any thread may commit and close it. The interpreter's lock is released while the library works.
     """
 
     def __init__(self, native_session: _native.Session) -> None:
@@ -118,6 +119,7 @@ class Session(Closing):
         adapters: for a run with train.lora, only the adapters, as PEFT has them.
         force: replaces files in a directory that is not empty.
         """
+        check_text(dtype, "dtype")
         self._native.export(path_text(directory, "directory"), dtype, adapters, force)
 
     def close(self) -> None:
@@ -146,8 +148,9 @@ def open(  # noqa: A001 - the name that people look for
     verbose: log lines on standard error, not only warnings.
     first: for a job with model.module, writes the first weights of a new run: elements [begin, begin
         + count) of a unit, fp32, to an address.
-    temporary: the run ends when it is closed. It makes no commits, and nothing of it stays on the
-        drives of any host, also if it is killed. Its directory must be new or hold no commit.
+    temporary: the run ends when it is closed. It makes no commits, and none of its state stays on
+        the drives of any host. If it is killed, the small files of its directory stay. The
+        directory must be new or hold no commit.
     """
     name, text = job_arguments(job)
     check_callable(first, "first")

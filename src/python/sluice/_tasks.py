@@ -16,6 +16,9 @@ from ._job import (
     Path,
     check_callable,
     check_count,
+    check_number,
+    check_text,
+    is_unicode,
     job_arguments,
     optional_path,
     overrides_list,
@@ -132,6 +135,9 @@ class Plan:
         return cls(figures=figures, **values)
 
 
+_RANKS_MOST = (1 << 32) - 1  # the extension takes 32 bits
+
+
 def plan(
     job: Job,
     *,
@@ -149,8 +155,8 @@ def plan(
     machine: a machine.json of sluice.probe(), or the name of a described machine.
     """
     name, text = job_arguments(job)
-    check_count(ranks, "ranks")
-    check_count(ranks_per_host, "ranks_per_host")
+    check_count(ranks, "ranks", _RANKS_MOST)
+    check_count(ranks_per_host, "ranks_per_host", _RANKS_MOST)
     json_text = _native.plan(
         path=name,
         text=text,
@@ -180,6 +186,7 @@ def probe(
     on_progress: called from another thread with what is measured and the share that is done.
     """
     check_callable(on_progress, "on_progress")
+    check_text(backend, "backend")
     directories = path_texts(drives, "drives")
     guard()
     with tempfile.TemporaryDirectory() as scratch:
@@ -251,6 +258,12 @@ def generate(
     check_callable(on_text, "on_text")
     if not isinstance(prompt, str):
         raise WrongJob(f"prompt is {type(prompt).__name__}, and must be a text")
+    if not is_unicode(prompt):
+        raise WrongJob(f"prompt is {prompt!r}, and must be Unicode")
+    check_text(stop_text, "stop_text")
+    check_text(system, "system")
+    check_number(temperature, "temperature")
+    check_number(top_p, "top_p")
     counts = {"tokens": tokens, "top_k": top_k, "seed": seed, "context": context}
     for what, count in counts.items():
         check_count(count, what)
@@ -344,6 +357,7 @@ def export(
     adapters: for a run with train.lora, only the adapters, as PEFT has them.
     force: replaces files in a directory that is not empty.
     """
+    check_text(dtype, "dtype")
     guard()
     run_path, target = path_text(run, "run"), path_text(directory, "directory")
     _native.export(run_path, target, dtype, adapters, force)
