@@ -1,9 +1,11 @@
 /* The type Session: an open run, step by step. See native.h.
  *
- * Steps belong to the thread that opened the session; any thread may commit and close it, since the
- * opener may have ended. A session belongs to its process: a process that was forked from it has the memory
- * but not the threads, the rings and the locks of the run, so each call there is refused, and
- * nothing is freed. */
+ * step, evaluate and export belong to the thread that opened the session. Any thread may make the
+ * other calls: the opener may have ended.
+ *
+ * A session belongs to its process. A process that was forked from it has the memory but not the
+ * threads, the rings and the locks of the run, so each call there is refused, and nothing is freed.
+ */
 #include <pthread.h>
 #include <unistd.h>
 
@@ -14,6 +16,7 @@ struct session {
     sluice_run *run; /* NULL: closed */
     pthread_t owner;
     pid_t process;
+    bool is_left; /* its memory may be in use when nothing refers to it any more */
 };
 typedef struct session session;
 
@@ -28,8 +31,8 @@ static int enter(const session *self, bool from_any_thread)
         native_refuse("this run is closed");
     else if (!from_any_thread && !pthread_equal(self->owner, pthread_self()))
         native_refuse(
-            "this run was opened by another thread, and only that one makes steps: others may "
-            "commit and close it");
+            "this run was opened by another thread, and only that one calls step, evaluate and "
+            "export: others may commit and close it");
     else
         return native_enter(true, true);
     return -1;
@@ -215,6 +218,14 @@ static PyObject *session_is_open(PyObject *object, PyObject *unused)
     return PyBool_FromLong(self->run && self->process == getpid());
 }
 
+/* From now on only close() frees the run's memory. */
+static PyObject *session_leave(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    ((session *)object)->is_left = true;
+    Py_RETURN_NONE;
+}
+
 /* A run that nobody closed: it is closed if that is possible here and now. Otherwise its memory
  * stays until the process ends, and the state is that of its last commit. */
 static void session_dealloc(PyObject *object)
@@ -223,7 +234,7 @@ static void session_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     PyObject *kind, *value, *traceback; /* of an exception that is on its way */
     PyErr_Fetch(&kind, &value, &traceback);
-    if (self->run && enter(self, true) == 0) {
+    if (self->run && !self->is_left && enter(self, true) == 0) {
         (void)sluice_close(self->run);
         native_leave();
         native_note_run(false);
@@ -251,6 +262,7 @@ static PyMethodDef methods[] = {
     {"module_set_group", native_module_set_group, METH_VARARGS, "Sets a group's numbers."},
     {"module_home", native_module_home, METH_O, "Where a unit's params rest."},
     {"close", session_close, METH_NOARGS, "Commits and frees all."},
+    {"leave", session_leave, METH_NOARGS, "Keeps the memory of a run until close()."},
     {"is_open", session_is_open, METH_NOARGS, "False after close(), and in a forked process."},
     {NULL, NULL, 0, NULL},
 };

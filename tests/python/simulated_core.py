@@ -138,6 +138,9 @@ class SimulatedCore:
     def is_used(self):
         return False
 
+    def leave(self):
+        pass
+
     def set_at_end(self, call):
         self.at_end = call
 

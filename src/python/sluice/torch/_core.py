@@ -6,7 +6,19 @@ import functools
 import os
 import sys
 import threading
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypeVar, Union, cast
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+    Union,
+    cast,
+)
 
 from .._errors import Error, WrongJob
 from .._job import Path, path_text
@@ -64,8 +76,8 @@ def alone(method: _Call) -> _Call:
 def refuse_copy(self: Any, *args: Any) -> Any:
     """For __copy__, __deepcopy__ and __reduce_ex__ of what has an open run."""
     raise WrongJob(
-        f"{type(self).__name__} cannot be copied or pickled, since it has a run open: save what its "
-        "state_dict() returns"
+        f"{type(self).__name__} cannot be copied or pickled, since it has a run open: save what "
+        "its state_dict() returns"
     )
 
 
@@ -108,17 +120,41 @@ class Core:
     def close(self) -> None:
         self._session.close()
 
+    def note_user(self) -> None:
+        """This thread computes with the run's memory. Threads that are not Python's own are not
+        noted, since nobody learns when they end."""
+        thread = threading.current_thread()
+        if not isinstance(thread, threading._DummyThread):
+            self.user = thread
+
     def is_used(self) -> bool:
         """True if another thread may compute with the run's memory."""
         user = self.user
         return user is not None and user.is_alive() and user is not threading.current_thread()
+
+    def leave(self) -> None:
+        """The run's memory stays until close(), also when nothing refers to the run any more."""
+        self._session._native.leave()
 
     def set_at_end(self, call: Callable[[], Any]) -> None:
         """What the end of the program calls in place of close()."""
         self._session.at_end = call
 
 
+#: Dropped runs whose memory another thread may compute with, and what ends them later.
+_left: List[Tuple[Core, Callable[[], None]]] = []
+
+
+def end_later(core: Core, end: Callable[[], None]) -> None:
+    """Calls `end` when a run is opened and no other thread uses the memory of this one any more."""
+    _left.append((core, end))
+
+
 def open_core(job: Dict[str, Any], **options: Any) -> Core:
+    for entry in list(_left):
+        if not entry[0].is_used():
+            _left.remove(entry)
+            entry[1]()
     core = Core(open_session(job, **options), job, options.get("machine"))
     core.is_kept = not options.get("temporary", False)
     return core
@@ -143,8 +179,8 @@ def give_up(core: Any, error: BaseException, is_kept: bool = True) -> Error:
     return WrongJob(f"a step failed ({text}), so this run takes no more steps; {advice}")
 
 
-# How long the end of the program waits for a daemon thread that is in a step. The thread's next call
-# of the run is refused.
+# How long the end of the program waits for a daemon thread that is in a step. The thread's next
+# call of the run is refused.
 _PATIENCE_SECONDS = 60.0
 
 
@@ -152,6 +188,7 @@ def close_at_end(core: Any, lock: Any = None) -> None:
     """Closes the run of a program that did not. Its memory stays while another thread uses it: one
     that holds `lock`, or the core's user."""
     if lock is not None and not lock.acquire(timeout=_PATIENCE_SECONDS):
+        core.leave()
         print(
             "sluice: error: a thread is in a step at the program's end, so the run is as it was "
             "last committed: close it before",
@@ -161,7 +198,9 @@ def close_at_end(core: Any, lock: Any = None) -> None:
     try:
         if not core.is_used():
             core.close()
-        elif core.is_kept:
+            return
+        core.leave()
+        if core.is_kept:
             core.commit()
     except Error as error:
         if not core.has_failed:  # else the program has seen the failure

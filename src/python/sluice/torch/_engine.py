@@ -471,6 +471,7 @@ class Engine(Closing):
             for holder in self._holders:
                 for slot in holder.slots:
                     self._values.give_back(slot)
+            self._holding.forget_away()
         return recorder
 
     def _open(self) -> None:

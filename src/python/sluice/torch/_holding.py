@@ -69,6 +69,10 @@ class Holding:
             slot.parameter.data = placeholder_of(slot)
             self._away[id(slot)] = slot.parameter._version
 
+    def forget_away(self) -> None:
+        """The parameters have values of their own again."""
+        self._away.clear()
+
     def check_away(self, unit: Unit, slot: Slot) -> None:
         """Refuses, once, what was written to a parameter while its values were elsewhere."""
         version = self._away.get(id(slot))

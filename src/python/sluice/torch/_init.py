@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import struct
 import sys
 import weakref
-import zlib
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
@@ -21,7 +21,6 @@ from ._units import _blocks
 from ._values import Value
 
 _KEPT_ELEMS = 1 << 16
-_SEED_MASK = (1 << 64) - 1
 _INITIALIZERS = ("reset_parameters", "_reset_parameters")  # methods of a module
 
 _lazy: "weakref.WeakKeyDictionary[torch.nn.Module, Dict[int, Value]]" = weakref.WeakKeyDictionary()
@@ -30,6 +29,12 @@ _lazy: "weakref.WeakKeyDictionary[torch.nn.Module, Dict[int, Value]]" = weakref.
 def values_of(module: torch.nn.Module) -> Dict[int, Value]:
     """The values of a module that init() made, by id(parameter); {} for any other module."""
     return _lazy.get(module, {})
+
+
+def _mix(seed: int, what: str) -> int:
+    """A seed for torch, whose generator on the CPU uses the low 32 bits alone."""
+    digest = hashlib.sha256(f"{seed} {what}".encode()).digest()
+    return int.from_bytes(digest[:4], "little")
 
 
 def init(
@@ -64,7 +69,7 @@ def init(
     folder = path_text(checkpoint, "init: checkpoint") if checkpoint is not None else None
     torch.set_default_dtype(dtype)
     state = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed & _SEED_MASK)
+    torch.default_generator.manual_seed(_mix(seed, "build"))
     try:
         with _without_parameters(), _Writes() as writes:
             module = build()
@@ -204,8 +209,7 @@ class _Initializer:
         parameters = list(target.parameters(recurse=is_block))
         before = [p.data for p in parameters]
         state = torch.get_rng_state()
-        seed = (self._seed << 32) ^ zlib.crc32(scope.encode())
-        torch.default_generator.manual_seed(seed & _SEED_MASK)
+        torch.default_generator.manual_seed(_mix(self._seed, scope))
         try:
             for p in parameters:
                 known = self._known.get(id(p))

@@ -10,6 +10,7 @@ Ranks average their gradients. Each updates its part of every unit, and gets the
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
@@ -22,7 +23,16 @@ import torch
 from .._errors import Error, NoFit, WrongJob
 from .._job import Path, path_text
 from .._optimizers import as_numbers
-from ._core import Bytes, alone, close_at_end, give_up, list_drives, open_core, refuse_copy
+from ._core import (
+    Bytes,
+    alone,
+    close_at_end,
+    end_later,
+    give_up,
+    list_drives,
+    open_core,
+    refuse_copy,
+)
 from ._groups import send_group
 from ._holding import view_of
 from ._memory import as_tensor, placeholder_of
@@ -295,8 +305,13 @@ class _Optimizer(torch.optim.Optimizer):
                 if slot.parameter.data_ptr() == self._places.get(id(slot)):
                     slot.parameter.data = placeholder_of(slot)
 
+    def _note_user(self) -> None:
+        if self._device.type == "cpu":  # else the parameters have memory of their own
+            self._core.note_user()
+
     def _take_params(self) -> None:
         """The parameters have the run's values."""
+        self._note_user()
         with torch.no_grad():
             for unit, base in self._homes():
                 for slot in unit.slots:
@@ -331,7 +346,7 @@ class _Optimizer(torch.optim.Optimizer):
     def _begin(self) -> None:
         self._check_open()
         self._waiting = {u.index: {id(s) for s in u.slots} for u in self._units}
-        self._core.user = threading.current_thread()
+        self._note_user()
         self._core.module_begin(True)
         self._core.module_wait()  # the turn of no unit
         self._core.module_done(0.0)
@@ -497,12 +512,11 @@ class _Optimizer(torch.optim.Optimizer):
 
 
 def _has_bits_of(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """True if all bits are equal. Any NaN counts as equal to any other: it may have changed its bits
-    on its way through fp32."""
+    """True if all bits are equal. Any NaN counts as equal to any other: it may have changed its
+    bits on its way through fp32."""
     kind = {2: torch.int16, 4: torch.int32}[one.element_size()]
-    same = one.contiguous().view(-1).view(kind) == other.contiguous().view(-1).view(kind)
-    nan = one.isnan().view(-1) & other.isnan().view(-1)
-    return bool((same | nan).all())
+    same = one.view(kind) == other.view(kind)
+    return bool((same | one.isnan() & other.isnan()).all())
 
 
 def _give_memory(slots: List[Slot], places: Dict[int, int]) -> None:
@@ -521,6 +535,8 @@ def _end(
     if core.is_open and not core.is_used():
         _give_memory(slots, places)
     close_at_end(core)  # which leaves the memory to a thread that computes with it
+    if core.is_open:
+        end_later(core, functools.partial(_end, process, core, None, slots, places))
     if own_dir is not None:
         shutil.rmtree(own_dir, ignore_errors=True)
 
@@ -534,7 +550,7 @@ _ARGUMENTS = """
         of the weights beside bf16 parameters, in place of a second copy. fp32 parameters have no
         second copy (with Muon they have).
     run_dir: where the state is committed. If it has a commit, the optimizer and its parameters
-        begin with that. None: nothing is kept, and nothing stays on a drive of any host.
+        begin with that. None: no state is kept, and none stays on a drive of any host.
     overlap: updates while the backward runs, as gradients come, and drops them. It allows neither
         several backwards for one step nor clipping of gradients.
     commit_every: steps from commit to commit; 0: none but at state_dict(), commit() and the end.

@@ -102,7 +102,8 @@ def _named(module: torch.nn.Module, names: Sequence[str]) -> Dict[str, torch.nn.
     found = {}
     for name in names:
         if not isinstance(name, str):
-            raise WrongJob(f"units[{names.index(name)}] is {type(name).__name__}, and must be a name")
+            at = f"units[{names.index(name)}]"
+            raise WrongJob(f"{at} is {type(name).__name__}, and must be a name")
         if name not in modules or not name:
             raise WrongJob(
                 f'units: the module {type(module).__name__} has no part "{name}": names are those '
@@ -169,7 +170,8 @@ def check_plain(name: str, parameter: torch.Tensor) -> None:
         raise WrongJob(f'the parameter "{name}" has no shape yet: call the lazy module once before')
     if type(parameter.data) is not torch.Tensor:
         raise WrongJob(
-            f'the parameter "{name}" is a {type(parameter.data).__name__}, and must be a plain tensor'
+            f'the parameter "{name}" is a {type(parameter.data).__name__}, and must be a plain '
+            "tensor"
         )
     if parameter.is_sparse or parameter.layout != torch.strided:
         raise WrongJob(f'the parameter "{name}" is not a dense tensor')
