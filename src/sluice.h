@@ -25,7 +25,8 @@
  *
  * Ranks: if mpirun or srun starts the program, each process is one rank of one run. All ranks make
  * the same calls in the same order. Rank 0 reads the job. A failure that ends one rank ends all.
- * MPI ends with the run, so a process can be a rank of one run; the next sluice_open is refused.
+ * MPI ends with a run that succeeds, so a process can be a rank of one run; the next sluice_open is
+ * refused.
  *
  * Sizes are bytes, times seconds, losses nats per token. Text is UTF-8. */
 #ifndef SLUICE_H
@@ -84,8 +85,8 @@ struct sluice_options {
     int verbose; /* not 0: log lines about the run on standard error; 0: only warnings */
     /* For sluice_open, not 0: the run ends when it is closed. It makes no commits, and its slabs
      * have no names, so no state stays on a drive of any host. Closing removes the run's files from
-     * the run directory; after a kill its small files stay there. The directory must be new or hold
-     * no commit. Not with `from`. */
+     * the run directory but for a lock; after a kill, or a failure of several ranks, its small
+     * files stay there. The directory must be new or hold no commit. Not with `from`. */
     int temporary;
     /* The job itself, JSON; then no file is read, and job_path is its name in messages. Or NULL. */
     const char *job_text;

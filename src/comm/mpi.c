@@ -167,9 +167,11 @@ static void finalize_with_run(void)
 
 static void finalize_at_exit(void)
 {
+    int is_over = 0;
     if (!is_begun || begun_pid != getpid() || is_run_open || has_run_failed)
         return;
-    (void)MPI_Finalize();
+    if (MPI_Finalized(&is_over) == MPI_SUCCESS && !is_over) /* other code may have ended it */
+        (void)MPI_Finalize();
     is_begun = false;
 }
 

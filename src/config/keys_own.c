@@ -377,8 +377,7 @@ const configi_key configi_own_keys[] = {
         "learn."),
     KEY("debug.params_of_block", BOOL, AT(state.is_of_block), "false", NONE, NONE, FREE,
         "Set beside state.params where the job's block quantization_config gave it, so that "
-        "modules "
-        "which it leaves out may be absent."),
+        "modules which it leaves out may be absent."),
     KEY("debug.expands_checkpoint", BOOL, NOWHERE, "false", NONE, NONE, FREE,
         "Set by sluice import: where the job gives no format for a checkpoint that comes "
         "quantized, state.params is \"working\"."),

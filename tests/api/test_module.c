@@ -467,7 +467,7 @@ static int count_entries(const char *path)
     return count;
 }
 
-static void a_temporary_run_leaves_nothing(void **state)
+static void a_temporary_run_keeps_no_state(void **state)
 {
     (void)state;
     static toy kept, failed, self;
@@ -550,7 +550,7 @@ int main(void)
         cmocka_unit_test(params_at_home_are_the_last_ones),
         cmocka_unit_test(wrong_calls_get_a_sentence),
         cmocka_unit_test(wrong_jobs_are_refused),
-        cmocka_unit_test(a_temporary_run_leaves_nothing),
+        cmocka_unit_test(a_temporary_run_keeps_no_state),
         cmocka_unit_test(the_callers_thread_keeps_its_cores),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);

@@ -286,8 +286,8 @@ class Open(InDirectory):
               self.path("out"), dtype=3)
 
 
-# Rank 0 works on for longer than the run's debug.comm.exit_seconds after rank 1 has ended, and child
-# processes end as Python does while a run is open and after it.
+# Rank 0 works on for longer than the run's debug.comm.exit_seconds after rank 1 has ended, and
+# child processes end as Python does while a run is open and after it.
 RANK = """
 import os, sys, time
 import sluice

@@ -401,17 +401,21 @@ class Threads(WrongUses):
             self.assertNotIn(places[0], [p.data_ptr() for p in module.parameters()])
 
     def test_a_thread_that_is_not_of_python(self):
-        module, over = make(), threading.Event()
+        module, over, found = make(), threading.Event(), []
         kept = [self.optimizer(module.parameters())]
 
         def step():
-            module(self.data[0]).backward()
-            kept[0].step()
-            self.assertIsNot(threading.current_thread(), threading.main_thread())  # a stand-in
-            over.set()
+            try:
+                module(self.data[0]).backward()
+                kept[0].step()
+                # threading makes a _DummyThread for such a thread when it is asked
+                found.append(type(threading.current_thread()))
+            finally:
+                over.set()
 
         _thread.start_new_thread(step, ())
         self.assertTrue(over.wait(60))
+        self.assertEqual(found, [threading._DummyThread])
         self.assertFalse(kept[0]._core.is_used())
 
     def test_two_at_a_time(self):
@@ -425,8 +429,8 @@ class Threads(WrongUses):
         handle = engine.module.blocks[1].register_forward_hook(waits)
         thread = threading.Thread(target=models.engine_losses, args=(engine, self.data[1:2]))
         thread.start()
-        inside.wait()
         try:
+            self.assertTrue(inside.wait(60))
             for call in (engine.step, engine.close, engine.commit, lambda: engine(self.data[2])):
                 errors.append(self.in_thread(call))
         finally:

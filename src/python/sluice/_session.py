@@ -76,8 +76,9 @@ class Closing:
 class Session(Closing):
     """An open run, made by sluice.open(). Close it, or use it as a context manager.
 
-    A process has one run open at a time. Only the thread that opened it calls step, evaluate
-    and export; any thread may commit and close it. The interpreter's lock is released while the library works.
+    A process has one run open at a time. Only the thread that opened it calls step, evaluate and
+    export; any thread may commit and close it. The interpreter's lock is released while the
+    library works.
     """
 
     def __init__(self, native_session: _native.Session) -> None:

@@ -184,9 +184,9 @@ def give_up(core: Any, error: BaseException, is_kept: bool = True) -> Error:
 _PATIENCE_SECONDS = 60.0
 
 
-def close_at_end(core: Any, lock: Any = None) -> None:
+def close_at_end(core: Any, lock: Any = None, is_used: Optional[bool] = None) -> None:
     """Closes the run of a program that did not. Its memory stays while another thread uses it: one
-    that holds `lock`, or the core's user."""
+    that holds `lock`, or the core's user. `is_used`: what the caller was told of the latter."""
     if lock is not None and not lock.acquire(timeout=_PATIENCE_SECONDS):
         core.leave()
         print(
@@ -196,7 +196,7 @@ def close_at_end(core: Any, lock: Any = None) -> None:
         )
         return
     try:
-        if not core.is_used():
+        if not (core.is_used() if is_used is None else is_used):
             core.close()
             return
         core.leave()

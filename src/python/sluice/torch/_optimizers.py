@@ -532,11 +532,15 @@ def _end(
     """The optimizer is gone, or the program ends. Its run may be closed already."""
     if process != os.getpid():
         return  # it is that of the process that this one was forked from
-    if core.is_open and not core.is_used():
-        _give_memory(slots, places)
-    close_at_end(core)  # which leaves the memory to a thread that computes with it
     if core.is_open:
-        end_later(core, functools.partial(_end, process, core, None, slots, places))
+        is_used = core.is_used()  # asked once: the thread may end meanwhile
+        if is_used:
+            later = functools.partial(_end, process, core, None, slots, places)
+            end_later(core, later)
+            core.set_at_end(later)
+        else:
+            _give_memory(slots, places)
+        close_at_end(core, is_used=is_used)
     if own_dir is not None:
         shutil.rmtree(own_dir, ignore_errors=True)
 
