@@ -353,6 +353,36 @@ const void *cpui_attention_operand(const kernel_attention *attention, const void
     return wide;
 }
 
+int cpui_attention_run(const kernel_attention *attention, bool backward, void *scratch,
+                       uint64_t task_count, attention_task *run, const void *args)
+{
+    size_t worker_bytes = backward ? attention->backward_bytes : attention->forward_bytes;
+    int thread_count = attention->context->thread_count, status = 0;
+    const cpui_product *culprit = NULL;
+    omp_set_num_threads(thread_count);
+#pragma omp parallel num_threads(thread_count)
+    {
+        attention_worker worker;
+        int slot = omp_get_thread_num();
+        cpui_attention_worker_layout(attention, backward,
+                                     (char *)scratch + (size_t)slot * worker_bytes, &worker);
+        worker.slot = slot;
+        /* the products of this thread use one thread, until the region ends */
+        omp_set_num_threads(1);
+#pragma omp for schedule(dynamic, 1)
+        for (uint64_t task = 0; task < task_count; task++)
+            run(attention, args, &worker, task);
+        if (worker.status != 0)
+#pragma omp critical(attention_fault)
+        {
+            status = worker.status;
+            culprit = worker.culprit;
+        }
+    }
+    omp_set_num_threads(thread_count);
+    return status == 0 ? 0 : cpui_product_failed(culprit, status);
+}
+
 struct key_block cpui_attention_prepare_keys(const kernel_attention *attention,
                                              attention_worker *worker, const void *k, const void *v,
                                              uint64_t k_elem, uint64_t v_elem, uint64_t count)

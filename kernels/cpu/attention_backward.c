@@ -9,7 +9,6 @@
  * query blocks, and have two sums. So they are outside: their operands are prepared once, and their
  * sums stay in cache while the smaller dQ of each query block comes and goes. A task runs on one
  * thread in a fixed order, so the number of threads does not change a bit. */
-#include <omp.h>
 #include <string.h>
 
 #include "base/size.h"
@@ -189,6 +188,13 @@ static void backward_task(const kernel_attention *attention, const struct backwa
                first + kv_head * desc->value_dim);
 }
 
+static void run_task(const kernel_attention *attention, const void *args, attention_worker *worker,
+                     uint64_t task)
+{
+    uint64_t kv_heads = attention->desc.kv_heads;
+    backward_task(attention, args, worker, task / kv_heads, task % kv_heads);
+}
+
 int cpui_attention_backward(kernel_attention *attention, void *stream, const void *q, const void *k,
                             const void *v, const void *output, const float *lse,
                             const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
@@ -216,26 +222,6 @@ int cpui_attention_backward(kernel_attention *attention, void *stream, const voi
         return 0;
     }
     struct backward_args args = {q, k, v, output, lse, output_grad, q_grad, k_grad, v_grad};
-    uint64_t task_count = desc->batch * desc->kv_heads;
-    int thread_count = attention->context->thread_count;
-    attention_fault fault = {0};
-    omp_set_num_threads(thread_count);
-#pragma omp parallel num_threads(thread_count)
-    {
-        attention_worker worker;
-        int slot = omp_get_thread_num();
-        cpui_attention_worker_layout(
-            attention, true, (char *)scratch + (size_t)slot * attention->backward_bytes, &worker);
-        worker.slot = slot;
-        /* the products of this thread use one thread, until the region ends */
-        omp_set_num_threads(1);
-#pragma omp for schedule(dynamic, 1)
-        for (uint64_t task = 0; task < task_count; task++)
-            backward_task(attention, &args, &worker, task / desc->kv_heads, task % desc->kv_heads);
-        if (worker.status != 0)
-#pragma omp critical(attention_fault)
-            fault = (attention_fault){worker.status, worker.culprit};
-    }
-    omp_set_num_threads(thread_count);
-    return fault.status == 0 ? 0 : cpui_product_failed(fault.culprit, fault.status);
+    return cpui_attention_run(attention, true, scratch, desc->batch * desc->kv_heads, run_task,
+                              &args);
 }

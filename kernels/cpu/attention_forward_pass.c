@@ -8,7 +8,6 @@
  * task runs its products on its own thread only. A query block is computed as if it were alone. So
  * neither the number of threads, nor their timing, nor the length of tasks changes a bit. */
 #include <math.h>
-#include <omp.h>
 #include <string.h>
 
 #include "base/size.h"
@@ -155,6 +154,23 @@ static void forward_task(const kernel_attention *attention, const struct forward
     }
 }
 
+/* Tasks of a head. */
+static uint64_t head_tasks(const kernel_attention *attention)
+{
+    return size_div_up(attention->query_block_count, attention->team_blocks);
+}
+
+/* The longest blocks of a head come first, so that the last tasks to finish are short. */
+static void run_task(const kernel_attention *attention, const void *args, attention_worker *worker,
+                     uint64_t task)
+{
+    uint64_t heads = attention->desc.heads, step = attention->team_blocks;
+    uint64_t head = task / head_tasks(attention);
+    uint64_t end = attention->query_block_count - task % head_tasks(attention) * step;
+    forward_task(attention, args, worker, head / heads, head % heads, end > step ? end - step : 0,
+                 end);
+}
+
 int cpui_attention_forward(kernel_attention *attention, void *stream, const void *q, const void *k,
                            const void *v, void *output, float *lse, void *scratch)
 {
@@ -176,32 +192,6 @@ int cpui_attention_forward(kernel_attention *attention, void *stream, const void
         return 0;
     }
     struct forward_args args = {q, k, v, output, lse};
-    uint64_t blocks = attention->query_block_count, step = attention->team_blocks;
-    uint64_t head_tasks = size_div_up(blocks, step);
-    uint64_t task_count = desc->batch * desc->heads * head_tasks;
-    int thread_count = attention->context->thread_count;
-    attention_fault fault = {0};
-    omp_set_num_threads(thread_count);
-#pragma omp parallel num_threads(thread_count)
-    {
-        attention_worker worker;
-        int slot = omp_get_thread_num();
-        cpui_attention_worker_layout(
-            attention, false, (char *)scratch + (size_t)slot * attention->forward_bytes, &worker);
-        worker.slot = slot;
-        /* the products of this thread use one thread, until the region ends */
-        omp_set_num_threads(1);
-        /* The longest blocks of a head come first, so that the last tasks to finish are short. */
-#pragma omp for schedule(dynamic, 1)
-        for (uint64_t task = 0; task < task_count; task++) {
-            uint64_t head = task / head_tasks, end = blocks - task % head_tasks * step;
-            forward_task(attention, &args, &worker, head / desc->heads, head % desc->heads,
-                         end > step ? end - step : 0, end);
-        }
-        if (worker.status != 0)
-#pragma omp critical(attention_fault)
-            fault = (attention_fault){worker.status, worker.culprit};
-    }
-    omp_set_num_threads(thread_count);
-    return fault.status == 0 ? 0 : cpui_product_failed(fault.culprit, fault.status);
+    uint64_t tasks = desc->batch * desc->heads * head_tasks(attention);
+    return cpui_attention_run(attention, false, scratch, tasks, run_task, &args);
 }

@@ -91,17 +91,19 @@ struct key_block {
     size_t k_row_bytes, v_row_bytes;
 };
 
-/* One failure of a pass: that of the thread that reported last. */
-struct attention_fault {
-    int status;
-    const cpui_product *culprit;
-};
-typedef struct attention_fault attention_fault;
-
 /* Lays out the parts of a worker from `base` on and returns their bytes. base NULL: only computes
  * the bytes. */
 size_t cpui_attention_worker_layout(const kernel_attention *attention, bool backward, char *base,
                                     attention_worker *worker);
+
+/* A task of a pass. args: of the pass. A failure is noted in the worker. */
+typedef void attention_task(const kernel_attention *attention, const void *args,
+                            attention_worker *worker, uint64_t task);
+
+/* Runs tasks [0, task_count): each thread has a worker in `scratch` and takes the next task whenever
+ * it is done with one. Returns the failure of the thread that reported last. */
+int cpui_attention_run(const kernel_attention *attention, bool backward, void *scratch,
+                       uint64_t task_count, attention_task *run, const void *args);
 
 /* The prepared products of a shape. They exist for every block that the loops visit. */
 const block_shape *cpui_attention_shape(const kernel_attention *attention, uint64_t rows,

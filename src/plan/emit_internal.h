@@ -73,8 +73,8 @@ struct plani_buffer {
     uint32_t user_count, user_capacity;
 };
 
-/* What those ask who walk over all ops of a program. It is kept apart from the ops, which are so
- * much larger that such a walk would wait for memory. */
+/* Facts of an op for walks over all ops of a program. They are kept apart from the ops, which are
+ * so much larger that such a walk would wait for memory. */
 struct plani_brief {
     uint32_t dependent; /* the last op that got an edge from it, 0: none */
     bool if_commits;
