@@ -6,7 +6,8 @@
  *
  * If oneDNN has no product for the operands' type (fp16 on any CPU, bf16 on CPUs without it), the
  * product is widened: oneDNN's fp32 product, never our own, runs over operands that are widened in
- * the caller's scratch. A 16-bit C is rounded once from fp32 (fp16 above 65504 becomes infinity).
+ * the caller's scratch. So are fp32 operands that oneDNN is slow with where they lie; "widened"
+ * then means copied. A 16-bit C is rounded once from fp32 (fp16 above 65504 becomes infinity).
  *
  * A widened product is cut into blocks along the longer of m and n. The size of a block depends on
  * the shape alone, so its bits do too. The operand that all blocks share (B if m is cut, else A) is
@@ -18,7 +19,8 @@
  * Scratch of a widened product (each part is rounded up to 64 bytes; a part that is not needed is
  * empty):
  *   | oneDNN scratchpad | shared operand fp32 | block of the other fp32 | bias fp32 [n] | C block |
- * Operands are laid out as stored, but dense. The block of C is [extent, n] or [m, extent] fp32.
+ * Operands are laid out as stored, with the rows of wide_stride(). The block of C is [extent, n] or
+ * [m, extent] fp32.
  *
  * The caller's thread runs a product with its own OpenMP team. Nothing here allocates during a
  * run. */
@@ -39,6 +41,13 @@ enum {
     WIDE_BLOCK_ELEMS_MIN = 256, /* of m or n */
     WIDE_K_ELEMS_MAX = 8192,
     WIDE_ELEMS_STEP = 64, /* of m, n and k */
+    LINE_ELEMS = 16,      /* floats in a cache line */
+    /* fp32 operands are copied if B's stride is a multiple of this, and the shorter of m and n is
+     * within these bounds. A longer one is packed by oneDNN; for a shorter one the copy costs as
+     * much as it gains. */
+    COPIED_STRIDE_STEP = 512,
+    COPIED_ELEMS_MIN = 64,
+    COPIED_ELEMS_MAX = 512,
     TILES_ELEMS_MIN = 32, /* of m, n and k */
     /* Below these sizes oneDNN makes the fp32 products. GFLOP/s of ours and of oneDNN 2.6, m x n x
      * k, 2 cores: 128x768x768 285 and 322, 192x768x50257 260 and 245, 1024x3072x768 322 and 158. */
@@ -102,14 +111,34 @@ int cpui_matmul_check(const matmul_desc *desc)
     return 0;
 }
 
-static uint64_t a_cols(const matmul_desc *desc)
+/* The stride of rows of `cols` floats in scratch: an odd number of cache lines. With a power of two
+ * the elements of a column share few sets of the cache, and oneDNN 2.6 with AVX2, which reads short
+ * operands where they lie, takes twice as long. */
+static uint64_t wide_stride(uint64_t cols)
 {
-    return desc->a_transposed ? desc->m : desc->k;
+    return LINE_ELEMS * (size_div_up(cols, LINE_ELEMS) | 1);
 }
 
-static uint64_t b_cols(const matmul_desc *desc)
+static uint64_t wide_a_stride(const matmul_desc *desc)
 {
-    return desc->b_transposed ? desc->k : desc->n;
+    return wide_stride(desc->a_transposed ? desc->m : desc->k);
+}
+
+static uint64_t wide_b_stride(const matmul_desc *desc)
+{
+    return wide_stride(desc->b_transposed ? desc->k : desc->n);
+}
+
+/* True if the stored rows of A (else of B) run across k. */
+static bool rows_cross_k(const matmul_desc *desc, bool is_a)
+{
+    return is_a ? desc->a_transposed : !desc->b_transposed;
+}
+
+/* The scratch of `elems` elements of m (A) or n (B), by `k` of k: a multiple of 64 bytes. */
+static uint64_t wide_bytes(const matmul_desc *desc, bool is_a, uint64_t elems, uint64_t k)
+{
+    return 4 * (rows_cross_k(desc, is_a) ? k * wide_stride(elems) : elems * wide_stride(k));
 }
 
 /* Divides `elems` into parts of at most `most` elements, all whole steps and as equal as
@@ -121,7 +150,7 @@ static uint64_t even_part(uint64_t elems, uint64_t most)
 }
 
 /* The fp32 product of a block of `extent` elements of m or n and of a part of `k` elements of k.
- * The shared operand lies whole in scratch, the other one as a dense block. */
+ * The shared operand lies whole in scratch, of the other one the block. */
 static matmul_desc block_desc(const kernel_matmul *matmul, uint64_t extent, uint64_t k,
                               enum k_part part)
 {
@@ -134,8 +163,8 @@ static matmul_desc block_desc(const kernel_matmul *matmul, uint64_t extent, uint
         wide.n = extent;
     wide.k = k;
     wide.ab_type = wide.c_type = DTYPE_FP32;
-    wide.a_stride = cuts_m ? a_cols(&wide) : a_cols(desc);
-    wide.b_stride = cuts_m ? b_cols(desc) : b_cols(&wide);
+    wide.a_stride = wide_a_stride(cuts_m ? &wide : desc);
+    wide.b_stride = wide_b_stride(cuts_m ? desc : &wide);
     if (matmul->widening.rounds_c)
         wide.c_stride = wide.n;
     if (part != K_FIRST) {
@@ -198,9 +227,9 @@ static int widened_create(kernel_matmul *matmul)
     }
     matmul->widens = true;
     widening->shared_offset = end;
-    end += size_round_up(4 * (widening->cuts_m ? desc->n : desc->m) * desc->k, 64);
+    end += wide_bytes(desc, !widening->cuts_m, widening->cuts_m ? desc->n : desc->m, desc->k);
     widening->block_offset = end;
-    end += size_round_up(4 * widening->block_elems * widening->k_elems, 64);
+    end += wide_bytes(desc, widening->cuts_m, widening->block_elems, widening->k_elems);
     widening->bias_offset = end;
     end += desc->has_bias ? size_round_up(4 * desc->n, 64) : 0;
     widening->c_offset = end;
@@ -225,6 +254,17 @@ static bool wants_fp32(const kernel_context *context, const matmul_desc *desc)
            size_min(desc->m, desc->n) >= FP32_ELEMS_MIN && desc->k >= FP32_K_ELEMS_MIN;
 }
 
+/* With AVX2 oneDNN reads short fp32 operands where they lie. If the rows of B are a multiple of
+ * 4 KiB apart, it reaches half of its speed, and of 2 KiB two thirds. Two cores of Zen 3,
+ * 256 x 1024 x 1024: 91 GFLOP/s in place, 175 with copies. */
+static bool wants_copies(const kernel_context *context, const matmul_desc *desc)
+{
+    uint64_t shorter = size_min(desc->m, desc->n);
+    return context->isa == CPU_AVX2 && desc->ab_type == DTYPE_FP32 && !desc->b_transposed &&
+           desc->b_stride % COPIED_STRIDE_STEP == 0 && shorter >= COPIED_ELEMS_MIN &&
+           shorter <= COPIED_ELEMS_MAX;
+}
+
 int cpui_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **out)
 {
     *out = NULL;
@@ -245,13 +285,13 @@ int cpui_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_
         cpui_fp32_product_plan(desc, context->thread_count, &matmul->fp32);
         matmul->scratch_bytes = matmul->fp32.scratch_bytes;
         rc = 0;
-    } else if (desc->ab_type == DTYPE_FP32 ||
+    } else if ((desc->ab_type == DTYPE_FP32 && !wants_copies(context, desc)) ||
                (desc->ab_type == DTYPE_BF16 && context->has_bf16_products)) {
         rc = cpui_product_create(context, desc, context->thread_count, 1, &matmul->product);
         if (rc == 0)
             matmul->scratch_bytes = cpui_product_scratch_bytes(matmul->product);
     }
-    if (rc == ERR_BACKEND && desc->ab_type != DTYPE_FP32)
+    if (rc == ERR_BACKEND && (desc->ab_type != DTYPE_FP32 || wants_copies(context, desc)))
         rc = widened_create(matmul);
     if (rc < 0) {
         mem_free(matmul);
@@ -275,8 +315,7 @@ size_t cpui_matmul_scratch_bytes(const kernel_matmul *matmul)
     return matmul->scratch_bytes;
 }
 
-/* Widens rows [row, row + rows) and columns [col, col + cols) of a stored matrix into a dense fp32
- * block. */
+/* Widens rows [row, row + rows) and columns [col, col + cols) of a stored matrix into fp32 rows. */
 static void widen_part(const kernel_matmul *matmul, const void *source, uint64_t stride,
                        uint64_t row, uint64_t col, uint64_t rows, uint64_t cols, float *target)
 {
@@ -287,7 +326,7 @@ static void widen_part(const kernel_matmul *matmul, const void *source, uint64_t
                                          .source_stride = stride,
                                          .target = target,
                                          .target_type = DTYPE_FP32,
-                                         .target_stride = cols,
+                                         .target_stride = wide_stride(cols),
                                          .rows = rows,
                                          .cols = cols};
     matmul->context->rows->convert_rows(matmul->context->thread_count, &conversion);
@@ -300,7 +339,7 @@ static void widen_operand(const kernel_matmul *matmul, bool is_a, const void *so
 {
     const matmul_desc *desc = &matmul->desc;
     uint64_t stride = is_a ? desc->a_stride : desc->b_stride;
-    if (is_a ? desc->a_transposed : !desc->b_transposed) /* rows run across k */
+    if (rows_cross_k(desc, is_a))
         widen_part(matmul, source, stride, k_begin, begin, k, extent, target);
     else
         widen_part(matmul, source, stride, begin, k_begin, extent, k, target);
@@ -311,9 +350,9 @@ static const float *shared_at(const kernel_matmul *matmul, const char *scratch, 
 {
     const matmul_desc *desc = &matmul->desc;
     const float *shared = (const float *)(scratch + matmul->widening.shared_offset);
-    if (matmul->widening.cuts_m)
-        return shared + (desc->b_transposed ? k_begin : k_begin * desc->n);
-    return shared + (desc->a_transposed ? k_begin * desc->m : k_begin);
+    bool is_a = !matmul->widening.cuts_m;
+    return shared +
+           k_begin * (rows_cross_k(desc, is_a) ? wide_stride(is_a ? desc->m : desc->n) : 1);
 }
 
 /* Rounds a block of C, which is dense fp32 in scratch, into its place at `target`. */

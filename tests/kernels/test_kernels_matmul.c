@@ -198,6 +198,23 @@ static void products_fp32(void **state)
     check_all(DTYPE_FP32, true);
 }
 
+/* With AVX2 these are copied first, because of B's stride; the second is cut along m, the others
+ * along n. The last has two parts of k. */
+static void products_fp32_copied(void **state)
+{
+    (void)state;
+    static const uint64_t shapes[][3] = {
+        {70, 512 - GAP, 33}, {600, 512 - GAP, 31}, {66, 1024 - GAP, 8200}};
+    kernel_context *context = new_context(THREADS);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (unsigned flags = 0; flags < (i < 2 ? 16 : 1); flags++) {
+            matmul_desc desc =
+                make_desc(shapes[i][0], shapes[i][1], shapes[i][2], flags, DTYPE_FP32, DTYPE_FP32);
+            check_one(context, &desc);
+        }
+    kernels_cpu.context_destroy(context);
+}
+
 static void products_bf16(void **state)
 {
     (void)state;
@@ -451,6 +468,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(context_describes_itself),
         cmocka_unit_test(products_fp32),
+        cmocka_unit_test(products_fp32_copied),
         cmocka_unit_test(products_bf16),
         cmocka_unit_test(products_bf16_widened),
         cmocka_unit_test(products_bf16_long),
