@@ -109,6 +109,31 @@ static inline __m256i narrow_bf16_512(__m512 value)
     rounded = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
+#elif defined(__AVX2__)
+static inline __m256i narrow_fp16_256(__m256 first, __m256 second)
+{
+    return _mm256_set_m128i(_mm256_cvtps_ph(second, _MM_FROUND_TO_NEAREST_INT),
+                            _mm256_cvtps_ph(first, _MM_FROUND_TO_NEAREST_INT));
+}
+
+static inline __m256i narrow_bf16_256(__m256 first, __m256 second)
+{
+    __m256 values[2] = {first, second};
+    __m256i upper[2];
+    bool has_nan = _mm256_movemask_ps(_mm256_cmp_ps(first, second, _CMP_UNORD_Q)) != 0;
+    for (int k = 0; k < 2; k++) {
+        __m256i bits = _mm256_castps_si256(values[k]);
+        __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+        __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+        if (__builtin_expect(has_nan, 0)) {
+            __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+            __m256 is_nan = _mm256_cmp_ps(values[k], values[k], _CMP_UNORD_Q);
+            rounded = _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(is_nan));
+        }
+        upper[k] = _mm256_srli_epi32(rounded, 16);
+    }
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(upper[0], upper[1]), 0xd8);
+}
 #endif
 
 /* The fp16 conversions of the hardware give the same bits as the two functions above for every
@@ -167,22 +192,9 @@ static inline size_t narrow_bf16_vectors(const float *x, uint16_t *half, size_t 
     for (; i + 16 <= n; i += 16)
         _mm256_storeu_si256((__m256i *)(half + i), narrow_bf16_512(_mm512_loadu_ps(x + i)));
 #elif defined(__AVX2__)
-    for (; i + 16 <= n; i += 16) {
-        __m256i upper[2];
-        for (int k = 0; k < 2; k++) {
-            __m256 value = _mm256_loadu_ps(x + i + (size_t)k * 8);
-            __m256i bits = _mm256_castps_si256(value);
-            __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-            __m256i rounded =
-                _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-            __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-            __m256 is_nan = _mm256_cmp_ps(value, value, _CMP_UNORD_Q);
-            rounded = _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(is_nan));
-            upper[k] = _mm256_srli_epi32(rounded, 16);
-        }
-        __m256i packed = _mm256_packus_epi32(upper[0], upper[1]);
-        _mm256_storeu_si256((__m256i *)(half + i), _mm256_permute4x64_epi64(packed, 0xd8));
-    }
+    for (; i + 16 <= n; i += 16)
+        _mm256_storeu_si256((__m256i *)(half + i),
+                            narrow_bf16_256(_mm256_loadu_ps(x + i), _mm256_loadu_ps(x + i + 8)));
 #else
     (void)half;
     (void)x;

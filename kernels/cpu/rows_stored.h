@@ -156,12 +156,12 @@ static void expand_half_bytes(const stored_expand_args *args, enum stored_code c
     look_up_16(codes, lower_first, table, streams, (uint16_t *)args->target + at, n);
 }
 
-/* e4m3's value. Its bits, moved, are those of fp16 with an exponent that is 8 too low. */
+/* e4m3's value. Its bits, moved, are those of fp32 with an exponent that is 120 too low. */
 static inline float e4m3_value(uint8_t code)
 {
     uint32_t bits = (uint32_t)(code & 0x7f) << 20;
     uint32_t finite = fp32_bits(fp32_from_bits(bits) * 0x1p120f); /* exact, subnormals too */
-    finite |= (code & 0x7f) == 0x7f ? 0x7fc00000u : 0u;
+    finite |= bits == 0x07f00000u ? 0x7fc00000u : 0u;
     return fp32_from_bits(finite | (uint32_t)(code & 0x80) << 24);
 }
 
@@ -247,6 +247,81 @@ static inline size_t expand_dynamic_half(const uint8_t *codes, enum dtype type, 
 }
 #endif
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+/* Eight values of dynamic codes. A gather takes twice as long on a Zen 3 core. */
+static inline __m256 dynamic_values_256(const uint8_t *codes, const float values[256])
+{
+    uint64_t c;
+    memcpy(&c, codes, sizeof c);
+    return _mm256_setr_ps(values[c & 255], values[c >> 8 & 255], values[c >> 16 & 255],
+                          values[c >> 24 & 255], values[c >> 32 & 255], values[c >> 40 & 255],
+                          values[c >> 48 & 255], values[c >> 56]);
+}
+
+/* Sixteen values, before they are multiplied by their scale. */
+static inline void values_256(enum stored_code code, const uint8_t *codes, const float *values,
+                              __m256 out[2])
+{
+    __m128i all = _mm_loadu_si128((const __m128i *)codes);
+    if (code == STORED_CODE_DYNAMIC) {
+        out[0] = dynamic_values_256(codes, values);
+        out[1] = dynamic_values_256(codes + 8, values);
+    } else if (code == STORED_CODE_INT8) {
+        out[0] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(all));
+        out[1] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(all, 8)));
+    } else { /* moved, the bits are those of fp16 with an exponent that is 8 too low */
+        const __m256i most = _mm256_set1_epi16(0x3f80);
+        __m256i bits = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(all), 7),
+                                        _mm256_set1_epi16((short)0xbf80));
+        __m256i is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(bits, most), most);
+        bits = _mm256_or_si256(bits, _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7e00)));
+        for (int k = 0; k < 2; k++)
+            out[k] = _mm256_mul_ps(_mm256_set1_ps(0x1p8f),
+                                   _mm256_cvtph_ps(k ? _mm256_extracti128_si256(bits, 1)
+                                                     : _mm256_castsi256_si128(bits)));
+    }
+}
+
+/* Codes of one scale: loads, products and stores in one pass. Returns how many of n elements are
+ * done. `code` and `type` are constants in each inlined copy. */
+static inline __attribute__((always_inline)) size_t
+expand_bytes_256(enum stored_code code, const uint8_t *codes, const float *values, float scale,
+                 enum dtype type, bool streams, void *target, size_t n)
+{
+    __m256 factor = _mm256_set1_ps(scale), part = _mm256_set1_ps((float)(1.0 / 127.0));
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m256 x[2];
+        values_256(code, codes + i, values, x);
+        for (int k = 0; k < 2; k++) {
+            x[k] = _mm256_mul_ps(x[k], factor);
+            if (code == STORED_CODE_INT8)
+                x[k] = _mm256_mul_ps(x[k], part);
+            if (type == DTYPE_FP32)
+                store_256((float *)target + i + 8 * k, _mm256_castps_si256(x[k]), streams);
+        }
+        if (type != DTYPE_FP32)
+            store_256((uint16_t *)target + i,
+                      type == DTYPE_BF16 ? narrow_bf16_256(x[0], x[1])
+                                         : narrow_fp16_256(x[0], x[1]),
+                      streams);
+    }
+    return i;
+}
+
+static inline __attribute__((always_inline)) size_t
+expand_code_256(enum stored_code code, const uint8_t *codes, const float *values, float scale,
+                enum dtype type, bool streams, void *target, size_t n)
+{
+    streams = streams && (uintptr_t)target % STORE_BYTES == 0;
+    if (type == DTYPE_BF16)
+        return expand_bytes_256(code, codes, values, scale, DTYPE_BF16, streams, target, n);
+    if (type == DTYPE_FP16)
+        return expand_bytes_256(code, codes, values, scale, DTYPE_FP16, streams, target, n);
+    return expand_bytes_256(code, codes, values, scale, DTYPE_FP32, streams, target, n);
+}
+#endif
+
 /* values: what the codes of STORED_CODE_DYNAMIC mean. */
 static void expand_bytes(const stored_expand_args *args, enum stored_code code, uint64_t at,
                          size_t n, float scale, const float *values, bool streams)
@@ -257,6 +332,18 @@ static void expand_bytes(const stored_expand_args *args, enum stored_code code, 
     if (code == STORED_CODE_DYNAMIC && args->type != DTYPE_FP32)
         done = expand_dynamic_half((const uint8_t *)args->codes + at, args->type, scale, streams,
                                    (uint16_t *)args->target + at, n);
+#elif defined(__AVX2__)
+    const uint8_t *first = (const uint8_t *)args->codes + at;
+    char *place = (char *)args->target + at * dtype_bytes(args->type);
+    if (code == STORED_CODE_DYNAMIC)
+        done = expand_code_256(STORED_CODE_DYNAMIC, first, values, scale, args->type, streams,
+                               place, n);
+    else if (code == STORED_CODE_INT8)
+        done =
+            expand_code_256(STORED_CODE_INT8, first, values, scale, args->type, streams, place, n);
+    else
+        done =
+            expand_code_256(STORED_CODE_E4M3, first, values, scale, args->type, streams, place, n);
 #else
     (void)streams;
 #endif
@@ -308,21 +395,19 @@ static void stored_expand(int threads, const stored_expand_args *args)
         fill_dynamic(dynamic);
 #pragma omp parallel num_threads(team(threads, args->rows * args->columns))
     {
-#pragma omp for schedule(static) nowait
-        for (uint64_t k = 0; k < layout.lines * layout.line_runs; k++) {
-            /* a division takes as long as a short run */
-            uint64_t line = layout.lines == 1 ? 0 : k / layout.line_runs;
-            uint64_t run = k - line * layout.line_runs;
-            uint64_t begin = run * layout.run_elems, rest = layout.line_elems - begin;
-            uint64_t at = line * layout.line_elems + begin;
-            size_t n = (size_t)(rest < layout.run_elems ? rest : layout.run_elems);
-            uint64_t idx = line / layout.lines_per_scale * layout.line_runs + run;
-            float scale = scale_value(&layout, args->scales, idx, dynamic);
-            if (stored_code_is_half_byte(layout.code))
-                expand_half_bytes(args, layout.code, at, n, scale, streams);
-            else
-                expand_bytes(args, layout.code, at, n, scale, dynamic, streams);
-        }
+#pragma omp for collapse(2) schedule(static) nowait
+        for (uint64_t line = 0; line < layout.lines; line++)
+            for (uint64_t run = 0; run < layout.line_runs; run++) {
+                uint64_t begin = run * layout.run_elems, rest = layout.line_elems - begin;
+                uint64_t at = line * layout.line_elems + begin;
+                size_t n = (size_t)(rest < layout.run_elems ? rest : layout.run_elems);
+                uint64_t idx = line / layout.lines_per_scale * layout.line_runs + run;
+                float scale = scale_value(&layout, args->scales, idx, dynamic);
+                if (stored_code_is_half_byte(layout.code))
+                    expand_half_bytes(args, layout.code, at, n, scale, streams);
+                else
+                    expand_bytes(args, layout.code, at, n, scale, dynamic, streams);
+            }
         if (streams)
             end_stream();
     }
