@@ -189,11 +189,15 @@ static inline void look_up(const float *table, const uint16_t *index, float *out
                                                           (const __m256i *)(index + i))),
                                                       table, 4));
 #elif defined(__AVX2__)
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(
-            out + i,
-            _mm256_i32gather_ps(
-                table, _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(index + i))), 4));
+    /* A gather takes twice as long on a Zen 3 core. */
+    for (; i + 8 <= n; i += 8) {
+        uint64_t x[2];
+        memcpy(x, index + i, sizeof x);
+        _mm256_storeu_ps(out + i, _mm256_setr_ps(table[x[0] & 65535], table[x[0] >> 16 & 65535],
+                                                 table[x[0] >> 32 & 65535], table[x[0] >> 48],
+                                                 table[x[1] & 65535], table[x[1] >> 16 & 65535],
+                                                 table[x[1] >> 32 & 65535], table[x[1] >> 48]));
+    }
 #endif
     for (; i < n; i++)
         out[i] = table[index[i]];
