@@ -85,9 +85,6 @@ static matmul_desc product_desc(const kernel_attention *attention, enum block_pr
     bool is_of_values =
         kind == PRODUCT_OUTPUT || kind == PRODUCT_PROB_GRAD || kind == PRODUCT_VALUE_GRAD;
     uint64_t dim = is_of_values ? desc->value_dim : desc->head_dim;
-    bool widened = attention->product_type != desc->type;
-    uint64_t qkv_stride = widened ? dim : desc->qkv_stride;
-    uint64_t grad_stride = widened ? dim : desc->heads * dim;
     uint64_t prob_stride = attention->score_stride * 4 / dtype_bytes(attention->product_type);
     matmul_desc product = {.n = dim,
                            .c_stride = attention->head_stride,
@@ -98,11 +95,11 @@ static matmul_desc product_desc(const kernel_attention *attention, enum block_pr
     product.m = product.a_transposed ? c : r;
     product.k = product.a_transposed ? r : c;
     product.a_stride = prob_stride;
-    product.b_stride = kind == PRODUCT_VALUE_GRAD ? grad_stride : qkv_stride;
+    product.b_stride = dim;
     if (kind == PRODUCT_SCORES || kind == PRODUCT_PROB_GRAD) {
         product.n = c;
         product.k = dim;
-        product.a_stride = kind == PRODUCT_SCORES ? qkv_stride : grad_stride;
+        product.a_stride = dim;
         product.b_transposed = true;
         product.c_stride = attention->score_stride;
         product.accumulate = false;
@@ -273,12 +270,12 @@ size_t cpui_attention_worker_layout(const kernel_attention *attention, bool back
         worker->row_max = take(base, &offset, team_rows);
         worker->row_sum = take(base, &offset, team_rows);
     }
-    if (attention->product_type != attention->desc.type) {
-        worker->wide_q = take(base, &offset, team_rows * dim);
-        worker->wide_k = take(base, &offset, keys * dim);
-        worker->wide_v = take(base, &offset, keys * value_dim);
+    if (!attention->by_dots) {
+        worker->dense_q = take(base, &offset, team_rows * dim);
+        worker->dense_k = take(base, &offset, keys * dim);
+        worker->dense_v = take(base, &offset, keys * value_dim);
         if (backward)
-            worker->wide_output_grad = take(base, &offset, rows * value_dim);
+            worker->dense_output_grad = take(base, &offset, rows * value_dim);
     }
     if (attention->by_dots)
         offset +=
@@ -341,16 +338,17 @@ void cpui_attention_product(attention_worker *worker, const block_shape *shape,
         worker->culprit = shape->products[kind];
 }
 
-const void *cpui_attention_operand(const kernel_attention *attention, const void *source,
-                                   uint64_t first, uint64_t row_stride, uint64_t rows, uint64_t dim,
-                                   float *wide)
+void cpui_attention_operand(const kernel_attention *attention, const void *source, uint64_t first,
+                            uint64_t row_stride, uint64_t rows, uint64_t dim, float *dense)
 {
-    if (attention->product_type == attention->desc.type)
-        return attention_at(attention, source, first);
-    for (uint64_t row = 0; row < rows; row++)
-        attention->rows->widen(attention_at(attention, source, first + row * row_stride),
-                               attention->desc.type, wide + row * dim, dim);
-    return wide;
+    size_t row_bytes = dim * dtype_bytes(attention->product_type);
+    for (uint64_t row = 0; row < rows; row++) {
+        const void *from = attention_at(attention, source, first + row * row_stride);
+        if (attention->product_type == attention->desc.type)
+            memcpy((char *)dense + row * row_bytes, from, row_bytes);
+        else
+            attention->rows->widen(from, attention->desc.type, dense + row * dim, dim);
+    }
 }
 
 int cpui_attention_run(const kernel_attention *attention, bool backward, void *scratch,
@@ -383,9 +381,9 @@ int cpui_attention_run(const kernel_attention *attention, bool backward, void *s
     return status == 0 ? 0 : cpui_product_failed(culprit, status);
 }
 
-struct key_block cpui_attention_prepare_keys(const kernel_attention *attention,
-                                             attention_worker *worker, const void *k, const void *v,
-                                             uint64_t k_elem, uint64_t v_elem, uint64_t count)
+void cpui_attention_prepare_keys(const kernel_attention *attention, attention_worker *worker,
+                                 const void *k, const void *v, uint64_t k_elem, uint64_t v_elem,
+                                 uint64_t count)
 {
     const attention_desc *desc = &attention->desc;
     uint64_t stride = desc->qkv_stride;
@@ -393,18 +391,10 @@ struct key_block cpui_attention_prepare_keys(const kernel_attention *attention,
         dots_rows keys = attention_dots_rows(k, k_elem, stride, count);
         dots_rows values = attention_dots_rows(v, v_elem, stride, count);
         cpui_attention_dots_keys(&worker->dots, &keys, &values);
-        return (struct key_block){0};
+        return;
     }
-    bool is_wide = attention->product_type != desc->type;
-    size_t stride_bytes = stride * dtype_bytes(desc->type);
-    return (struct key_block){
-        .k = cpui_attention_operand(attention, k, k_elem, stride, count, desc->head_dim,
-                                    worker->wide_k),
-        .v = cpui_attention_operand(attention, v, v_elem, stride, count, desc->value_dim,
-                                    worker->wide_v),
-        .k_row_bytes = is_wide ? desc->head_dim * sizeof(float) : stride_bytes,
-        .v_row_bytes = is_wide ? desc->value_dim * sizeof(float) : stride_bytes,
-    };
+    cpui_attention_operand(attention, k, k_elem, stride, count, desc->head_dim, worker->dense_k);
+    cpui_attention_operand(attention, v, v_elem, stride, count, desc->value_dim, worker->dense_v);
 }
 
 /* ---- over kept keys and values; see attention_cached_args in kernels/ops.h ---- */

@@ -46,17 +46,20 @@ static void store_rows(const kernel_attention *attention, const float *sums, uin
 /* A pair of blocks by the products of the library. */
 static void backward_products(const kernel_attention *attention, const struct backward_args *args,
                               attention_worker *worker, const struct block_pair *pair,
-                              const struct key_block *keys, const score_block *block)
+                              const score_block *block)
 {
     const attention_desc *desc = &attention->desc;
     const block_shape *shape = cpui_attention_shape(attention, block->rows, block->cols);
-    const void *q = cpui_attention_operand(attention, args->q, pair->q_elem, desc->qkv_stride,
-                                           block->rows, desc->head_dim, worker->wide_q);
-    const void *output_grad = cpui_attention_operand(attention, args->output_grad, pair->out_elem,
-                                                     desc->heads * desc->value_dim, block->rows,
-                                                     desc->value_dim, worker->wide_output_grad);
-    const void *k = (const char *)keys->k + pair->key_offset * keys->k_row_bytes;
-    const void *v = (const char *)keys->v + pair->key_offset * keys->v_row_bytes;
+    const void *q = worker->dense_q, *output_grad = worker->dense_output_grad;
+    cpui_attention_operand(attention, args->q, pair->q_elem, desc->qkv_stride, block->rows,
+                           desc->head_dim, worker->dense_q);
+    cpui_attention_operand(attention, args->output_grad, pair->out_elem,
+                           desc->heads * desc->value_dim, block->rows, desc->value_dim,
+                           worker->dense_output_grad);
+    const void *k =
+        attention_dense_row(attention, worker->dense_k, pair->key_offset, desc->head_dim);
+    const void *v =
+        attention_dense_row(attention, worker->dense_v, pair->key_offset, desc->value_dim);
     cpui_attention_product(worker, shape, PRODUCT_SCORES, q, k, worker->scores);
     cpui_attention_product(worker, shape, PRODUCT_PROB_GRAD, output_grad, v, worker->prob_grads);
     attention->rows->softmax_grad(block, worker->prob_grads, pair->lse,
@@ -98,8 +101,7 @@ struct head_place {
 /* One query block and the keys that it sees of the prepared key block `keys`. */
 static void backward_pair(const kernel_attention *attention, const struct backward_args *args,
                           attention_worker *worker, const struct head_place *head,
-                          attention_range rows, attention_range keys,
-                          const struct key_block *prepared)
+                          attention_range rows, attention_range keys)
 {
     const attention_desc *desc = &attention->desc;
     attention_range seen =
@@ -120,7 +122,7 @@ static void backward_pair(const kernel_attention *attention, const struct backwa
     if (attention->by_dots)
         backward_dots(attention, args, worker, &pair, &block);
     else
-        backward_products(attention, args, worker, &pair, prepared, &block);
+        backward_products(attention, args, worker, &pair, &block);
 }
 
 /* One key block, from key `key` on, and all query blocks of a head that see it. */
@@ -131,13 +133,12 @@ static void backward_keys(const kernel_attention *attention, const struct backwa
     uint64_t stride = desc->qkv_stride, unit = attention->query_rows;
     uint64_t count = size_min(attention->key_rows, desc->tokens - key);
     uint64_t k_elem = head->k_elem + key * stride, v_elem = head->v_elem + key * stride;
-    struct key_block prepared =
-        cpui_attention_prepare_keys(attention, worker, args->k, args->v, k_elem, v_elem, count);
+    cpui_attention_prepare_keys(attention, worker, args->k, args->v, k_elem, v_elem, count);
     attention_range keys = {key, key + count};
     attention_range queries = attention_queries_of_block(head->mask, keys.begin, keys.end);
     for (uint64_t row = queries.begin / unit * unit; row < queries.end; row += unit) {
         attention_range rows = {row, size_min(row + unit, desc->tokens)};
-        backward_pair(attention, args, worker, head, rows, keys, &prepared);
+        backward_pair(attention, args, worker, head, rows, keys);
     }
 }
 

@@ -28,8 +28,7 @@ struct team {
     uint64_t first_key;
     /* elements of the tensors where the head begins: in the first row, and of k and v in key 0 */
     uint64_t q_elem, k_elem, v_elem, out_elem;
-    float *lse;    /* of the first row */
-    const void *q; /* of the first row, as the products read it; not by dots */
+    float *lse; /* of the first row */
 };
 
 static attention_range block_keys(const kernel_attention *attention, const attention_mask *mask,
@@ -49,8 +48,8 @@ static void begin_rows(const kernel_attention *attention, const struct forward_a
         dots_rows query = attention_dots_rows(args->q, team->q_elem, desc->qkv_stride, rows);
         cpui_attention_dots_queries(&worker->dots, &query, NULL);
     } else {
-        team->q = cpui_attention_operand(attention, args->q, team->q_elem, desc->qkv_stride, rows,
-                                         desc->head_dim, worker->wide_q);
+        cpui_attention_operand(attention, args->q, team->q_elem, desc->qkv_stride, rows,
+                               desc->head_dim, worker->dense_q);
     }
     for (uint64_t row = 0; row < rows; row++) {
         worker->row_max[row] = -INFINITY;
@@ -74,11 +73,11 @@ static void finish_rows(const kernel_attention *attention, const struct forward_
     }
 }
 
-/* One query block of a team, and the keys [key, key_end) of the prepared key block `prepared`,
- * which begins with them. */
+/* One query block of a team, and the keys [key, key_end) of the prepared key block, which begins
+ * with them. */
 static void forward_block(const kernel_attention *attention, attention_worker *worker,
                           const struct team *team, attention_range rows, uint64_t key,
-                          uint64_t key_end, const struct key_block *prepared)
+                          uint64_t key_end)
 {
     const attention_desc *desc = &attention->desc;
     uint64_t first = rows.begin - team->rows.begin;
@@ -91,14 +90,11 @@ static void forward_block(const kernel_attention *attention, attention_worker *w
         return;
     }
     const block_shape *shape = cpui_attention_shape(attention, block.rows, block.cols);
-    bool is_wide = attention->product_type != desc->type;
-    size_t q_row_bytes =
-        is_wide ? desc->head_dim * sizeof(float) : desc->qkv_stride * dtype_bytes(desc->type);
     cpui_attention_product(worker, shape, PRODUCT_SCORES,
-                           (const char *)team->q + first * q_row_bytes, prepared->k,
-                           worker->scores);
+                           attention_dense_row(attention, worker->dense_q, first, desc->head_dim),
+                           worker->dense_k, worker->scores);
     attention->rows->softmax(&block, &state);
-    cpui_attention_product(worker, shape, PRODUCT_OUTPUT, worker->scores, prepared->v,
+    cpui_attention_product(worker, shape, PRODUCT_OUTPUT, worker->scores, worker->dense_v,
                            state.output);
 }
 
@@ -110,7 +106,7 @@ static void forward_team(const kernel_attention *attention, const struct forward
     uint64_t end = block_keys(attention, team->mask, (team->rows.end - 1) / unit).end;
     begin_rows(attention, args, worker, team);
     for (uint64_t key = team->first_key; key < end; key += attention->key_rows) {
-        struct key_block prepared = cpui_attention_prepare_keys(
+        cpui_attention_prepare_keys(
             attention, worker, args->k, args->v, team->k_elem + key * desc->qkv_stride,
             team->v_elem + key * desc->qkv_stride, size_min(attention->key_rows, end - key));
         for (uint64_t row = team->rows.begin; row < team->rows.end; row += unit) {
@@ -118,7 +114,7 @@ static void forward_team(const kernel_attention *attention, const struct forward
             uint64_t seen = block_keys(attention, team->mask, row / unit).end;
             if (key < seen)
                 forward_block(attention, worker, team, rows, key,
-                              size_min(key + attention->key_rows, seen), &prepared);
+                              size_min(key + attention->key_rows, seen));
         }
     }
     finish_rows(attention, args, worker, team);
