@@ -124,7 +124,8 @@ static void large_matrices(void **state)
         {STORED_NF4, 1030, 2081, 0},        {STORED_NF4, 1030, 2081, 1},
         {STORED_NF4_DOUBLE, 1024, 2080, 0}, {STORED_FP4, 1024, 2112, 3},
         {STORED_MXFP4, 1024, 2080, 0},      {STORED_INT8, 1030, 2081, 0},
-        {STORED_INT8, 1030, 2081, 1},
+        {STORED_INT8, 1030, 2081, 1},       {STORED_INT8_ROWS, 1030, 2081, 1},
+        {STORED_FP8_ROWS, 1030, 2081, 0},   {STORED_FP8_BLOCKS, 1030, 2081, 3},
     };
     for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
         struct stored_matrix m = {
@@ -265,6 +266,35 @@ static void all_codes(void **state)
         }
 }
 
+/* The two NaN of e4m3 expand to NaN, wherever in a vector they stand, and nothing else does. */
+static void nan_of_e4m3(void **state)
+{
+    (void)state;
+    enum { COUNT = 300 };
+    static const enum stored_format formats[] = {STORED_FP8_ROWS, STORED_FP8_BLOCKS};
+    for (size_t f = 0; f < 2; f++) {
+        struct stored_matrix m = {.format = formats[f], .rows = 1, .columns = COUNT};
+        draw_matrix(&m, 1, 2, "plain");
+        for (uint64_t i = 0; i < COUNT; i++)
+            ((uint8_t *)m.codes)[i] = (uint8_t)(i % 7 == 3 ? 127 | (i & 1) << 7 : i % 127);
+        for (uint64_t i = 0; i < m.layout.scale_count; i++)
+            ((float *)m.scales)[i] = 0.5f;
+        for (int type = 0; type < DTYPE_COUNT; type++)
+            for (int b = 0; b < BACKENDS; b++) {
+                kernel_context *context;
+                const kernel_ops *ops = backend(b, &context);
+                float values[COUNT];
+                stored_expand_args args = {m.format,         1,       COUNT, m.codes, m.scales,
+                                           (enum dtype)type, m.values};
+                assert_int_equal(ops->stored_expand(context, NULL, &args), 0);
+                dtype_convert(m.values, (enum dtype)type, values, DTYPE_FP32, COUNT);
+                for (uint64_t i = 0; i < COUNT; i++)
+                    assert_int_equal(isnan(values[i]) != 0, i % 7 == 3);
+            }
+        free_matrix(&m);
+    }
+}
+
 /* The table of base/stored.h by hand. */
 static void sizes(void **state)
 {
@@ -309,7 +339,7 @@ int main(void)
         cmocka_unit_test(sizes),          cmocka_unit_test(as_bitsandbytes),
         cmocka_unit_test(all_codes),      cmocka_unit_test(sources_of_16_bits),
         cmocka_unit_test(pieces),         cmocka_unit_test(not_finite_is_refused),
-        cmocka_unit_test(large_matrices),
+        cmocka_unit_test(large_matrices), cmocka_unit_test(nan_of_e4m3),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     json_decref(document);
