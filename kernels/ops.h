@@ -315,7 +315,7 @@ struct activation_args {
     enum activation_kind kind;
     enum dtype type;
     uint64_t rows, features; /* F */
-    float alpha, limit;      /* SWIGLU_CLAMPED; limit > 0 */
+    float alpha, limit;      /* ACTIVATION_SWIGLU_CLAMPED; limit > 0 */
     const void *input;
     void *output;            /* forward */
     const void *output_grad; /* backward: [rows, F] */

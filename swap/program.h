@@ -2,7 +2,22 @@
  *
  * A program is compiled before the run (src/plan), checked here (program_check), and then read by
  * two readers: the simulator predicts when each op starts and ends, the executor (swap/executor.h)
- * makes it so. Nothing about a step is decided at run time except the clock.
+ * runs it. A run decides only when each op starts, and which ops are skipped: those of an update
+ * after an overflow (if_applied), of a commit that is not due (if_commits), and of experts that no
+ * token chose (HITS).
+ *
+ * The parts of a model, and its state:
+ *
+ *   unit     parameters that are fetched and released together: the embedding, a block, the head,
+ *            or a part of one that is too large
+ *   stage    one step of the forward order: the embedding, a block, the head
+ *   pass     what a stage does, forward, recomputation or backward, while the params of one or two
+ *            units are on the device. It runs for each micro-batch. A stage in parts has several
+ *   params   the working copy of a unit's weights, which the kernels read
+ *   tile     a slice of a unit's optimizer state: master weights and moments (base/tile.h)
+ *   shard    the slice of a unit that belongs to one of several ranks (base/shard.h)
+ *
+ * The parts of a program:
  *
  *   op       one piece of work on one lane: what kind, for which unit, on which buffers
  *   lane     a FIFO of work with one owner; ops of a lane are issued in program order
@@ -11,16 +26,20 @@
  *            carried transient is also live from the start of its program, or to the end of it
  *   arena    a tier's memory with a hard budget: device, host, and the nvme slabs' address space
  *
- * A step of a two-unit model, optimizer on nvme, params on host, update in the next forward:
+ * A step of two blocks, 0 and 1, without embedding and head. Optimizer state rests on nvme, params
+ * and gradients on the host, and the update runs in the next forward. Time goes from left to right:
  *
- *   read     O0 O1 . . . . . . . . . . .       O0: optimizer tile of unit 0, and so on
- *   update   .. U0 U1  . . . . . . . . .       Adam, then the new working copy goes to its home
- *   write    .. .. O0 O1 . . . . . . . .
- *   h2d      .. .. P0 P1 . . . . . P0 .        params, again for the backward pass
- *   compute  .. .. .. F0 F1 B1 C1 . . B0 C0 N  forward, backward, close gradient, global norm
- *   d2h      .. .. .. .. .. .. .. G1 . . . G0  gradients to their home
+ *   read     O0 O1 .  .  .  .  .  .  .  .    O0: a tile of block 0's optimizer state, and so on
+ *   update   .  U0 U1 .  .  .  .  .  .  .    with the last step's gradients; new params go home
+ *   write    .  .  O0 O1 .  .  .  .  .  .    the tiles go home
+ *   h2d      .  .  P0 P1 .  P0 .  .  .  .    params; those of block 0 again for its backward
+ *   compute  .  .  .  F0 F1 B1 C1 B0 C0 N    forward, backward, close the gradient; global norm
+ *   d2h      .  .  .  .  .  .  .  G1 .  G0   closed gradients go home
  *
- * Ordering. Ops are stored in issue order, which is a topological order of all dependencies,
+ * To close a gradient is to round its fp32 sum over the micro-batches to the dtype that rests, and
+ * to add up its squares for the norm.
+ *
+ * ORDERING. Ops are stored in issue order, which is a topological order of all dependencies,
  * including those from the reuse of memory: every dependency of op i has an index below i. An op
  * starts when its dependencies are complete and the ops before it on its lane have been issued. The
  * lanes `read` and `write` keep many requests in flight, which complete in any order; on the other
@@ -29,7 +48,7 @@
  * timing corrupts memory. And since dependencies and op.behind point backward only, nothing
  * deadlocks.
  *
- * Hits. A unit of experts (of a mixture) is hit if some token chose one of its experts. Hits are
+ * HITS. A unit of experts (of a mixture) is hit if some token chose one of its experts. Hits are
  * data: one byte per unit, in a home in host memory. The forward of a router writes those of its
  * block (ROLE_HITS), and an op that reads a byte depends on it like on any other:
  *   - a read, an h2d or an all-gather is skipped if the byte is 0;
@@ -44,8 +63,9 @@
  *   comm               OP_DISPATCH                   OP_RETURN
  *
  * The buffers SENT and RECEIVED have room for the worst case. How much of them is used depends on
- * what the router chose. The run keeps a table of that for each micro-batch, on the host. One is
- * enough, since a pass sends only after the pass before it has combined its results.
+ * what the router chose. The run keeps a table of that for each micro-batch, on the host. All
+ * passes use the same tables, since a pass sends only after the one before it has combined its
+ * results.
  *
  * Pure data: built by one thread, then read-only and shared. */
 #ifndef SLUICE_SWAP_PROGRAM_H
@@ -65,7 +85,7 @@ enum {
 enum program_kind {
     PROGRAM_INIT,   /* fills master weights and zero moments, makes the working copies */
     PROGRAM_FIRST,  /* a step without a pending update from the step before */
-    PROGRAM_STEADY, /* a step; with update in_next_forward it first applies the step before */
+    PROGRAM_STEADY, /* a step; with update in_next_forward it first applies the last update */
     PROGRAM_FLUSH,  /* pending updates only; empty if updates are never pending */
     PROGRAM_EVAL,   /* forward only: loss of one step's worth of micro-batches */
     PROGRAM_SAVE,   /* only a commit: state homed in memory goes to the slab, then OP_COMMIT */
@@ -97,10 +117,10 @@ enum op_kind {
     OP_REDUCE_SCATTER,
     /* stage: HITS of each rank, united over ranks, to HITS of all; WORKSPACE (device) */
     OP_UNITE_HITS,
-    OP_FORWARD,   /* stage, micro-batch: PARAMS, INPUT -> OUTPUT (the head: losses) */
+    OP_FORWARD,   /* stage, pass, micro-batch: PARAMS, INPUT -> OUTPUT (the head: LOSSES) */
     OP_RECOMPUTE, /* stage, pass, micro-batch: PARAMS, INPUT -> SAVED, for a stage cut in parts */
-    /* stage, micro-batch: recompute, then INPUT_GRAD and GRADS += ; the head's op does forward,
-     * loss and backward in one */
+    /* stage, pass, micro-batch: recompute, then INPUT_GRAD and GRADS +=. The head's op does
+     * forward, loss and backward in one. */
     OP_BACKWARD,
     OP_GRAD_ADD,   /* unit, tile: SOURCE, TARGET (fp32 sums of the own shard) -> TARGET */
     OP_GRAD_CLOSE, /* unit, tile: GRADS (fp32 accumulator) -> TARGET (gradient dtype), norm sums */
@@ -111,8 +131,9 @@ enum op_kind {
     /* Global norm of all closed gradients -> the step's clip factor and skip flag. With several
      * ranks: NORM_SUMS as gathered, by rank -> TARGET, by block -> the same. */
     OP_NORM,
-    /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy); a split master also
-     * reads TARGET, and one of a unit with matrices reads INPUT (the unit's directions) */
+    /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy). With a split master
+     * (base/tile.h) it also reads TARGET, and INPUT (the unit's directions) if Muon updates the
+     * unit's matrices. */
     OP_UPDATE,
     OP_INIT,         /* unit, tile: initial STATE and TARGET (working copy) */
     OP_WORKING_COPY, /* unit, tile: STATE -> TARGET (working copy) */
@@ -199,8 +220,8 @@ struct op {
     uint8_t kind; /* enum op_kind */
     uint8_t lane; /* enum lane_kind */
     uint8_t operand_count;
-    /* OP_BACKWARD: this op begins an accumulator and reads nothing of it: 1 = GRADS0, 2 = GRADS1,
-     * 3 = both. */
+    /* OP_BACKWARD: accumulators that this op begins, so that it reads nothing of them: 0 none, 1
+     * GRADS0, 2 GRADS1, 3 both. */
     uint8_t first_micro_batch;
     uint8_t if_applied; /* 1: skipped if the update is skipped */
     uint8_t if_commits; /* 1: skipped if the run of the program does not commit */

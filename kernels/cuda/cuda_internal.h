@@ -1,4 +1,4 @@
-/* Declarations that the files of the CUDA backend share. cuda_backend.c fills the ops table. Each
+/* Declarations that the files of the CUDA backend share. backend_ops.c fills the ops table. Each
  * group of ops has two parts: host code in .c files, which checks arguments and chooses launches,
  * and .cu files with kernels and their launchers. Only these files and their tests use names that
  * begin with cudai_.

@@ -6,7 +6,7 @@
 // thread adds 16 products to each of its 4 x 4 elements, in the order of k. Outside of the matrices
 // the pieces are zero. Global accesses move single elements; neighbouring threads access
 // neighbouring elements, so any stride and any alignment works. It is slow for this reason and
-// because it uses no tensor cores. Important shapes use cuBLASLt; cuda_matmul.c logs if they do
+// because it uses no tensor cores. Important shapes use cuBLASLt; matmul_ops.c logs if they do
 // not.
 //
 // Thread t has rows t / 16 + {0, 16, 32, 48} and columns t % 16 + {0, 16, 32, 48} of the tile: a

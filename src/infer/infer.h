@@ -78,9 +78,8 @@ struct infer_evaluate_options {
     uint64_t stride;
     uint64_t batches; /* at most so many micro-batches; 0: all */
     const volatile sig_atomic_t *stop;
-    void (*on_progress)(void *user,
-                        /* each micro-batch; or NULL */
-                        const struct infer_evaluate_progress *progress);
+    /* after each micro-batch; or NULL */
+    void (*on_progress)(void *user, const struct infer_evaluate_progress *progress);
     void *user;
 };
 

@@ -14,7 +14,7 @@
  * product for several targets (q, k, v; gate, up) has an adapter for each, on that target's columns
  * of the output.
  *
- * temp, after the library's scratch (modeli_lora_temp):
+ * temp, after the library's scratch (modeli_lora_temp_bytes):
  *   delta   the largest term added to y or dx; or d(x); or dy's columns of an adapter without gaps
  *   small   du of each of the layer's adapters
  *

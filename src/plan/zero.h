@@ -1,7 +1,7 @@
 /* Formulas that the field computes by hand: ZeRO's for memory and volume, and from how many tokens
  * a step on a transfer hides behind computing. `sluice plan --table zero` prints the papers'
  * tables from them. The planner counts every buffer and agrees with them up to padding
- * (tests/test_plan_zero.c).
+ * (tests/plan/test_plan_zero.c).
  *
  *   stage   optimizer   grads   params    bytes of a rank                  sent, elements
  *     0       whole     whole    whole    (2 + 2 + K) P                    2P
