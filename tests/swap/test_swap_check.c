@@ -1,5 +1,6 @@
 /* program_check: accepts what is right, names each single fault, and agrees with a slow checker
- * that looks at all pairs. Also the program's names, hash and sizes. */
+ * that looks at all pairs. Also the program's names, hash and sizes. Commits and conditions are in
+ * test_swap_check_commits.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,96 +15,7 @@
 #include "base/rng.h"
 #include "base/size.h"
 #include "base/tile.h"
-#include "tests/swap/swap_fixture.h"
-
-/* Buffers of the hand-built program: homes first. */
-enum {
-    B_OPTIMIZER, /* nvme, two tiles */
-    B_GRADS,     /* host */
-    B_PARAMS,    /* host, two pieces */
-    B_TILE0,     /* host transients from here: state of tile 0, then in its space of tile 1 */
-    B_TILE1,
-    B_WHOLE0, /* device: working copies of two units, one after the other in the same space */
-    B_WHOLE1,
-    B_OUTPUT, /* device: activation */
-    B_ACCUMULATOR,
-    B_CLOSED, /* device: gradient on its way to the host */
-    B_SCRATCH,
-};
-
-enum { TILE = 8192, PIECE = 4096 };
-
-/* A step in miniature: two tiles through one slot of host memory, two units through one of
- * device. */
-static void build_step(program *out)
-{
-    builder b;
-    builder_init(&b, PROGRAM_STEADY, 5 * 4096, 65536 + 8192 + 65536, 4 * TILE);
-    builder_home(&b, TIER_NVME, TILE, 2 * TILE);
-    builder_home(&b, TIER_HOST, TILE_RESIDUE_GRADS, PIECE);
-    builder_home(&b, TIER_HOST, TILE_RESIDUE_PARAMS, 65536 + PIECE);
-    builder_transient(&b, TIER_HOST, 0, TILE);
-    builder_transient(&b, TIER_HOST, 0, TILE);
-    builder_transient(&b, TIER_DEVICE, 0, PIECE);
-    builder_transient(&b, TIER_DEVICE, 0, PIECE);
-    builder_transient(&b, TIER_DEVICE, PIECE, 2048);
-    builder_transient(&b, TIER_DEVICE, 2 * PIECE, PIECE);
-    builder_transient(&b, TIER_DEVICE, 3 * PIECE, PIECE);
-    builder_transient(&b, TIER_DEVICE, 4 * PIECE, 1024);
-
-    builder_op(&b, OP_READ); /* 0: tile 0 */
-    builder_use(&b, ROLE_SOURCE, ACCESS_READ, B_OPTIMIZER, 0, TILE);
-    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, B_TILE0, 0, TILE);
-    builder_op(&b, OP_UPDATE); /* 1 */
-    builder_use(&b, ROLE_STATE, ACCESS_UPDATE, B_TILE0, 0, TILE);
-    builder_use(&b, ROLE_SOURCE, ACCESS_READ, B_GRADS, 0, PIECE);
-    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, B_PARAMS, 0, PIECE);
-    builder_dep(&b, 0);
-    builder_op(&b, OP_WRITE); /* 2 */
-    builder_use(&b, ROLE_SOURCE, ACCESS_READ, B_TILE0, 0, TILE);
-    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, B_OPTIMIZER, 0, TILE);
-    builder_dep(&b, 1);
-    builder_op(&b, OP_H2D); /* 3 */
-    builder_use(&b, ROLE_SOURCE, ACCESS_READ, B_PARAMS, 0, PIECE);
-    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, B_WHOLE0, 0, PIECE);
-    builder_dep(&b, 1);
-    builder_op(&b, OP_FORWARD); /* 4 */
-    builder_use(&b, ROLE_PARAMS0, ACCESS_READ, B_WHOLE0, 0, PIECE);
-    builder_use(&b, ROLE_OUTPUT, ACCESS_WRITE, B_OUTPUT, 0, 2048);
-    builder_use(&b, ROLE_WORKSPACE, ACCESS_UPDATE, B_SCRATCH, 0, 1024);
-    builder_dep(&b, 3);
-    builder_op(&b, OP_BACKWARD); /* 5: zeroes the accumulator first */
-    builder_use(&b, ROLE_PARAMS0, ACCESS_READ, B_WHOLE0, 0, PIECE);
-    builder_use(&b, ROLE_OUTPUT_GRAD, ACCESS_READ, B_OUTPUT, 0, 2048);
-    builder_use(&b, ROLE_GRADS0, ACCESS_UPDATE, B_ACCUMULATOR, 0, PIECE);
-    builder_use(&b, ROLE_WORKSPACE, ACCESS_UPDATE, B_SCRATCH, 0, 1024);
-    b.prog.ops[5].first_micro_batch = 1;
-    builder_op(&b, OP_GRAD_CLOSE); /* 6 */
-    builder_use(&b, ROLE_GRADS0, ACCESS_READ, B_ACCUMULATOR, 0, PIECE);
-    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, B_CLOSED, 0, PIECE);
-    builder_op(&b, OP_D2H); /* 7: over the gradient that op 1 read */
-    builder_use(&b, ROLE_SOURCE, ACCESS_READ, B_CLOSED, 0, PIECE);
-    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, B_GRADS, 0, PIECE);
-    builder_dep(&b, 6);
-    builder_op(&b, OP_READ); /* 8: tile 1 in the space of tile 0 */
-    builder_use(&b, ROLE_SOURCE, ACCESS_READ, B_OPTIMIZER, TILE, TILE);
-    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, B_TILE1, 0, TILE);
-    builder_dep(&b, 2);
-    builder_op(&b, OP_WORKING_COPY); /* 9 */
-    builder_use(&b, ROLE_STATE, ACCESS_READ, B_TILE1, 0, TILE);
-    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, B_PARAMS, 65536, PIECE);
-    builder_dep(&b, 8);
-    builder_op(&b, OP_H2D); /* 10: unit 1 in the space of unit 0, whose last use is op 5 */
-    builder_use(&b, ROLE_SOURCE, ACCESS_READ, B_PARAMS, 65536, PIECE);
-    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, B_WHOLE1, 0, PIECE);
-    builder_dep(&b, 9);
-    builder_dep(&b, 5);
-    builder_op(&b, OP_FORWARD); /* 11 */
-    builder_use(&b, ROLE_PARAMS0, ACCESS_READ, B_WHOLE1, 0, PIECE);
-    builder_use(&b, ROLE_OUTPUT, ACCESS_WRITE, B_OUTPUT, 0, 2048);
-    builder_dep(&b, 10);
-    builder_finish(&b, out);
-}
+#include "tests/swap/small_step.h"
 
 static void accepts_the_step(void **state)
 {
@@ -435,166 +347,6 @@ static void names_each_fault(void **state)
     assert_int_equal(missed, 0);
 }
 
-/* --- commits ---------------------------------------------------------------------------------- */
-
-/* Tile i goes from its piece of a host home to nvme; two commits in between:
- *
- *   0: write tile 0   1: write tile 1   2: commit   3: write tile 0   4: write tile 2   5: commit
- *
- * 6: a write of params, which no commit is concerned with. */
-enum { FIRST_COMMIT = 2, SECOND_COMMIT = 5, PARAMS_WRITE = 6 };
-
-static void build_commits(program *out)
-{
-    static const uint8_t tiles[] = {0, 1, 0, 0, 2, 0, 3};
-    builder b;
-    builder_init(&b, PROGRAM_SAVE, 0, 4 * PIECE, 4 * PIECE);
-    uint32_t nvme = builder_home(&b, TIER_NVME, 0, 4 * PIECE);
-    uint32_t host = builder_home(&b, TIER_HOST, 0, 4 * PIECE);
-    for (uint32_t i = 0; i < sizeof tiles; i++) {
-        bool is_commit = i == FIRST_COMMIT || i == SECOND_COMMIT;
-        builder_op(&b, is_commit ? OP_COMMIT : OP_WRITE);
-        op *item = &b.prog.ops[i];
-        if (!is_commit) {
-            item->state_kind = i == PARAMS_WRITE ? STATE_PARAMS : STATE_OPTIMIZER;
-            builder_use(&b, ROLE_SOURCE, ACCESS_READ, host, (uint64_t)tiles[i] * PIECE, PIECE);
-            builder_use(&b, ROLE_TARGET, ACCESS_WRITE, nvme, (uint64_t)tiles[i] * PIECE, PIECE);
-        }
-        bool is_after = i == 3 || i == 4;
-        if (is_after)
-            builder_dep(&b, FIRST_COMMIT);
-        if (i == 3)
-            builder_dep(&b, 0); /* which wrote the same tile */
-        for (uint32_t dep = 0; is_commit && dep < i; dep++)
-            if (dep != FIRST_COMMIT) {
-                builder_dep(&b, dep);
-                builder_dep(&b, dep); /* a dependency named twice is one */
-            }
-    }
-    builder_finish(&b, out);
-}
-
-/* Without op op_idx's dependency on `dep`, as often as it is named. */
-static void lose_dep(program *prog, uint32_t op_idx, uint32_t dep)
-{
-    op *item = &prog->ops[op_idx];
-    for (uint32_t k = item->dep_count; k-- > 0;)
-        if (prog->deps[item->dep_begin + k] == dep)
-            program_drop_dep(prog, op_idx, k);
-}
-
-static void commits_and_writes_name_each_other(void **state)
-{
-    (void)state;
-    static const struct {
-        uint32_t op_idx, dep;
-        const char *commit, *write;
-    } lost[] = {
-        {FIRST_COMMIT, 0, "commit of unit 2 (op 2)", "write of unit 0 (op 0)"},
-        {FIRST_COMMIT, 1, "commit of unit 2 (op 2)", "write of unit 1 (op 1)"},
-        {4, FIRST_COMMIT, "commit of unit 2 (op 2)", "write of unit 4 (op 4)"},
-        {SECOND_COMMIT, 1, "commit of unit 5 (op 5)", "write of unit 1 (op 1)"},
-        {SECOND_COMMIT, 4, "commit of unit 5 (op 5)", "write of unit 4 (op 4)"},
-    };
-    program prog;
-    build_commits(&prog);
-    if (program_check(&prog) != 0)
-        fail_msg("%s", err_text());
-    program_fini(&prog);
-    for (size_t i = 0; i < sizeof lost / sizeof *lost; i++) {
-        build_commits(&prog);
-        lose_dep(&prog, lost[i].op_idx, lost[i].dep);
-        assert_int_equal(program_check(&prog), ERR_INTERNAL);
-        if (!strstr(err_text(), lost[i].commit) || !strstr(err_text(), lost[i].write) ||
-            !strstr(err_text(), "neither names the other"))
-            fail_msg("%d: \"%s\"", (int)i, err_text());
-        uint32_t write = lost[i].op_idx == 4 ? 4 : lost[i].dep;
-        prog.ops[write].state_kind = STATE_GRADS; /* which no commit is concerned with */
-        assert_int_equal(program_check(&prog), 0);
-        program_fini(&prog);
-    }
-    /* A way around over other ops is not enough: the two name each other. */
-    build_commits(&prog);
-    lose_dep(&prog, SECOND_COMMIT, 0); /* the commit still comes after op 3, which overwrites it */
-    assert_int_equal(program_check(&prog), ERR_INTERNAL);
-    program_fini(&prog);
-    build_commits(&prog);
-    prog.ops[FIRST_COMMIT].operands[0] = prog.ops[0].operands[0];
-    prog.ops[FIRST_COMMIT].operand_count = 1;
-    assert_int_equal(program_check(&prog), ERR_INTERNAL);
-    assert_non_null(strstr(err_text(), "a commit has none"));
-    prog.ops[FIRST_COMMIT].operand_count = 0;
-    prog.ops[FIRST_COMMIT].lane = LANE_COMPUTE;
-    assert_int_equal(program_check(&prog), ERR_INTERNAL);
-    assert_non_null(strstr(err_text(), "belongs on commit"));
-    program_fini(&prog);
-}
-
-/* A write of state that is not said to be one would go past the table of places and past the
- * commits. */
-static void state_is_moved_as_state(void **state)
-{
-    (void)state;
-    program prog;
-    build_commits(&prog);
-    prog.buffers[0].state_kind = STATE_OPTIMIZER; /* the home on nvme */
-    prog.ops[PARAMS_WRITE].state_kind = STATE_OPTIMIZER;
-    prog.op_count--; /* nothing of params there */
-    for (uint32_t i = 0; i < prog.op_count; i++)
-        prog.ops[i].elem_count = 1024;
-    if (program_check(&prog) != 0)
-        fail_msg("%s", err_text());
-    prog.ops[4].elem_count = 0;
-    assert_int_equal(program_check(&prog), ERR_INTERNAL);
-    assert_non_null(strstr(err_text(), "write of unit 4 (op 4), operand 1"));
-    assert_non_null(strstr(err_text(), "is not said to move elements"));
-    prog.ops[4].elem_count = 1024;
-    for (int kind = 0; kind <= STATE_KIND_COUNT; kind++) {
-        prog.ops[4].state_kind = (uint32_t)kind;
-        assert_int_equal(program_check(&prog), kind == STATE_OPTIMIZER ? 0 : ERR_INTERNAL);
-    }
-    prog.op_count++;
-    program_fini(&prog);
-}
-
-static void a_commit_has_all_its_writes(void **state)
-{
-    (void)state;
-    program prog;
-    build_commits(&prog);
-    prog.ops[1].if_commits = 1;
-    assert_int_equal(program_check(&prog), ERR_INTERNAL);
-    assert_non_null(strstr(err_text(), "commit of unit 2 (op 2) runs in any case, but write of "
-                                       "unit 1 (op 1), which it makes durable, does not"));
-    prog.ops[FIRST_COMMIT].if_commits = 1;
-    assert_int_equal(program_check(&prog), ERR_INTERNAL); /* the second one */
-    prog.ops[SECOND_COMMIT].if_commits = 1;
-    if (program_check(&prog) != 0)
-        fail_msg("%s", err_text());
-    program_fini(&prog);
-}
-
-/* Bytes written under one condition may be read under both, but not vice versa. */
-static void conditions_go_together(void **state)
-{
-    (void)state;
-    enum { NONE, APPLIED, COMMITS, BOTH };
-    for (unsigned writer = NONE; writer <= BOTH; writer++)
-        for (unsigned reader = NONE; reader <= BOTH; reader++) {
-            program prog;
-            build_step(&prog);
-            for (uint32_t i = 0; i < 3; i++) { /* read ─► update ─► write */
-                unsigned condition = i == 0 ? writer : reader;
-                prog.ops[i].if_applied = condition & APPLIED;
-                prog.ops[i].if_commits = condition >> 1;
-            }
-            int expected = (writer & ~reader) == 0 ? 0 : ERR_INTERNAL;
-            if (program_check(&prog) != expected)
-                fail_msg("writer %u, reader %u: %s", writer, reader, err_text());
-            program_fini(&prog);
-        }
-}
-
 /* --- against the slow checker ----------------------------------------------------------------- */
 
 static void agrees_with_all_pairs(void **state)
@@ -788,16 +540,9 @@ static void check_leaves_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(accepts_the_step),
-        cmocka_unit_test(names_each_fault),
-        cmocka_unit_test(commits_and_writes_name_each_other),
-        cmocka_unit_test(state_is_moved_as_state),
-        cmocka_unit_test(a_commit_has_all_its_writes),
-        cmocka_unit_test(conditions_go_together),
-        cmocka_unit_test(agrees_with_all_pairs),
-        cmocka_unit_test(checks_large_programs),
-        cmocka_unit_test(hash_sees_each_field),
-        cmocka_unit_test(sizes_and_names),
+        cmocka_unit_test(accepts_the_step),      cmocka_unit_test(names_each_fault),
+        cmocka_unit_test(agrees_with_all_pairs), cmocka_unit_test(checks_large_programs),
+        cmocka_unit_test(hash_sees_each_field),  cmocka_unit_test(sizes_and_names),
         cmocka_unit_test(check_leaves_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,6 +4,7 @@ target_link_libraries(swap_fixture PUBLIC sluice_executor sluice_program sluice_
                       PRIVATE PkgConfig::CMOCKA)
 
 sluice_test(test_swap_check LIBS swap_fixture sluice_program LABELS cpu debug tsan)
+sluice_test(test_swap_check_commits LIBS swap_fixture sluice_program LABELS cpu debug tsan)
 sluice_test(test_swap_collectives LIBS swap_fixture sluice_executor LABELS cpu debug tsan
             INSTANCES plain paranoid)
 sluice_test(test_swap_pace LIBS swap_fixture sluice_executor LABELS cpu debug)
