@@ -6,11 +6,19 @@
 #include "tests/config/test_config_common.h"
 
 #define JOB "{\"model\": {\"hf\": \"%s\"}, " SMALL_REST "}"
+#define GPT2                                                                                       \
+    "\"model_type\": \"gpt2\", \"vocab_size\": 300, \"n_embd\": 48, \"n_layer\": 3, \"n_head\": "  \
+    "4, "                                                                                          \
+    "\"n_positions\": 96"
 /* Sizes for every other family. There are more positions than the default sequence has tokens. */
 #define SIZES                                                                                      \
     "\"vocab_size\": 300, \"hidden_size\": 48, \"num_hidden_layers\": 3, "                         \
     "\"num_attention_heads\": 4, \"intermediate_size\": 80, \"max_position_embeddings\": 4096"
 #define LLAMA "\"model_type\": \"llama\", " SIZES
+#define LLAMA3                                                                                     \
+    "\"factor\": 8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "                       \
+    "\"original_max_position_embeddings\": 8192"
+#define LISTS "\"short_factor\": [1, 1, 1, 1.5], \"long_factor\": [2, 3, 4, 5]"
 
 enum { FIELDS_MAX = 12, WORDS_MAX = 4 };
 
