@@ -11,6 +11,7 @@ if(TARGET sluice_profile)
     sluice_test(test_state_directory LIBS train_fixture LABELS cpu nvme debug TIMEOUT 120)
     sluice_test(test_state_sweep LIBS sluice_profile PkgConfig::XXHASH LABELS cpu debug tsan nvme)
     sluice_test(test_state_verify LIBS train_fixture LABELS cpu nvme debug TIMEOUT 120)
+    sluice_test(test_state_verify_runs LIBS train_fixture LABELS cpu nvme debug TIMEOUT 120)
     target_link_options(test_state_directory PRIVATE -Wl,--wrap=plan_machine_default_cpu)
 
     # The records of 10^12 parameters, on drives that keep no bytes.
