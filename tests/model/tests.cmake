@@ -16,6 +16,7 @@ if(TARGET sluice_kernels_reference)
     sluice_test(test_model_gradients LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES ${all_families} ${model_mixtures} gpt2-erf ${model_dropouts})
     sluice_test(test_model_experts LIBS sluice_model sluice_kernels_reference LABELS cpu debug)
+    sluice_test(test_model_lora_experts LIBS sluice_model sluice_kernels_reference LABELS cpu debug)
     sluice_test(test_model_costs LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES ${model_forms} SLOW bert-dropout gemma2 gpt2-dropout granite opt phi3 qwen3 stablelm)
     sluice_test(test_model_dropout LIBS sluice_model sluice_kernels_reference LABELS cpu debug
