@@ -144,3 +144,32 @@ void gpu_ranks_sets(fixture_sets *sets, const char *backend, unsigned stage)
     fixture_set(sets, "zero_optimization.stage=%u", stage);
     fixture_set(sets, "zero_optimization.stage3_param_persistence_threshold=1000");
 }
+
+static void expect_end(const comm_fixture *ranks, uint32_t rank, const char *part)
+{
+    printf("rank %u: %d, \"%s\", after %.1f s\n", rank, ranks->codes[rank], ranks->texts[rank],
+           ranks->seconds[rank]);
+    assert_true(ranks->codes[rank] < 0);
+    assert_true(WIFEXITED(ranks->statuses[rank]) && WEXITSTATUS(ranks->statuses[rank]) == 1);
+    assert_non_null(strstr(ranks->texts[rank], part));
+}
+
+void gpu_ranks_fail(struct gpu_ranks_run run, fixture_sets *sets)
+{
+    static fixture_result whole, result;
+    fixture_set(sets,
+                "run.commit_every=1"); /* the state of step 1 is durable by GPU_RANKS_KILL_STEP */
+    struct gpu_ranks_run good = {
+        .name = "whole", .world = run.world, .is_spread = run.is_spread, .has_own = run.has_own};
+    gpu_ranks_train_good(good, sets, &whole);
+    comm_fixture ranks = gpu_ranks_train(&run, sets, &result);
+    if (run.faults)
+        expect_end(&ranks, 1, "rank 0");
+    else
+        assert_true(WIFSIGNALED(ranks.statuses[1]));
+    expect_end(&ranks, 0, run.faults ? "cudaErrorIllegalAddress" : "rank 1");
+    good.name = run.name;
+    gpu_ranks_train_good(good, sets, &result);
+    assert_true(result.summary.was_resumed);
+    fixture_assert_same(&whole, &result);
+}

@@ -63,5 +63,13 @@ comm_fixture gpu_ranks_train(struct gpu_ranks_run *run, const fixture_sets *aske
 /* The same, expecting success, and that nothing is allocated once it runs; with its metrics. */
 void gpu_ranks_train_good(struct gpu_ranks_run run, const fixture_sets *sets,
                           fixture_result *result);
+/* Trains with what ends `run`, expects the ends of both ranks, and begins it again: that gives the
+ * bits of the run that nothing happened to. */
+void gpu_ranks_fail(struct gpu_ranks_run run, fixture_sets *sets);
+
+/* Tests in gpu_ranks_owned.c. The last two are there with NCCL's stand-in. */
+void owned_experts_have_the_bits_of_zero(void **state);
+void owned_experts_on_nccl(void **state);
+void a_rank_that_dies_before_its_rows_ends_all(void **state);
 
 #endif

@@ -133,7 +133,7 @@ endif()
 # stand-in on the simulated GPU. Several ranks on NCCL need one GPU each, so `nccl` runs on the simulated GPU
 # alone.
 if(TARGET train_fixture AND TARGET comm_fixture AND NOT SLUICE_SANITIZE)
-    sluice_gpu_test(test_gpu_ranks WHOLE SOURCES cuda/test_gpu_ranks.c cuda/gpu_ranks_rig.c
+    sluice_gpu_test(test_gpu_ranks WHOLE SOURCES cuda/test_gpu_ranks.c cuda/gpu_ranks_owned.c cuda/gpu_ranks_rig.c
                     LIBS train_fixture comm_fixture TIMEOUT 300
                     INSTANCES stages owned placements one-on-nccl killed sampled memory)
     gpu_test_lines(test_gpu_ranks_simulated test_gpu_ranks.simulated cpu 300 broken)
