@@ -62,6 +62,10 @@
  *   compute   STEP_SEND                STEP_EXPERTS              STEP_COMBINE
  *   comm               OP_DISPATCH                   OP_RETURN
  *
+ *   STEP_SEND      -> SENT
+ *   STEP_EXPERTS   PARAMS, RECEIVED -> RECEIVED; in a backward GRADS += too
+ *   STEP_COMBINE   SENT -> what the pass writes
+ *
  * The buffers SENT and RECEIVED have room for the worst case. How much of them is used depends on
  * what the router chose. The run keeps a table of that for each micro-batch, on the host. All
  * passes use the same tables, since a pass sends only after the one before it has combined its
@@ -178,15 +182,6 @@ enum operand_role {
     ROLE_COUNT
 };
 
-/* Which part of a pass an op computes. */
-enum op_step {
-    STEP_WHOLE,
-    /* A pass whose experts are owned by ranks has three ops, one after the other: */
-    STEP_SEND,    /* -> SENT */
-    STEP_EXPERTS, /* PARAMS, RECEIVED -> RECEIVED; a backward: GRADS += */
-    STEP_COMBINE, /* SENT -> what the pass writes */
-};
-
 /* A byte range of a buffer that an op uses. */
 struct operand {
     uint32_t buffer_idx;
@@ -225,7 +220,7 @@ struct op {
     uint8_t first_micro_batch;
     uint8_t if_applied; /* 1: skipped if the update is skipped */
     uint8_t if_commits; /* 1: skipped if the run of the program does not commit */
-    uint8_t step;       /* enum op_step */
+    uint8_t step;       /* enum op_step; its operands: EXPERTS OF OTHER RANKS */
     uint8_t reserved;
     uint32_t unit;        /* the unit served, or PROGRAM_NONE */
     uint32_t stage;       /* place in the forward order, or PROGRAM_NONE */

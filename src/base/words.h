@@ -78,6 +78,15 @@ enum phase {
     PHASE_COUNT
 };
 
+/* What an op of a pass computes: the whole pass, or, if its experts belong to ranks, one of three
+ * steps with an exchange of rows between them. */
+enum op_step {
+    STEP_WHOLE,
+    STEP_SEND,    /* what comes before the experts, and the rows for other ranks */
+    STEP_EXPERTS, /* this rank's experts, on the rows of all ranks */
+    STEP_COMBINE, /* the results of all ranks, and what comes after the experts */
+};
+
 /* How an op or a pass uses a buffer. With WRITE the former contents are not needed. */
 enum operand_access {
     ACCESS_NONE = 0,

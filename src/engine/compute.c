@@ -90,13 +90,6 @@ static void fill_hits(struct engine *self, const program *prog, const op *item, 
     }
 }
 
-static const enum model_step steps[] = {
-    [STEP_WHOLE] = MODEL_STEP_WHOLE,
-    [STEP_SEND] = MODEL_STEP_SEND,
-    [STEP_EXPERTS] = MODEL_STEP_EXPERTS,
-    [STEP_COMBINE] = MODEL_STEP_COMBINE,
-};
-
 static void fill_call(struct engine *self, const program *prog, const op *item, model_call *call)
 {
     const struct setup *setup = self->setup;
@@ -143,7 +136,7 @@ static void fill_call(struct engine *self, const program *prog, const op *item, 
         .dropout_seed = self->step.seed,
         .micro_batch = item->micro_batch,
         .trains = prog->kind != PROGRAM_EVAL,
-        .step = steps[item->step],
+        .step = (enum op_step)item->step,
         .sent = enginei_role_address(self, prog, item, ROLE_SENT),
         .received = enginei_role_address(self, prog, item, ROLE_RECEIVED),
         .parcels = enginei_parcels_of(self, item->micro_batch),

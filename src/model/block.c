@@ -26,11 +26,11 @@ void *modeli_at_spot(const modeli_run *run, modeli_spot spot)
  * the owner come in the first step of a forward and in the last one of a backward. */
 static bool is_in_step(const modeli_run *run, uint32_t idx)
 {
-    enum model_step step = run->call->step;
-    if (step == MODEL_STEP_WHOLE || idx == run->part->owner)
+    enum op_step step = run->call->step;
+    if (step == STEP_WHOLE || idx == run->part->owner)
         return true;
     bool is_before = (idx < run->part->owner) == (run->turn != MODELI_TURN_BACKWARD);
-    return step == (is_before ? MODEL_STEP_SEND : MODEL_STEP_COMBINE);
+    return step == (is_before ? STEP_SEND : STEP_COMBINE);
 }
 
 static int run_forward(const modeli_run *run, modeli_range range)

@@ -25,7 +25,7 @@
     ROW(output, "output", "a", "logits", .weights = {{weight, MODELI_VOCAB}}, __VA_ARGS__)
 #define ADD(name, reads, writes, ...) ROW(add, name, reads, writes, __VA_ARGS__)
 #define DROP(name, value)             ROW(dropout, name, value, value, IF(DROPOUT))
-#define TURN                          ROW(rope, "rope", "qkv", "qkv")
+#define ROPE                          ROW(rope, "rope", "qkv", "qkv")
 #define ATTEND                        ROW(attention, "attend", "qkv", "o")
 #define ATTEND_WITH_SINKS(name, ...)                                                               \
     ROW(attention, "attend", "qkv", "o", .weights = {{name, MODELI_HEADS}}, __VA_ARGS__)
@@ -84,7 +84,7 @@ static const modeli_row gpt2_head[] = {
         .weights = {{ATTN "q_norm", MODELI_##q_width}, {ATTN "k_norm", MODELI_##k_width}},         \
         __VA_ARGS__)
 #define LLAMA_PROJ(...)   LINEAR("proj", "o", "p", ATTN "o_proj", HIDDEN, RESIDUAL, __VA_ARGS__)
-#define LLAMA_ATTEND(...) TURN, ATTEND, LLAMA_PROJ(__VA_ARGS__)
+#define LLAMA_ATTEND(...) ROPE, ATTEND, LLAMA_PROJ(__VA_ARGS__)
 #define LLAMA_UP(reads, ...)                                                                       \
     ROW(linear, "up", reads, "f",                                                                  \
         .weights = {{LAYER "mlp.gate_proj", MODELI_FFN}, {LAYER "mlp.up_proj", MODELI_FFN}},       \
@@ -99,7 +99,7 @@ static const modeli_row llama_block[] = {
     NORM("norm1", "x", "a", LAYER "input_layernorm"),
     LLAMA_QKV("a", BIAS_IF(QKV_BIAS)),
     LLAMA_HEAD_NORMS(HEAD, HEAD, IF(QK_NORM)),
-    TURN,
+    ROPE,
     ROW(attention, "attend", "qkv", "o", .is_there = MODELI_UNLESS_SINKS),
     ATTEND_WITH_SINKS(ATTN "sinks", IF(SINKS)),
     LLAMA_PROJ(BIAS_IF(OUT_BIAS)),
@@ -335,7 +335,7 @@ static const modeli_row gpt_neox_embed[] = {TABLE("table", "gpt_neox.embed_in", 
 static const modeli_row gpt_neox_block[] = {
     NORM("norm1", "x", "a", NEOX "input_layernorm", BIAS),
     LINEAR("qkv", "a", "qkv", NEOX "attention.query_key_value", QKV, BIAS),
-    TURN,
+    ROPE,
     ATTEND,
     LINEAR("proj", "o", "p", NEOX "attention.dense", HIDDEN, BIAS, RESIDUAL),
     DROP("drop1", "p"),
@@ -443,7 +443,7 @@ static const modeli_row qwen2_moe_experts[] = {
 static const modeli_row gpt_oss_block[] = {
     NORM("norm1", "x", "a", LAYER "input_layernorm"),
     LLAMA_QKV("a", BIAS_IF(QKV_BIAS)),
-    TURN,
+    ROPE,
     ATTEND_WITH_SINKS(ATTN "sinks"),
     LLAMA_PROJ(BIAS_IF(OUT_BIAS)),
     ADD("add1", "x p", "y"),

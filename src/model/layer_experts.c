@@ -172,7 +172,7 @@ static bool knows_offsets(const modeli_run *run)
     bool backward = run->turn == MODELI_TURN_BACKWARD;
     bool is_first_pass = backward ? run->part->is_last : run->part->is_first;
     return run->call->parcels.offsets != NULL &&
-           (!is_first_pass || run->call->step == MODEL_STEP_COMBINE);
+           (!is_first_pass || run->call->step == STEP_COMBINE);
 }
 
 static int begin_run(modeli_experts_run *of, const modeli_run *run, const modeli_layer *layer)
@@ -259,20 +259,20 @@ static int forward(const modeli_run *run, const modeli_layer *layer)
 {
     modeli_experts_run of;
     const model *self = run->self;
-    enum model_step step = run->call->step;
+    enum op_step step = run->call->step;
     assert(run->part != NULL);
     if (run->turn == MODELI_TURN_RECOMPUTE)
         return 0;
-    if (step == MODEL_STEP_EXPERTS)
+    if (step == STEP_EXPERTS)
         return run_parcels(run, layer);
     TRY(begin_run(&of, run, layer));
-    if (step == MODEL_STEP_SEND)
+    if (step == STEP_SEND)
         return modeli_send_rows(run, layer, &of.rows, of.offsets, of.device_offsets);
     if (run->part->is_first)
         TRY(begin_sums(&of));
-    if (step == MODEL_STEP_COMBINE)
+    if (step == STEP_COMBINE)
         TRY(modeli_take_results(run, layer, &of.rows, of.offsets));
-    for (uint64_t i = 0; i < run->part->rows && step == MODEL_STEP_WHOLE; i++)
+    for (uint64_t i = 0; i < run->part->rows && step == STEP_WHOLE; i++)
         TRY(modeli_run_expert(&of, i));
     if (!run->part->is_last)
         return 0;
@@ -284,17 +284,17 @@ static int forward(const modeli_run *run, const modeli_layer *layer)
 static int backward(const modeli_run *run, const modeli_layer *layer)
 {
     modeli_experts_run of;
-    enum model_step step = run->call->step;
-    if (step == MODEL_STEP_EXPERTS)
+    enum op_step step = run->call->step;
+    if (step == STEP_EXPERTS)
         return run_parcels(run, layer);
     TRY(begin_run(&of, run, layer));
-    if (step == MODEL_STEP_SEND)
+    if (step == STEP_SEND)
         return modeli_send_rows(run, layer, &of.rows, of.offsets, of.device_offsets);
     if (run->part->is_last)
         TRY(begin_sums(&of));
-    if (step == MODEL_STEP_COMBINE)
+    if (step == STEP_COMBINE)
         TRY(modeli_take_results(run, layer, &of.rows, of.offsets));
-    for (uint64_t i = run->part->rows; i-- > 0 && step == MODEL_STEP_WHOLE;)
+    for (uint64_t i = run->part->rows; i-- > 0 && step == STEP_WHOLE;)
         TRY(modeli_run_expert(&of, i));
     return run->part->is_first ? modeli_round_input_grad(run, layer) : 0;
 }

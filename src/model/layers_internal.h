@@ -51,7 +51,8 @@
  *   split unit   a whole unit in two: its tensors do not learn alike (learn.c)
  *   origin       the place of a unit's tensors in the whole unit; initial weights depend on it
  *   fresh        a gradient accumulator that holds nothing yet (fresh.c)
- *   turn         forward, recomputation or backward */
+ *   turn         forward, recomputation or backward; the backward of a whole block has both of the
+ *                last */
 #ifndef SLUICE_MODEL_LAYERS_INTERNAL_H
 #define SLUICE_MODEL_LAYERS_INTERNAL_H
 
