@@ -12,16 +12,15 @@
 
 #include <cmocka.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
+#include "tests/text/tokenizer_folder.h"
 #include "text/tokenizer_internal.h"
 
-enum { TOKENS_MAX = 200, LETTERS = 4, PATH_BYTES = 64, FIRST = 256 };
+enum { TOKENS_MAX = 200, LETTERS = 4, FIRST = 256 };
 
 static uint64_t seed = 1, draws;
-static char folder[PATH_BYTES], path[PATH_BYTES + 32];
 
 static uint64_t draw(uint64_t below)
 {
@@ -77,14 +76,6 @@ static void write_random_merges(unsigned count, unsigned letters, const char *re
         fprintf(file, "%s%s", i ? ", " : "", pairs[i]);
     fprintf(file, "]}, %s}\n", rest);
     assert_int_equal(fclose(file), 0);
-}
-
-static tokenizer *open_it(void)
-{
-    tokenizer *self;
-    if (tokenizer_open(folder, &self) < 0)
-        fail_msg("%s", err_text());
-    return self;
 }
 
 /* A random text of a few letters, with repetitions. */
@@ -372,24 +363,6 @@ static void cuts_are_safe(void **state)
             tokenizer_close(self);
         }
     has_merges_across = false;
-}
-
-static int make_folder(void **state)
-{
-    (void)state;
-    log_set_level(LOG_QUIET);
-    snprintf(folder, sizeof folder, "/tmp/sluice-long-XXXXXX");
-    if (!mkdtemp(folder))
-        return -1;
-    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
-    return 0;
-}
-
-static int remove_folder(void **state)
-{
-    (void)state;
-    unlink(path);
-    return rmdir(folder);
 }
 
 int main(int argc, char **argv)

@@ -13,13 +13,8 @@
 
 #include <cmocka.h>
 
-#include "base/log.h"
 #include "base/mem.h"
-#include "text/tokenizer.h"
-
-enum { PATH_BYTES = 64 };
-
-static char folder[PATH_BYTES], path[PATH_BYTES + 32];
+#include "tests/text/tokenizer_folder.h"
 
 #define MARK "\xe2\x96\x81"
 
@@ -31,13 +26,10 @@ static void write_file(const char *model, const char *rest)
     assert_int_equal(fclose(file), 0);
 }
 
-static tokenizer *open_it(const char *model, const char *rest)
+static tokenizer *open_model(const char *model, const char *rest)
 {
-    tokenizer *self;
     write_file(model, rest);
-    if (tokenizer_open(folder, &self) < 0)
-        fail_msg("%s", err_text());
-    return self;
+    return open_it();
 }
 
 static const tokenize_options as_library = {0};
@@ -90,7 +82,7 @@ static void expect(const tokenizer *self, const char *text, const char *shown, s
 static void wordpiece_takes_the_longest_pieces(void **state)
 {
     (void)state;
-    tokenizer *self = open_it(WORDPIECE, BERT_REST(""));
+    tokenizer *self = open_model(WORDPIECE, BERT_REST(""));
     EXPECT(self, "unaffe unaffable", " unaffe unaffable", 10, 9, 10, 5); /* not un ##aff ##able */
     EXPECT(self,
            "UN\xc3\x89\xe4\xb8\xad"
@@ -107,7 +99,7 @@ static void wordpiece_takes_the_longest_pieces(void **state)
     assert_true(tokenizer_separates(self, "[SEP]"));
     assert_false(tokenizer_separates(self, "un"));
     tokenizer_close(self);
-    self = open_it(WORDPIECE, BERT_REST(", \"lowercase\": false"));
+    self = open_model(WORDPIECE, BERT_REST(", \"lowercase\": false"));
     EXPECT(self, "E \xc3\x89", NULL, 12, 0); /* accents stay if capitals do */
     tokenizer_close(self);
 }
@@ -116,7 +108,7 @@ static void text_is_cut_between_words(void **state)
 {
     (void)state;
     static const char text[] = "un un\xe4\xb8\xad\xe4\xb8\xad une\nun\tunaffe unx  un e\xcc\x81 e";
-    tokenizer *self = open_it(WORDPIECE, BERT_REST(""));
+    tokenizer *self = open_model(WORDPIECE, BERT_REST(""));
     token_list whole = {0}, parts = {0};
     int cuts = 0;
     assert_true(tokenizer_cuts_lines(self));
@@ -151,11 +143,11 @@ static void text_is_cut_between_words(void **state)
 static void unigram_takes_the_best_pieces(void **state)
 {
     (void)state;
-    tokenizer *self = open_it(UNIGRAM(""), METASPACE(", \"prepend_scheme\": \"never\""));
+    tokenizer *self = open_model(UNIGRAM(""), METASPACE(", \"prepend_scheme\": \"never\""));
     EXPECT(self, "abcdacdxx", NULL, 8, 1, 5, 0); /* what is unknown is one token */
     EXPECT(self, "ab  ab", "ab  ab", 6, 9, 10);
     tokenizer_close(self);
-    self = open_it(UNIGRAM(""), METASPACE(""));
+    self = open_model(UNIGRAM(""), METASPACE(""));
     EXPECT(self, "ab ab", " ab ab", 10, 10);
     EXPECT(self, " ab", " ab", 10);
     assert_false(tokenizer_cuts_lines(self));
@@ -166,11 +158,11 @@ static void unigram_takes_the_best_pieces(void **state)
         "{\"type\": \"StripAccents\"}, {\"type\": \"Lowercase\"}, {\"type\": \"Replace\", "
         "\"pattern\": {\"Regex\": \" {2,}\"}, \"content\": \"d\"}, {\"type\": \"Strip\", "
         "\"strip_left\": false, \"strip_right\": true}]}" METASPACE(", \"split\": false");
-    self = open_it(UNIGRAM(""), rest);
+    self = open_model(UNIGRAM(""), rest);
     EXPECT(self, "A\xcc\x81\xe2\x93\x91  \xe2\x93\x92 ", " abdc", 10, 4, 3); /* circled letters */
     tokenizer_close(self);
     static const char none[] = "\"type\": \"Unigram\", \"vocab\": [[\"a\", -1]]";
-    self = open_it(none, "");
+    self = open_model(none, "");
     token_list list = {0};
     assert_int_equal(tokenizer_encode(self, "ax", 2, &as_library, &list), ERR_INPUT);
     assert_non_null(strstr(err_text(), "U+0078"));
@@ -186,7 +178,7 @@ static void equal_scores_are_decided_as_in_the_library(void **state)
     static const char model[] =
         "\"type\": \"Unigram\", \"unk_id\": 0, \"vocab\": [[\"<unk>\", 0], [\"x\", "
         "-15.355749173219927], [\"ab\", -8.681595205147008], [\"abab\", -10.3230659921062]]";
-    tokenizer *self = open_it(model, "");
+    tokenizer *self = open_model(model, "");
     EXPECT(self, "ababab", NULL, 2, 3);
     EXPECT(self, "xababab", NULL, 1, 3, 2);
     tokenizer_close(self);
@@ -219,7 +211,7 @@ static void charsmaps_replace(void **state)
     snprintf(rest, sizeof rest,
              ", \"normalizer\": {\"type\": \"Precompiled\", \"precompiled_charsmap\": \"%s\"}",
              text);
-    tokenizer *self = open_it(UNIGRAM(""), rest);
+    tokenizer *self = open_model(UNIGRAM(""), rest);
     EXPECT(self, "AbAcAA", NULL, 6, 1, 3, 1, 1);
     EXPECT(self,
            "A\xcc\x81"
@@ -279,7 +271,7 @@ static void bytes_stand_for_unknown_characters(void **state)
 {
     (void)state;
     make_bpe_model(", \"byte_fallback\": true");
-    tokenizer *self = open_it(bpe_model, LLAMA2_REST);
+    tokenizer *self = open_model(bpe_model, LLAMA2_REST);
     EXPECT(self, "ab ab", " ab ab", 6, 6);
     EXPECT(self, "\xc3\xa9", " \xc3\xa9", 2, FIRST_BYTE + 0xc3, FIRST_BYTE + 0xa9);
     EXPECT(self, "<s>ab<s> b", "<s> ab<s>  b", 1, 6, 1, 8, 4); /* each part gets a mark */
@@ -288,23 +280,23 @@ static void bytes_stand_for_unknown_characters(void **state)
     assert_false(tokenizer_cuts_lines(self)); /* the second part would get a mark, too */
     assert_true(tokenizer_separates(self, "<s>"));
     tokenizer_close(self);
-    self = open_it(bpe_model, ", \"normalizer\": " SPACE_TO_MARK FALLBACK_DECODER GEMMA_SPLIT);
+    self = open_model(bpe_model, ", \"normalizer\": " SPACE_TO_MARK FALLBACK_DECODER GEMMA_SPLIT);
     EXPECT(self, "ab  ab", "ab  ab", 5, 2, 6); /* a mark joins ab before another mark */
     assert_true(tokenizer_cut_is_safe(self, "ab ab ab", 8, 5));
     assert_false(tokenizer_cut_is_safe(self, "ab ab\tab", 8, 5));
     tokenizer_close(self);
-    self = open_it(bpe_model, METASPACE(", \"prepend_scheme\": \"first\", \"split\": false"));
+    self = open_model(bpe_model, METASPACE(", \"prepend_scheme\": \"first\", \"split\": false"));
     EXPECT(self, "ab", NULL, 6);
     tokenizer_close(self);
-    self =
-        open_it(bpe_model,
-                METASPACE(", \"prepend_scheme\": \"first\"") ", \"added_tokens\": "
-                                                             "[{\"id\": 1, \"content\": \"<s>\"}]");
+    self = open_model(
+        bpe_model,
+        METASPACE(", \"prepend_scheme\": \"first\"") ", \"added_tokens\": "
+                                                     "[{\"id\": 1, \"content\": \"<s>\"}]");
     EXPECT(self, "ab<s>ab", NULL, 6, 1, 5); /* only the first piece gets a mark */
     assert_false(tokenizer_separates(self, "<s>"));
     tokenizer_close(self);
     make_bpe_model("");
-    self = open_it(bpe_model, LLAMA2_REST);
+    self = open_model(bpe_model, LLAMA2_REST);
     EXPECT(self,
            "\xc3\xa9\xc3\xa9"
            "ab",
@@ -317,7 +309,7 @@ static void long_words_are_as_short_ones(void **state)
     (void)state;
     enum { COUNT = 20001 };
     make_bpe_model(", \"byte_fallback\": true");
-    tokenizer *self = open_it(bpe_model, LLAMA2_REST);
+    tokenizer *self = open_model(bpe_model, LLAMA2_REST);
     char *text = mem_alloc(4, COUNT, "text");
     token_list list = {0};
     assert_non_null(text);
@@ -377,24 +369,6 @@ static void refusals_name_the_part(void **state)
         if (!strstr(err_text(), cases[i].said))
             fail_msg("case %zu: %s", i, err_text());
     }
-}
-
-static int make_folder(void **state)
-{
-    (void)state;
-    log_set_level(LOG_QUIET);
-    snprintf(folder, sizeof folder, "/tmp/sluice-pieces-XXXXXX");
-    if (!mkdtemp(folder))
-        return -1;
-    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
-    return 0;
-}
-
-static int remove_folder(void **state)
-{
-    (void)state;
-    unlink(path);
-    return rmdir(folder);
 }
 
 int main(void)

@@ -13,14 +13,10 @@
 
 #include <cmocka.h>
 
-#include "base/log.h"
 #include "base/mem.h"
-#include "text/tokenizer.h"
+#include "tests/text/tokenizer_folder.h"
 
-enum { PATH_BYTES = 64, IDS_MAX = 64, BYTES = 256 };
-
-static char folder[PATH_BYTES];
-static char path[PATH_BYTES + 32];
+enum { IDS_MAX = 64, BYTES = 256 };
 
 /* Ids 0 to 255 are the bytes; then what these merges make, in their order. */
 static const char *const merges[][2] = {
@@ -65,14 +61,6 @@ static void write_tokenizer(const char *pre_tokenizer, const char *rest)
 #define SPLIT(p, how)                                                                              \
     "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"" p "\"}, \"behavior\": \"" how "\"}"
 #define STAGES(s) "{\"type\": \"Sequence\", \"pretokenizers\": [" s ", " BYTES_ALONE "]}"
-
-static tokenizer *open_it(void)
-{
-    tokenizer *self;
-    if (tokenizer_open(folder, &self) < 0)
-        fail_msg("%s", err_text());
-    return self;
-}
 
 static void expect(const tokenizer *self, tokenize_options options, const char *text, int count,
                    const int32_t *ids)
@@ -333,24 +321,6 @@ static void hostile_patterns_give_up(void **state)
     assert_non_null(strstr(err_text(), "gives up"));
     token_list_fini(&list);
     tokenizer_close(self);
-}
-
-static int make_folder(void **state)
-{
-    (void)state;
-    log_set_level(LOG_QUIET);
-    snprintf(folder, sizeof folder, "/tmp/sluice-tokenizer-XXXXXX");
-    if (!mkdtemp(folder))
-        return -1;
-    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
-    return 0;
-}
-
-static int remove_folder(void **state)
-{
-    (void)state;
-    unlink(path);
-    return rmdir(folder);
 }
 
 int main(void)
