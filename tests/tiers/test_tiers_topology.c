@@ -82,12 +82,6 @@ static topology read_root(const char *root, const char *affinity)
     return machine;
 }
 
-static void assert_set(const core_set *set, const char *expected)
-{
-    char text[CORE_SET_TEXT_BYTES];
-    assert_string_equal(core_set_format(set, text), expected);
-}
-
 /* Nodes 0, 1 (memory alone) and 8; hyperthreads; core 3 offline; node 1 not for us; a quota. */
 static void files_of_a_large_machine(void **state)
 {

@@ -56,4 +56,32 @@ static inline void machine_drive(topology *self, int node)
     self->drive_nodes[self->drive_count++] = node;
 }
 
+/* What a run without keys of its own asks for. */
+static inline core_request request(bool device_is_cpu)
+{
+    return (core_request){.compute = {.key = "device"},
+                          .update = {.key = "update"},
+                          .io = {.key = "io"},
+                          .device_is_cpu = device_is_cpu};
+}
+
+static inline void assert_set(const core_set *set, const char *expected)
+{
+    char text[CORE_SET_TEXT_BYTES];
+    assert_string_equal(core_set_format(set, text), expected);
+}
+
+static inline void assert_group(const core_group *group, const char *cores, uint32_t thread_count)
+{
+    assert_set(&group->cores, cores);
+    assert_int_equal(group->thread_count, thread_count);
+}
+
+static inline void assert_memory(const arena_nodes *nodes, enum arena_spread spread,
+                                 const char *expected)
+{
+    assert_int_equal(nodes->spread, spread);
+    assert_set(&nodes->nodes, expected);
+}
+
 #endif
