@@ -5,6 +5,7 @@
 #define SLUICE_TESTS_SWAP_FIXTURE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "swap/program.h"
@@ -33,6 +34,22 @@ void builder_finish(builder *self, program *out);
 /* Removes dependency `k` of op `op_idx` (shortens the op's list; the deps array keeps its
  * length). */
 void program_drop_dep(program *prog, uint32_t op_idx, uint32_t k);
+
+/* A change to a program that is right, and words of the error that program_check gives then. */
+struct program_fault {
+    const char *name;
+    void (*apply)(program *prog);
+    const char *text;
+};
+
+#define FAULT(function, text)                                                                      \
+    {                                                                                              \
+#function, function, text                                                                  \
+    }
+
+/* Fails the test unless the program that `build` makes is right, and each fault of it is named. */
+void program_check_faults(void (*build)(program *out), const struct program_fault *list,
+                          size_t count);
 
 /* A copy that shares nothing with `from`. */
 void program_copy(program *out, const program *from);

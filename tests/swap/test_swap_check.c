@@ -256,18 +256,7 @@ static void transient_unused(program *p)
     p->ops[4].operand_count = 2, p->ops[5].operand_count = 3;
 }
 
-struct fault {
-    const char *name;
-    void (*apply)(program *prog);
-    const char *text; /* must appear in the error */
-};
-
-#define FAULT(function, text)                                                                      \
-    {                                                                                              \
-#function, function, text                                                                  \
-    }
-
-static const struct fault faults[] = {
+static const struct program_fault faults[] = {
     FAULT(drop_update_after_read, "nothing orders them"),
     FAULT(drop_write_after_update, "nothing orders them"),
     FAULT(drop_h2d_after_update, "nothing orders them"),
@@ -332,19 +321,7 @@ static const struct fault faults[] = {
 static void names_each_fault(void **state)
 {
     (void)state;
-    uint64_t missed = 0;
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
-        program prog;
-        build_step(&prog);
-        faults[i].apply(&prog);
-        int rc = program_check(&prog);
-        if (rc != ERR_INTERNAL || !strstr(err_text(), faults[i].text)) {
-            printf("%s: code %d, text \"%s\"\n", faults[i].name, rc, rc < 0 ? err_text() : "");
-            missed++;
-        }
-        program_fini(&prog);
-    }
-    assert_int_equal(missed, 0);
+    program_check_faults(build_step, faults, sizeof faults / sizeof *faults);
 }
 
 /* --- against the slow checker ----------------------------------------------------------------- */

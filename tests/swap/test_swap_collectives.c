@@ -272,18 +272,7 @@ static void gather_before_its_part(program *p)
     program_drop_dep(p, GATHER_SUMS, 0);
 }
 
-struct fault {
-    const char *name;
-    void (*apply)(program *prog);
-    const char *text; /* must appear in the error */
-};
-
-#define FAULT(function, text)                                                                      \
-    {                                                                                              \
-#function, function, text                                                                  \
-    }
-
-static const struct fault faults[] = {
+static const struct program_fault faults[] = {
     FAULT(fewer_ranks, "reduce_scatter of unit 1 (op 1): 16384 bytes of each of 2 ranks are not "
                        "49152 bytes of all"),
     FAULT(one_rank, "of each of 1 ranks are not 49152 bytes of all"),
@@ -327,31 +316,10 @@ static const struct fault faults[] = {
     FAULT(gather_before_its_part, "nothing orders them"),
 };
 
-static void check_faults(void (*build)(program *out), const struct fault *list, size_t count)
-{
-    program prog;
-    build(&prog);
-    if (program_check(&prog) != 0)
-        fail_msg("%s", err_text());
-    program_fini(&prog);
-    uint64_t missed = 0;
-    for (size_t i = 0; i < count; i++) {
-        build(&prog);
-        list[i].apply(&prog);
-        int rc = program_check(&prog);
-        if (rc != ERR_INTERNAL || !strstr(err_text(), list[i].text)) {
-            printf("%s: code %d, text \"%s\"\n", list[i].name, rc, rc < 0 ? err_text() : "");
-            missed++;
-        }
-        program_fini(&prog);
-    }
-    assert_int_equal(missed, 0);
-}
-
 static void names_each_fault(void **state)
 {
     (void)state;
-    check_faults(build_step, faults, sizeof faults / sizeof *faults);
+    program_check_faults(build_step, faults, sizeof faults / sizeof *faults);
 }
 
 /* --- experts of other ranks ------------------------------------------------------------------ */
@@ -417,7 +385,7 @@ static void results_before_the_experts(program *p)
     p->deps[p->ops[RETURN].dep_begin] = DISPATCH;
 }
 
-static const struct fault exchange_faults[] = {
+static const struct program_fault exchange_faults[] = {
     FAULT(step_without_rows, "has step 2, but lacks SENT or RECEIVED"),
     FAULT(rows_without_step, "has step 0, but has SENT or RECEIVED"),
     FAULT(step_of_no_pass, "has a step or rows of a pass, and is none"),
@@ -429,11 +397,11 @@ static const struct fault exchange_faults[] = {
 static void names_each_fault_of_an_exchange(void **state)
 {
     (void)state;
-    check_faults(build_exchange, exchange_faults, sizeof exchange_faults / sizeof *exchange_faults);
+    program_check_faults(build_exchange, exchange_faults,
+                         sizeof exchange_faults / sizeof *exchange_faults);
 }
 
-/* --- what one rank has
- * ------------------------------------------------------------------------- */
+/* --- what one rank has ------------------------------------------------------------------------ */
 
 /* World 0 acts as 1: a gather of one rank is a copy, and its norm needs no other sums. */
 static void one_rank_is_no_special_case(void **state)

@@ -1,5 +1,6 @@
 # Programs, the executor and its lanes.
-add_library(swap_fixture STATIC swap/swap_fixture.c swap/swap_rig.c swap/fake_lane.c swap/lane_pace.c)
+add_library(swap_fixture STATIC swap/swap_fixture.c swap/random_programs.c swap/swap_rig.c swap/fake_lane.c
+            swap/lane_pace.c)
 target_link_libraries(swap_fixture PUBLIC sluice_executor sluice_program sluice_base
                       PRIVATE PkgConfig::CMOCKA)
 
