@@ -1,6 +1,6 @@
 /* Shared by the files of the executor: the executor and its per-program tables. executor.c calls
- * executor_prepare.c, which makes the tables at creation, and paranoid.c, which overwrites memory
- * in paranoid mode. */
+ * executor_prepare.c, which makes the tables at creation, executor_times.c, which counts, and
+ * paranoid.c, which overwrites memory in paranoid mode. */
 #ifndef SLUICE_SWAP_EXECUTOR_INTERNAL_H
 #define SLUICE_SWAP_EXECUTOR_INTERNAL_H
 
@@ -62,7 +62,7 @@ struct executor {
     lane_request *requests;      /* [op_count] */
     uint32_t *closed_deps;       /* [op_count] dependencies that still hold the op back */
     uint8_t *states;             /* [op_count] enum swapi_op_state */
-    uint32_t *order;             /* [op_count] scratch of finish_totals */
+    uint32_t *order;             /* [op_count] scratch of swapi_finish_totals */
     uint64_t cursor[LANE_COUNT]; /* next op to issue, index into lane_ops */
     uint32_t in_flight[LANE_COUNT];
     uint32_t in_flight_total;
@@ -91,6 +91,11 @@ static inline bool swapi_same_worker(const executor *self, uint8_t one, uint8_t 
     const lane *a = self->lanes[one], *b = self->lanes[other];
     return a->in_order && b->in_order && (a == b || a->owner == b->owner);
 }
+
+/* executor_times.c: counts an op that is complete, and records it in the trace. */
+void swapi_record_done(executor *self, const lane_request *request);
+/* executor_times.c: the totals of the run that ends now. */
+void swapi_finish_totals(executor *self, run_totals *totals);
 
 /* paranoid.c. All but _create do nothing unless the executor is paranoid. */
 int swapi_paranoid_create(executor *self, const executor_config *config) MUST_CHECK; /* -ENOMEM */
