@@ -33,8 +33,7 @@ uint64_t setup_reached_bytes(const struct setup *self, enum tier which)
     return highest_program(self, which)->peak_bytes[which];
 }
 
-/* ---- memory
- * ----------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* "block.3"; "the step" for a buffer that belongs to no unit. */
 static const char *unit_name(const struct setup *self, uint32_t unit)
@@ -121,8 +120,7 @@ static void summarize_memory(const struct setup *self, struct setup_summary *out
     }
 }
 
-/* ---- time
- * ------------------------------------------------------------------------------------- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 /* The share of steps that commit. */
 static double commit_share(const plan_job *plan)
@@ -359,8 +357,7 @@ static void summarize_time(const struct setup *self, struct setup_summary *out)
     out->machine_is_measured = plan->machine.is_measured;
 }
 
-/* ---- what it is
- * ------------------------------------------------------------------------------- */
+/* ---- what it is ------------------------------------------------------------------------------ */
 
 /* The mean of all units that learn. */
 static double state_param_bytes(const plan_job *plan)
@@ -433,8 +430,7 @@ static void add_machine(const struct machine *from, struct setup_summary *out)
     out->drive_endurance_bytes = knows_endurance ? out->drive_endurance_bytes : 0;
 }
 
-/* ---- what follows from other figures
- * ------------------------------------------------------------------ */
+/* ---- what follows from other figures --------------------------------------------------------- */
 
 static void derive_memory(struct setup_summary *out)
 {

@@ -30,8 +30,7 @@ static void near(const char *what, double found, double expected, double toleran
         fail_msg("%s: %.12g is not %.12g", what, found, expected);
 }
 
-/* ---- ZeRO's tables
- * ---------------------------------------------------------------------------- */
+/* ---- ZeRO's tables --------------------------------------------------------------------------- */
 
 /* Table 1 as it was published: GB on each rank, by ranks, model and stage. */
 static const struct {
@@ -113,8 +112,7 @@ static void cells_of_table_2(void **state)
     json_decref(all);
 }
 
-/* ---- a plan
- * ----------------------------------------------------------------------------------- */
+/* ---- a plan ---------------------------------------------------------------------------------- */
 
 /* A job whose optimizer rests on a drive; plans touch none. */
 static const char job_text[] =

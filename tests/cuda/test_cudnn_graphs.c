@@ -49,8 +49,7 @@ static attention_desc desc_of(const struct shape *shape, enum dtype type)
                             .scale = 1.3f / sqrtf((float)shape->head_dim)};
 }
 
-/* --- one attention, on the stand-in and on the reference
- * ---------------------------------------- */
+/* --- one attention, on the stand-in and on the reference -------------------------------------- */
 
 /* Memory with a guard at its end. */
 struct block {
@@ -296,8 +295,7 @@ static void test_ordered(void **state)
     assert_int_equal(fake_cudnn.live_descriptor_count, 0);
 }
 
-/* --- engines
- * ------------------------------------------------------------------------------------ */
+/* --- engines ---------------------------------------------------------------------------------- */
 
 static void test_engines(void **state)
 {
@@ -361,8 +359,7 @@ static void test_run_errors(void **state)
     free_tensors(&t);
 }
 
-/* --- refusals
- * ----------------------------------------------------------------------------------- */
+/* --- refusals --------------------------------------------------------------------------------- */
 
 static void expect_refusal(const attention_desc *desc, int compute_major, uint64_t version,
                            const char *reason)

@@ -17,8 +17,7 @@ static cudnnStatus_t refuse(cudnnStatus_t status, const char *why)
     return status;
 }
 
-/* --- attributes
- * --------------------------------------------------------------------------------- */
+/* --- attributes ------------------------------------------------------------------------------- */
 
 static size_t attr_bytes(cudnnBackendAttributeType_t type)
 {
@@ -92,8 +91,7 @@ static cudnnStatus_t set_attribute(cudnnBackendDescriptor_t to, cudnnBackendAttr
     return CUDNN_STATUS_SUCCESS;
 }
 
-/* --- descriptors
- * -------------------------------------------------------------------------------- */
+/* --- descriptors ------------------------------------------------------------------------------ */
 
 static cudnnStatus_t create_descriptor(cudnnBackendDescriptorType_t type,
                                        cudnnBackendDescriptor_t *made)
@@ -198,8 +196,7 @@ static cudnnStatus_t get_attribute(cudnnBackendDescriptor_t from, cudnnBackendAt
     }
 }
 
-/* --- the handle
- * --------------------------------------------------------------------------------- */
+/* --- the handle ------------------------------------------------------------------------------- */
 
 static cudaStream_t handle_stream;
 
@@ -257,8 +254,7 @@ static cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan
                : refuse(CUDNN_STATUS_EXECUTION_FAILED, "the graph cannot be run");
 }
 
-/* --- library.c's functions
- * ---------------------------------------------------------------------- */
+/* --- library.c's functions -------------------------------------------------------------------- */
 
 typedef void (*entry_point)(void);
 

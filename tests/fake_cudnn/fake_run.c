@@ -138,8 +138,7 @@ static bool step(int64_t at[4], const int64_t dims[4])
     return false;
 }
 
-/* --- operations
- * --------------------------------------------------------------------------------- */
+/* --- operations ------------------------------------------------------------------------------- */
 
 static double apply(int mode, double x, double b, double t)
 {

@@ -368,8 +368,7 @@ static inline void run_program(ranks_run *run, enum program_kind kind, uint32_t 
     }
 }
 
-/* ---- a job's life
- * ----------------------------------------------------------------------------- */
+/* ---- a job's life ---------------------------------------------------------------------------- */
 
 /* Draws a job of up to three ranks whose updates wait for a slow drive in the next forward. */
 static inline void run_draw_seam(random_job *r, uint64_t seed)

@@ -228,8 +228,7 @@ static void commits_are_where_the_update_wants_them(void **state)
         assert_true(counts[c] > 30);
 }
 
-/* ---- jobs that do not commit
- * ------------------------------------------------------------------ */
+/* ---- jobs that do not commit ----------------------------------------------------------------- */
 
 /* The ops of a program in serial order. */
 static void emit(plani_builder *b, const plan_job *job, plan_set *set, plani_layout *layout,
@@ -338,8 +337,7 @@ static void without_commits_there_is_one_place(void **state)
     }
 }
 
-/* ---- times and refusals
- * ----------------------------------------------------------------------- */
+/* ---- times and refusals ---------------------------------------------------------------------- */
 
 /* A committing job of one of the updates, and its steady step. */
 static uint64_t predicted(enum update update, double sync_seconds, enum plan_commit *commit)

@@ -27,8 +27,7 @@ static void frozen_job(random_job *r, uint64_t seed)
     run_make_roomy(r);
 }
 
-/* ---- dataflow
- * --------------------------------------------------------------------------------- */
+/* ---- dataflow -------------------------------------------------------------------------------- */
 
 static void every_op_finds_its_params(void **state)
 {
@@ -55,8 +54,7 @@ static void every_op_finds_its_params(void **state)
     assert_true(read > 2500 && reloaded > SEEDS / 4);
 }
 
-/* ---- what is not done
- * ------------------------------------------------------------------------- */
+/* ---- what is not done ------------------------------------------------------------------------ */
 
 /* Nothing of the step's programs is for a frozen unit but bringing and reading its params, and only
  * INIT writes its place on the slab. */
@@ -124,8 +122,7 @@ static void nothing_is_done_for_what_is_frozen(void **state)
     assert_true(shorter > SEEDS / 4 && for_good > SEEDS / 4);
 }
 
-/* ---- packed units
- * ------------------------------------------------------------------------------ */
+/* ---- packed units ---------------------------------------------------------------------------- */
 
 enum { EXPAND_DRAM_BYTES = 48 << 10 };
 
@@ -236,8 +233,7 @@ static void a_model_that_learns_nothing_is_refused(void **state)
     plan_set_fini(&set);
 }
 
-/* ---- placement
- * -------------------------------------------------------------------------------- */
+/* ---- placement ------------------------------------------------------------------------------- */
 
 struct asked {
     random_job r;

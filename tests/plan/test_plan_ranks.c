@@ -30,8 +30,7 @@ static void roomy_job(random_job *r, uint64_t seed)
     run_make_roomy(r);
 }
 
-/* ---- dataflow
- * --------------------------------------------------------------------------------- */
+/* ---- dataflow -------------------------------------------------------------------------------- */
 
 /* Every rank's optimizer state where it rests: of version `version`, its shard or all of it. */
 static void assert_state(ranks_run *run, uint32_t version)
@@ -104,8 +103,7 @@ static void every_element_is_updated_once_a_step(void **state)
     assert_true(many_parts > SEEDS / 4);
 }
 
-/* ---- volume
- * ----------------------------------------------------------------------------------- */
+/* ---- volume ---------------------------------------------------------------------------------- */
 
 /* Padded elements of all units. */
 static uint64_t padded_elems(const random_job *r)
@@ -298,8 +296,7 @@ static void parts_share_their_gathers(void **state)
     assert_true(cut > 20 && all >= cut * 9 / 10);
 }
 
-/* ---- memory
- * ----------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void states_rest_by_the_formulas(void **state)
 {
@@ -333,8 +330,7 @@ static void states_rest_by_the_formulas(void **state)
     }
 }
 
-/* ---- caps
- * ------------------------------------------------------------------------------------- */
+/* ---- caps ------------------------------------------------------------------------------------ */
 
 /* Elements of params that the op gathers into a transient, or 0. */
 static uint64_t gathers(const random_job *r, const program *prog, const op *item)
@@ -420,8 +416,7 @@ static void caps_hold(void **state)
     assert_true(capped > 100 && reached > 50);
 }
 
-/* ---- time
- * ------------------------------------------------------------------------------------- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 /* Where each pass computes longer than its unit's collectives take, only the ends of a step wait
  * for them: neither the next gather nor the next pass waits for a reduction. */
@@ -463,8 +458,7 @@ static void collectives_hide_behind_computing(void **state)
     assert_true(tried > 5 && 3 * waited < talked);
 }
 
-/* ---- refusals, one rank
- * ----------------------------------------------------------------------- */
+/* ---- refusals, one rank ---------------------------------------------------------------------- */
 
 static void what_a_refusal_names_is_enough(void **state)
 {

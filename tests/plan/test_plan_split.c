@@ -28,8 +28,7 @@ static void split_job(random_job *r, uint64_t seed)
     run_make_roomy(r);
 }
 
-/* ---- dataflow
- * --------------------------------------------------------------------------------- */
+/* ---- dataflow -------------------------------------------------------------------------------- */
 
 static void every_update_finds_both_halves(void **state)
 {
@@ -56,8 +55,7 @@ static void every_update_finds_both_halves(void **state)
     assert_true(read > 5000 && reloaded > SEEDS / 4);
 }
 
-/* ---- places
- * ----------------------------------------------------------------------------------- */
+/* ---- places ---------------------------------------------------------------------------------- */
 
 /* Tiles of the unit's high halves that the program writes to the slab. */
 static uint64_t count_writes(const program *prog, uint32_t place)
@@ -139,8 +137,7 @@ static void both_halves_have_two_places(void **state)
     assert_true(counts[0] > 200 && counts[1] > 100 && counts[2] > 100);
 }
 
-/* ---- bytes
- * ------------------------------------------------------------------------------------ */
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
 static uint64_t drive_bytes(const program *prog, bool reads)
 {

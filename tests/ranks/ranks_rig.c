@@ -71,8 +71,7 @@ void rig_write_job(const char *name, const fixture_model *shape)
     assert_int_equal(fclose(file), 0);
 }
 
-/* ---- a forked rank
- * ---------------------------------------------------------------------------- */
+/* ---- a forked rank --------------------------------------------------------------------------- */
 
 static const rig *in_rank; /* what this process is a rank of */
 static rig_rank *own_board;
@@ -200,8 +199,7 @@ static void fork_ranks(rig *self)
     }
 }
 
-/* ---- the program under mpirun
- * ----------------------------------------------------------------- */
+/* ---- the program under mpirun ---------------------------------------------------------------- */
 
 static const char *const shell_text =
     "eval export SLUICE_FAILPOINTS=\\\"\\$RIG_POINTS_$OMPI_COMM_WORLD_RANK\\\"; exec \"$@\"";
@@ -324,8 +322,7 @@ bool rig_has_begun(const rig *self)
     return is_found;
 }
 
-/* ---- from the beginning to the end
- * ------------------------------------------------------------ */
+/* ---- from the beginning to the end ----------------------------------------------------------- */
 
 void rig_begin(rig *self)
 {
@@ -477,8 +474,7 @@ void rig_await_step(const rig *self, uint64_t step)
         done = self->launcher ? count_lines(self) : atomic_load(&self->board[0].step);
 }
 
-/* ---- what is left
- * ----------------------------------------------------------------------------- */
+/* ---- what is left ---------------------------------------------------------------------------- */
 
 void rig_verify(const char *run_dir, rig_verified *out)
 {

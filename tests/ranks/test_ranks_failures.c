@@ -106,8 +106,7 @@ static int group_setup(void **state)
     return 0;
 }
 
-/* ---- hangs
- * ------------------------------------------------------------------------------------ */
+/* ---- hangs ----------------------------------------------------------------------------------- */
 
 /* Stopped as a whole; when it wakes up it ends, too. */
 static void hang(uint32_t rank)
@@ -137,8 +136,7 @@ static void rank_0_that_hangs_ends_all(void **state)
     hang(0);
 }
 
-/* ---- drives
- * ----------------------------------------------------------------------------------- */
+/* ---- drives ---------------------------------------------------------------------------------- */
 
 static void a_bad_drive_ends_all(void **state)
 {
@@ -172,8 +170,7 @@ static void a_drive_that_hangs_ends_all(void **state)
     goes_on();
 }
 
-/* ---- commits of which a part fails
- * ------------------------------------------------------------- */
+/* ---- commits of which a part fails ----------------------------------------------------------- */
 
 static void a_commit_that_fails_on_one_rank_is_none(void **state)
 {
@@ -195,8 +192,7 @@ static void a_commit_that_fails_on_one_rank_is_none(void **state)
     }
 }
 
-/* ---- what one rank alone has
- * ------------------------------------------------------------------ */
+/* ---- what one rank alone has ----------------------------------------------------------------- */
 
 static int learn_faster(uint32_t rank, struct train_options *options, void *user)
 {
@@ -331,8 +327,7 @@ static void a_slab_that_is_missing_is_named(void **state)
     goes_on();
 }
 
-/* ---- signals
- * ---------------------------------------------------------------------------------- */
+/* ---- signals --------------------------------------------------------------------------------- */
 
 static void stop(uint32_t first, uint32_t count, int number)
 {

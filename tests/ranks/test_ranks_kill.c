@@ -50,8 +50,7 @@ static const fixture_model shapes[SHAPES] = {
 static const char *const name_killed = "killed", *const name_whole = "whole";
 static bool by_mpirun;
 
-/* ---- what is right
- * ---------------------------------------------------------------------------- */
+/* ---- what is right --------------------------------------------------------------------------- */
 
 /* Which ranks did which steps: 4 through step 6, then 3 to the end. */
 struct history {
@@ -156,8 +155,7 @@ static void prepare_shape(uint32_t shape)
     fixture_remove(name_whole);
 }
 
-/* ---- one kill
- * --------------------------------------------------------------------------------- */
+/* ---- one kill -------------------------------------------------------------------------------- */
 
 enum kill_kind { KILL_TIMER, KILL_STEP, KILL_ASLEEP, KILL_POINT, KILL_KIND_COUNT };
 static const char *const kill_names[] = {"timer", "step", "timer with sleeps", "point"};

@@ -73,8 +73,7 @@ static uint64_t hash_of(const char *run_name, const char *below, uint64_t step)
     return verified.summary.weights_hash;
 }
 
-/* ---- 4, 2, 3, 1
- * ------------------------------------------------------------------------------- */
+/* ---- 4, 2, 3, 1 ------------------------------------------------------------------------------ */
 
 static const uint32_t worlds[HOPS] = {4, 2, 3, 1};
 
@@ -120,8 +119,7 @@ static void any_stage_goes_on_as_any_other(void **state)
     fixture_remove(name);
 }
 
-/* ---- from a commit that was kept
- * --------------------------------------------------------------- */
+/* ---- from a commit that was kept ------------------------------------------------------------- */
 
 /* A new run on 3 ranks from each kept commit of 4: as the run itself that stops there, and goes on
  * with 3. */
@@ -163,8 +161,7 @@ static void a_kept_commit_begins_a_run_of_others(void **state)
     fixture_remove(other);
 }
 
-/* ---- killed while it moves
- * --------------------------------------------------------------------- */
+/* ---- killed while it moves ------------------------------------------------------------------- */
 
 static bool is_moving(void)
 {
@@ -234,8 +231,7 @@ static void a_move_that_is_killed_loses_nothing(void **state)
     fixture_remove(name);
 }
 
-/* ---- memory
- * ------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* The state of 4 ranks to 2 and 1: rings of 32 MiB on each side, whatever its size. */
 static void a_move_takes_bounded_memory(void **state)

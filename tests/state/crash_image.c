@@ -66,8 +66,7 @@ void crash_files_write(const crash_files *self, const char *name)
     }
 }
 
-/* ---- what is durable
- * --------------------------------------------------------------------------- */
+/* ---- what is durable ------------------------------------------------------------------------- */
 
 static const crash_file *find_synced(const crash_disk *self, uint64_t inode)
 {
@@ -115,8 +114,7 @@ void crash_disk_synced(crash_disk *self, const char *name, int fd)
     }
 }
 
-/* ---- what a loss leaves
- * ------------------------------------------------------------------------ */
+/* ---- what a loss leaves ---------------------------------------------------------------------- */
 
 /* Sectors and length are those that were synced, or those of `now`. */
 static bool tear_content(const crash_file *synced, crash_file *now, crash_draws *draws)

@@ -55,8 +55,7 @@ static const char *const points[] = {
 };
 enum { POINT_COUNT = sizeof points / sizeof points[0] };
 
-/* ---- what a victim tells of itself, in memory that survives it
- * -------------------------------- */
+/* ---- what a victim tells of itself, in memory that survives it ------------------------------- */
 
 struct board {
     atomic_int committing, recutting, keeping; /* between the points that say so */
@@ -128,8 +127,7 @@ static int be_victim(char **arguments)
     return shared->rc < 0;
 }
 
-/* ---- one attempt
- * ------------------------------------------------------------------------------ */
+/* ---- one attempt ----------------------------------------------------------------------------- */
 
 enum kill_kind { KILL_NONE, KILL_TIMER, KILL_POINT, KILL_ASLEEP, KILL_KIND_COUNT };
 
@@ -192,8 +190,7 @@ static void run_attempt(const char *name, uint64_t seed, attempt *self)
     assert_true(atomic_load(&shared->has_ended));
 }
 
-/* ---- when to kill
- * ----------------------------------------------------------------------------- */
+/* ---- when to kill ---------------------------------------------------------------------------- */
 
 struct counts {
     uint64_t runs, runs_after_commit, moved_runs, kills, kills_after_commit, in_commit, in_recut,
@@ -310,8 +307,7 @@ static void plan_attempt(story *self, attempt *out)
         aim_asleep(self, out);
 }
 
-/* ---- one job
- * ---------------------------------------------------------------------------------- */
+/* ---- one job --------------------------------------------------------------------------------- */
 
 static void note(story *self, const attempt *done)
 {
@@ -483,8 +479,7 @@ static void run_seed(uint64_t seed, counts *sums)
     sums->seconds += (double)(clock_ns() - begin_ns) * 1e-9;
 }
 
-/* ---- all
- * -------------------------------------------------------------------------------------- */
+/* ---- all ------------------------------------------------------------------------------------- */
 
 static uint64_t first_seed = 1, last_seed = 4;
 static bool is_done;

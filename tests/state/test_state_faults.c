@@ -435,8 +435,7 @@ static void transfers_fail_and_the_run_goes_on(void **state)
     assert_true(failed * 4 >= runs);
 }
 
-/* ---- points
- * ----------------------------------------------------------------------------------- */
+/* ---- points ---------------------------------------------------------------------------------- */
 
 static const int point_errnos[] = {EIO, ENOSPC, EROFS};
 enum { POINT_ERRNOS = 3 };

@@ -50,8 +50,7 @@ static const char *const points[] = {
 };
 enum { POINT_COUNT = sizeof points / sizeof points[0], COMMIT_POINTS = 9, MOVING_OF = 4 };
 
-/* ---- the moment
- * -------------------------------------------------------------------------------- */
+/* ---- the moment ------------------------------------------------------------------------------ */
 
 enum loss_kind { LOSS_NONE, LOSS_AT_POINT, LOSS_AFTER_STEP, LOSS_AT_TRANSFER, LOSS_KIND_COUNT };
 
@@ -124,8 +123,7 @@ static void on_step(void *user, const struct train_progress *progress)
     pthread_mutex_unlock(&self->mutex);
 }
 
-/* ---- syncs: the linker sends those of the engine here
- * ------------------------------------------ */
+/* ---- syncs: the linker sends those of the engine here ---------------------------------------- */
 
 static enum {
     SYNC_GOOD,
@@ -166,8 +164,7 @@ int power_fdatasync(int fd)
     return note_sync(fd, power_fdatasync_real(fd));
 }
 
-/* ---- drives: as many as the run has made slabs, each with a cache from its first byte on
- * -------- */
+/* ---- drives: as many as the run has made slabs, each with a cache from its first byte on ----- */
 
 enum { DRIVES_MOST = 64 };
 
@@ -225,8 +222,7 @@ static bool find_drives(void)
     return grid.store != NULL;
 }
 
-/* ---- one attempt
- * ------------------------------------------------------------------------------- */
+/* ---- one attempt ----------------------------------------------------------------------------- */
 
 struct attempt {
     int rc;
@@ -258,8 +254,7 @@ static void run_attempt(const crash_case *drawn, const moment *when, uint64_t or
     job_destroy(asked);
 }
 
-/* ---- one job
- * ----------------------------------------------------------------------------------- */
+/* ---- one job --------------------------------------------------------------------------------- */
 
 struct counts {
     uint64_t runs, runs_after_commit, losses, losses_after_commit, in_commit, in_recut,
@@ -454,8 +449,7 @@ static bool run_seed(uint64_t seed, counts *sums, char why[CRASH_TEXT_BYTES])
     return good;
 }
 
-/* ---- all
- * --------------------------------------------------------------------------------------- */
+/* ---- all ------------------------------------------------------------------------------------- */
 
 static uint64_t first_seed = 1, last_seed = 4;
 

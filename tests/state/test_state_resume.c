@@ -312,8 +312,7 @@ static void run_goes_on_elsewhere(void **state)
     fixture_remove("parts");
 }
 
-/* ---- a run that is killed
- * --------------------------------------------------------------------- */
+/* ---- a run that is killed -------------------------------------------------------------------- */
 
 static void die(uint64_t step)
 {

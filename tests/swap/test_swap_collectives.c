@@ -444,8 +444,7 @@ static void the_hash_holds_the_world(void **state)
     program_fini(&prog);
 }
 
-/* --- running them
- * ------------------------------------------------------------------------------ */
+/* --- running them ----------------------------------------------------------------------------- */
 
 /* A collective moves what this rank sends, whatever it writes; one that is skipped moves
  * nothing. */
@@ -481,8 +480,7 @@ static void totals_count_what_is_sent(void **state)
     }
 }
 
-/* --- paranoid mode
- * ----------------------------------------------------------------------------- */
+/* --- paranoid mode ---------------------------------------------------------------------------- */
 
 enum act { ACT_RIGHT, ACT_WRITES_SOURCE, ACT_WRITES_BEYOND, ACT_FORGETS_A_RANK, ACT_READS_TARGET };
 

@@ -36,8 +36,7 @@ static const pace_rates unit_rates = {
     .op_seconds = 1e-4,
 };
 
-/* --- the replay
- * --------------------------------------------------------------------------------- */
+/* --- the replay ------------------------------------------------------------------------------- */
 
 struct replay_op {
     double needs[RESOURCES]; /* seconds */
@@ -143,8 +142,7 @@ static double replay(const program *prog, const pace_rates *rates, bool skips)
     return seconds;
 }
 
-/* --- runs
- * --------------------------------------------------------------------------------------- */
+/* --- runs ------------------------------------------------------------------------------------- */
 
 /* Milliseconds of work for each op, of what its kind uses. */
 static void draw_demands(program *prog, uint64_t seed)
@@ -266,8 +264,7 @@ static void random_runs_take_their_time(void **state)
     }
 }
 
-/* --- what is shared
- * ----------------------------------------------------------------------------- */
+/* --- what is shared --------------------------------------------------------------------------- */
 
 /* `count` ops of each of two kinds, of equal demands, which nothing orders. */
 static void build_pair(program *out, enum op_kind one, enum op_kind two, uint32_t count,
@@ -380,8 +377,7 @@ static void lateness_does_not_add_up(void **state)
     program_fini(&prog);
 }
 
-/* --- work that takes longer, or fails
- * ------------------------------------------------------------ */
+/* --- work that takes longer, or fails --------------------------------------------------------- */
 
 static int sleep_or_fail(void *user, const program *prog, const op *item)
 {

@@ -28,8 +28,7 @@ static fixture_sets make_sets(const char *only, const char *tier, const char *up
     return sets;
 }
 
-/* ---- bits
- * --------------------------------------------------------------------------------------- */
+/* ---- bits ------------------------------------------------------------------------------------ */
 
 static void placements_give_equal_bits(void **state)
 {
@@ -69,8 +68,7 @@ static void placements_give_equal_bits(void **state)
     }
 }
 
-/* ---- what is committed
- * ------------------------------------------------------------------------- */
+/* ---- what is committed ----------------------------------------------------------------------- */
 
 /* Frozen extents are unchanged after one step, in the bytes of the param dtype. All others
  * change. */
@@ -116,8 +114,7 @@ static void frozen_params_never_change(void **state)
     }
 }
 
-/* ---- a later process
- * --------------------------------------------------------------------------- */
+/* ---- a later process ------------------------------------------------------------------------- */
 
 static fixture_sets make_middle(const char *tier, const char *update)
 {
@@ -148,8 +145,7 @@ static void killed_runs_go_on(void **state)
     }
 }
 
-/* ---- rot
- * --------------------------------------------------------------------------------------- */
+/* ---- rot ------------------------------------------------------------------------------------- */
 
 static void rot_is_found(void **state)
 {
@@ -202,8 +198,7 @@ static void rot_is_found(void **state)
     }
 }
 
-/* ---- other units learn
- * ------------------------------------------------------------------------- */
+/* ---- other units learn ----------------------------------------------------------------------- */
 
 static void begin_with(const char *name, const char *from, const fixture_sets *sets, int expected,
                        fixture_result *result)
@@ -267,8 +262,7 @@ static void others_may_learn_later(void **state)
         fixture_remove(names[i]);
 }
 
-/* ---- ranks
- * ------------------------------------------------------------------------------------- */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
 /* From one rank to two and back, through all stages: moving extents between ranks changes no
  * weight. */

@@ -162,8 +162,7 @@ static void what_learns_is_not_set_anew(void **state)
     fixture_remove("run");
 }
 
-/* ---- export
- * ------------------------------------------------------------------------------------ */
+/* ---- export ---------------------------------------------------------------------------------- */
 
 static void export_to(const char *run, const char *name, bool alone)
 {

@@ -44,8 +44,7 @@ static fixture_sets make_whole(const char *tier, const char *update)
     return make_sets("fp32", tier, update);
 }
 
-/* ---- bits
- * --------------------------------------------------------------------------------------- */
+/* ---- bits ------------------------------------------------------------------------------------ */
 
 struct bits_case {
     const char *tiers[4], *update, *more, *also;
@@ -124,8 +123,7 @@ static void split_masters_give_the_bits_of_whole_ones(void **state)
     assert_true(few || skipped >= STEPS / 2);
 }
 
-/* ---- what is committed
- * ------------------------------------------------------------------------- */
+/* ---- what is committed ----------------------------------------------------------------------- */
 
 /* Two extents for each tile, params before the state; so many bytes as the formats
  * say. */
@@ -239,8 +237,7 @@ static void exports_are_the_same(void **state)
         fixture_remove(masters[i]);
 }
 
-/* ---- a later process
- * --------------------------------------------------------------------------- */
+/* ---- a later process ------------------------------------------------------------------------- */
 
 static void stopped_and_moved_runs_go_on(void **state)
 {
@@ -285,8 +282,7 @@ static void other_masters_are_refused(void **state)
     }
 }
 
-/* ---- rot
- * --------------------------------------------------------------------------------------- */
+/* ---- rot ------------------------------------------------------------------------------------- */
 
 static void rot_of_either_half_is_found(void **state)
 {
@@ -340,8 +336,7 @@ static void rot_of_either_half_is_found(void **state)
     fixture_remove("whole");
 }
 
-/* ---- ranks
- * ------------------------------------------------------------------------------------- */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
 /* From one rank to two and back, through all stages, beside a run with whole masters: the same
  * weights. */

@@ -256,8 +256,7 @@ static void stops_at_random_steps(void **state)
     }
 }
 
-/* ---- stops that no step is waited for
- * --------------------------------------------------------- */
+/* ---- stops that no step is waited for -------------------------------------------------------- */
 
 struct late_stop {
     volatile sig_atomic_t flag;
@@ -354,8 +353,7 @@ static void stops_within_evaluations(void **state)
     assert_true(stops >= 2);
 }
 
-/* ---- what is not continued
- * --------------------------------------------------------------------- */
+/* ---- what is not continued ------------------------------------------------------------------- */
 
 /* Refused with a sentence that holds the word, and the run goes on as if nothing had been asked. */
 static void refused(const char *setting, const char *word)
@@ -403,8 +401,7 @@ static void other_numerics_are_refused(void **state)
     fixture_remove("stopped");
 }
 
-/* ---- the program
- * ------------------------------------------------------------------------------- */
+/* ---- the program ----------------------------------------------------------------------------- */
 
 static void write_tokens(void)
 {
