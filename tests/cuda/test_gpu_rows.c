@@ -2,50 +2,9 @@
  * instance (the program's argument). */
 #include "tests/cuda/gpu_rows_cases.h"
 
+#include "tests/kernels/row_ops_cases.h"
+
 /* ---- norms ---- */
-
-/* The parameters of a norm, by two bits: a weight (and a bias); one that adds 1; no bias; none that
- * is no weight of an RMSNorm either. */
-struct norm_form {
-    bool has_weight, adds_one, has_bias;
-};
-
-static struct norm_form form_of(bool layer, int bits)
-{
-    return (struct norm_form){.has_weight = layer ? bits != 3 : bits < 2,
-                              .adds_one = bits == 1 || bits == 2,
-                              .has_bias = layer && bits < 2};
-}
-
-/* variant bit 0: RMSNorm; bit 1: with residual; bits 2-3: the form of the parameters. */
-static void norm_forward_case(struct run *run, const struct shape *shape)
-{
-    enum dtype type = shape->type;
-    uint64_t count = shape->rows * shape->channels;
-    bool layer = !(shape->variant & 1), residual = shape->variant & 2;
-    struct norm_form form = form_of(layer, shape->variant >> 2);
-    norm_args args = {.kind = layer ? NORM_LAYER : NORM_RMS,
-                      .type = type,
-                      .rows = shape->rows,
-                      .channels = shape->channels,
-                      .adds_one = form.adds_one,
-                      .epsilon = 1e-5f};
-    args.input = draw(run, type, count, 1, 2.0f);
-    args.residual = residual ? draw(run, type, count, 2, 1.0f) : NULL;
-    args.sum = residual ? block(run, type, count) : NULL;
-    args.weight = form.has_weight ? draw(run, type, shape->channels, 3, 1.0f) : NULL;
-    args.bias = form.has_bias ? draw(run, type, shape->channels, 4, 1.0f) : NULL;
-    args.output = block(run, type, count);
-    args.mean = layer ? block(run, DTYPE_FP32, shape->rows) : NULL;
-    args.rstd = block(run, DTYPE_FP32, shape->rows);
-    assert_int_equal(run->ops->norm_forward(run->context, run->stream, &args), 0);
-    emit(run, type, args.output, count, 4e-6f);
-    emit(run, DTYPE_FP32, args.rstd, shape->rows, 0.0f);
-    if (layer)
-        emit(run, DTYPE_FP32, args.mean, shape->rows, 1e-6f);
-    if (residual)
-        emit(run, type, args.sum, count, -1.0f);
-}
 
 /* A mean far from 0 against the spread: one pass of sums of squares would fail here. */
 static void norm_far_mean_case(struct run *run, const struct shape *shape)
@@ -89,43 +48,6 @@ static void norm_forward(void **state)
     gpu_end(gpu);
 }
 
-/* variant bit 0: RMSNorm; bits 1-2: no residual gradient, one, input_grad over output_grad,
- * input_grad over residual_grad; bits 3-4: the form of the parameters.
- * The absolute tolerance covers rstd up to 316 (one channel) times
- * 2^-24. */
-static void norm_backward_case(struct run *run, const struct shape *shape)
-{
-    enum dtype type = shape->type;
-    uint64_t count = shape->rows * shape->channels;
-    bool layer = !(shape->variant & 1);
-    int place_of_grad = shape->variant >> 1 & 3;
-    struct norm_form form = form_of(layer, shape->variant >> 3);
-    norm_grad_args args = {.kind = layer ? NORM_LAYER : NORM_RMS,
-                           .type = type,
-                           .rows = shape->rows,
-                           .channels = shape->channels,
-                           .adds_one = form.adds_one};
-    void *dy = draw(run, type, count, 4, 1.0f);
-    void *skip = draw(run, type, count, 5, 1.0f);
-    args.input = draw(run, type, count, 1, 2.0f);
-    args.weight = form.has_weight ? draw(run, type, shape->channels, 2, 1.0f) : NULL;
-    args.mean = layer ? draw(run, DTYPE_FP32, shape->rows, 3, 0.5f) : NULL;
-    args.rstd = draw_at_least(run, DTYPE_FP32, shape->rows, 6, 0.5f, 0.1f);
-    args.output_grad = dy;
-    args.residual_grad = place_of_grad == 0 ? NULL : skip;
-    args.input_grad = place_of_grad == 2 ? dy : place_of_grad == 3 ? skip : block(run, type, count);
-    args.weight_grad = form.has_weight ? draw(run, DTYPE_FP32, shape->channels, 7, 1.0f) : NULL;
-    args.bias_grad = form.has_bias ? draw(run, DTYPE_FP32, shape->channels, 8, 1.0f) : NULL;
-    args.scratch =
-        scratch(run, run->ops->norm_grad_scratch_bytes(run->context, shape->rows, shape->channels));
-    assert_int_equal(run->ops->norm_backward(run->context, run->stream, &args), 0);
-    emit(run, type, args.input_grad, count, 1e-4f);
-    if (form.has_weight)
-        emit(run, DTYPE_FP32, args.weight_grad, shape->channels, 3e-5f);
-    if (form.has_bias)
-        emit(run, DTYPE_FP32, args.bias_grad, shape->channels, 1e-5f);
-}
-
 static void norm_backward(void **state)
 {
     (void)state;
@@ -144,19 +66,6 @@ static void norm_backward(void **state)
 
 /* ---- sums of columns ---- */
 
-static void bias_case(struct run *run, const struct shape *shape)
-{
-    uint64_t stride = shape->channels + shape->channels % 5;
-    void *dy = draw(run, shape->type, shape->rows * stride, 1, 1.0f);
-    float *grad = draw(run, DTYPE_FP32, shape->channels, 2, 1.0f);
-    void *room = scratch(
-        run, run->ops->bias_backward_scratch_bytes(run->context, shape->rows, shape->channels));
-    assert_int_equal(run->ops->bias_backward(run->context, run->stream, shape->type, shape->rows,
-                                             shape->channels, stride, dy, grad, room),
-                     0);
-    emit(run, DTYPE_FP32, grad, shape->channels, 1e-6f * sqrtf((float)shape->rows));
-}
-
 static void sums(void **state)
 {
     (void)state;
@@ -166,46 +75,6 @@ static void sums(void **state)
 }
 
 /* ---- norms of heads ---- */
-
-/* Heads of `channels` elements, 3 of them (1 if it is wide) in a row of some more, which must not
- * change: 5, or 16 (variant bit 0) so that packs are possible. variant bit 1: LayerNorm; bit 2: the
- * weight adds 1; bit 3: each head has its own. */
-static void head_norm_case(struct run *run, const struct shape *shape)
-{
-    enum dtype type = shape->type;
-    uint64_t dim = shape->channels, heads = dim > 256 ? 1 : 3;
-    uint64_t stride = heads * dim + (shape->variant & 1 ? 16 : 5);
-    uint64_t count = shape->rows * stride, all = shape->rows * heads;
-    bool layer = shape->variant & 2, per_head = shape->variant & 8;
-    uint64_t weights = per_head ? heads * dim : dim;
-    head_norm_args args = {.type = type,
-                           .rows = shape->rows,
-                           .heads = heads,
-                           .head_dim = dim,
-                           .stride = stride,
-                           .is_layer = layer,
-                           .adds_one = shape->variant & 4,
-                           .weight_per_head = per_head,
-                           .epsilon = 1e-5f};
-    args.weight = draw(run, type, weights, 1, 1.0f);
-    args.data = draw(run, type, count, 2, 2.0f);
-    args.before = block(run, type, all * dim);
-    args.mean = layer ? block(run, DTYPE_FP32, all) : NULL;
-    args.rstd = block(run, DTYPE_FP32, all);
-    assert_int_equal(run->ops->head_norm_forward(run->context, run->stream, &args), 0);
-    emit(run, type, args.data, count, 4e-6f);
-    emit(run, type, args.before, all * dim, -1.0f);
-    emit(run, DTYPE_FP32, args.rstd, all, 1e-6f);
-    if (layer)
-        emit(run, DTYPE_FP32, args.mean, all, 1e-6f);
-    args.data = draw(run, type, count, 3, 1.0f);
-    args.weight_grad = draw(run, DTYPE_FP32, weights, 4, 1.0f);
-    args.scratch = scratch(run, run->ops->head_norm_grad_scratch_bytes(
-                                    run->context, shape->rows, per_head ? 1 : heads, weights));
-    assert_int_equal(run->ops->head_norm_backward(run->context, run->stream, &args), 0);
-    emit(run, type, args.data, count, 1e-4f);
-    emit(run, DTYPE_FP32, args.weight_grad, weights, 3e-5f + 4e-6f * (float)all);
-}
 
 static void head_norm(void **state)
 {

@@ -3,36 +3,9 @@
  * argument). */
 #include "tests/cuda/gpu_rows_cases.h"
 
-#include "tests/kernels/heads_cases.h"
+#include "tests/kernels/row_ops_cases.h"
 
 /* ---- activations ---- */
-
-/* variant / 4: the kind; bit 0: input_grad over input; bit 1: inputs up to the hundreds, where the
- * sigmoids are 0 or 1. The absolute tolerance is for the reference's form with tanh. */
-static void activation_case(struct run *run, const struct shape *shape)
-{
-    enum dtype type = shape->type;
-    enum activation_kind kind = (enum activation_kind)(shape->variant / 4);
-    bool in_place = shape->variant & 1;
-    uint64_t count = shape->rows * shape->channels;
-    uint64_t in_count = activation_is_gated(kind) ? 2 * count : count;
-    float scale = shape->variant & 2 ? 60.0f : 2.0f;
-    void *input = draw(run, type, in_count, 1, scale);
-    activation_args args = {.kind = kind,
-                            .type = type,
-                            .rows = shape->rows,
-                            .features = shape->channels,
-                            .alpha = 1.702f,
-                            .limit = 1.5f,
-                            .input = input};
-    args.output = block(run, type, count);
-    args.output_grad = draw(run, type, count, 2, 1.0f);
-    args.input_grad = in_place ? input : block(run, type, in_count);
-    assert_int_equal(run->ops->activation_forward(run->context, run->stream, &args), 0);
-    emit(run, type, args.output, count, 4e-6f);
-    assert_int_equal(run->ops->activation_backward(run->context, run->stream, &args), 0);
-    emit(run, type, args.input_grad, in_count, 4e-6f * scale);
-}
 
 static void activation(void **state)
 {
@@ -67,54 +40,6 @@ static void activation_limits(void **state)
 
 /* ---- rotary positions ---- */
 
-/* `channels` pairs are rotated in each of 3 heads, with some elements between the last head and the
- * next row, which must not change: 5, or 16 (variant bit 4) so that packs are possible. variant bit
- * 0: inverse; bit 1: interleaved; bit 2: 8 more elements in each head; bit 3: documents of 7
- * tokens. */
-static void rope_case(struct run *run, const struct shape *shape)
-{
-    uint64_t rotated = 2 * shape->channels, dim = rotated + (shape->variant & 4 ? 8 : 0);
-    uint64_t stride = 3 * dim + (shape->variant & 16 ? 16 : 5), count = shape->rows * stride;
-    uint64_t batch = shape->rows % 5 == 0 ? 5 : 1, tokens = shape->rows / batch;
-    double factors[2 * 600];
-    assert_true(shape->rows <= 128 && shape->channels <= 600);
-    for (uint64_t i = 0; i < 2 * shape->channels; i++)
-        factors[i] = 1.0 + 0.25 * (double)i;
-    int32_t begins[128];
-    for (uint64_t row = 0; row < shape->rows; row++)
-        begins[row] = (int32_t)(row % tokens / 7 * 7);
-    rope_args args = {.type = shape->type,
-                      .batch = batch,
-                      .tokens = tokens,
-                      .heads = 3,
-                      .head_dim = dim,
-                      .stride = stride,
-                      .rotated = dim == rotated ? 0 : rotated,
-                      .interleaved = shape->variant & 2,
-                      .begins = shape->variant & 8 ? place(run, begins, shape->rows * 4, 0) : NULL,
-                      .inverse = shape->variant & 1};
-    float *table = block(run, DTYPE_FP32, tokens * rotated);
-    args.data = draw(run, shape->type, count, 1, 1.0f);
-    args.table = table;
-    /* By the number of rows, each way to stretch frequencies; of LLAMA3 waves of all three
-     * kinds. */
-    rope_table_args made = {.table = table,
-                            .tokens = tokens,
-                            .head_dim = rotated,
-                            .theta = 10000.0,
-                            .scaling = (enum rope_scaling)(shape->rows % ROPE_SCALING_COUNT),
-                            .factor = 8,
-                            .low_freq_factor = 1,
-                            .high_freq_factor = 4,
-                            .original_positions = 40,
-                            .short_factors = factors,
-                            .long_factors = factors + shape->channels};
-    assert_int_equal(run->ops->rope_table(run->context, run->stream, &made), 0);
-    assert_int_equal(run->ops->rope(run->context, run->stream, &args), 0);
-    emit(run, DTYPE_FP32, table, tokens * rotated, 0.0f);
-    emit(run, shape->type, args.data, count, 1e-6f);
-}
-
 static void rope(void **state)
 {
     (void)state;
@@ -124,66 +49,6 @@ static void rope(void **state)
 }
 
 /* ---- element to element ---- */
-
-/* variant: sum over a fresh array, over a, over b. */
-static void add_case(struct run *run, const struct shape *shape)
-{
-    uint64_t count = shape->rows * shape->channels;
-    void *a = draw(run, shape->type, count, 1, 1.0f), *b = draw(run, shape->type, count, 2, 1.0f);
-    void *fresh = block(run, shape->type, count);
-    void *out = shape->variant == 0 ? fresh : shape->variant == 1 ? a : b;
-    assert_int_equal(run->ops->add(run->context, run->stream, shape->type, count, a, b, out), 0);
-    emit(run, shape->type, out, count, -1.0f);
-}
-
-/* Rows that lie apart, by different strides. variant bit 0: they are added; bit 1: in place.
- * variant 4: they are added to a third array. */
-static void scale_case(struct run *run, const struct shape *shape)
-{
-    bool in_place = shape->variant == 2;
-    uint64_t apart = shape->channels + 3, wide = shape->channels + 8;
-    scale_rows_args args = {.type = shape->type,
-                            .rows = shape->rows,
-                            .columns = shape->channels,
-                            .scale = 1.375f,
-                            .accumulates = shape->variant & 1,
-                            .source_stride = shape->variant % 4 < 2 ? apart : wide,
-                            .target_stride = wide};
-    void *source = draw(run, shape->type, shape->rows * args.source_stride, 1, 1.0f);
-    void *target = draw(run, shape->type, shape->rows * wide, 2, 1.0f);
-    args.source = in_place ? target : source;
-    args.target = target;
-    if (shape->variant == 4)
-        args.addend = draw(run, shape->type, shape->rows * wide, 3, 1.0f);
-    assert_int_equal(run->ops->scale_rows(run->context, run->stream, &args), 0);
-    emit(run, shape->type, target, shape->rows * wide, -1.0f);
-}
-
-/* Rows of 3 sequences, columns [4, 4 + channels) of wider rows, in rows that lie apart. variant bit
- * 0: in place; bit 1: odd places, which exclude packs. */
-static void dropout_case(struct run *run, const struct shape *shape)
-{
-    static const uint32_t counter[2] = {7, 0xfffffffe};
-    uint64_t odd = shape->variant & 2 ? 1 : 0, stride = shape->channels + (odd ? 5 : 16);
-    dropout_args args = {.type = shape->type,
-                         .rows = shape->rows,
-                         .columns = shape->channels,
-                         .stride = stride,
-                         .probability = 0.3f,
-                         .seed = run->seed,
-                         .site = 3 << 16 | 5,
-                         .counter = place(run, counter, sizeof counter, 0),
-                         .tokens = shape->rows / 2 + 1,
-                         .row_begin = shape->rows / 3,
-                         .column_begin = 4 + odd,
-                         .width = shape->channels + 12 + odd};
-    void *source = draw(run, shape->type, shape->rows * stride, 1, 1.0f);
-    void *target = draw(run, shape->type, shape->rows * stride, 2, 1.0f);
-    args.source = source;
-    args.target = shape->variant & 1 ? source : target;
-    assert_int_equal(run->ops->dropout(run->context, run->stream, &args), 0);
-    emit(run, shape->type, args.target, shape->rows * stride, -1.0f);
-}
 
 /* Converts to the type all_types[variant], with subnormals and overflows of fp16. */
 static void convert_case(struct run *run, const struct shape *shape)

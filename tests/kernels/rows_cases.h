@@ -77,19 +77,32 @@ struct run {
     const kernel_ops *ops;
     kernel_context *context; /* NULL for the reference */
     void *stream;            /* NULL */
+    uint64_t seed;
     void *blocks[BLOCKS_MAX];
     int block_count;
     float *values, *slack; /* [count]; slack: the tolerance of each value, from its size */
     uint64_t count;
 };
 
-static void *block(struct run *run, uint64_t bytes)
+static void *scratch(struct run *run, uint64_t bytes)
 {
     assert_true(run->block_count < BLOCKS_MAX);
     void *memory = mem_alloc(bytes, 1, "test");
     assert_non_null(memory);
     run->blocks[run->block_count++] = memory;
     return memory;
+}
+
+static inline void *block(struct run *run, enum dtype type, uint64_t count)
+{
+    return scratch(run, count * dtype_bytes(type));
+}
+
+/* A copy of `bytes` bytes, aligned. (For a GPU the last argument shifts it.) */
+static inline void *place(struct run *run, const void *host, uint64_t bytes, uint64_t shift_bytes)
+{
+    assert_int_equal(shift_bytes, 0);
+    return memcpy(scratch(run, bytes), host, bytes);
 }
 
 /* count normal numbers times `scale`, rounded to type. They come from a pool, since drawing would
@@ -101,16 +114,28 @@ static inline void *draw(struct run *run, enum dtype type, uint64_t count, uint6
     static float pool[POOL];
     for (uint64_t i = 0; pool[0] == 0.0f && i < POOL; i++)
         pool[POOL - 1 - i] = rng_normal(SEED, 1, i);
-    float *x = block(run, count * sizeof *x);
+    float *x = scratch(run, count * sizeof *x);
     for (uint64_t i = 0; i < count; i++)
         x[i] = scale * pool[(stream * 8191 + i) % POOL];
     if (type == DTYPE_FP32)
         return x;
-    void *rounded = block(run, count * dtype_bytes(type));
+    void *rounded = block(run, type, count);
     dtype_convert(x, DTYPE_FP32, rounded, type, count);
     return rounded;
 }
 
+/* The sizes of normal numbers, and `least` more; fp32. */
+static inline void *draw_at_least(struct run *run, enum dtype type, uint64_t count, uint64_t stream,
+                                  float scale, float least)
+{
+    assert_int_equal(type, DTYPE_FP32);
+    float *x = draw(run, type, count, stream, scale);
+    for (uint64_t i = 0; i < count; i++)
+        x[i] = least + fabsf(x[i]);
+    return x;
+}
+
+/* `absolute` below 0: exact. */
 static void emit(struct run *run, enum dtype type, const void *data, uint64_t count, float absolute)
 {
     static const float unit[] = {
@@ -120,7 +145,7 @@ static void emit(struct run *run, enum dtype type, const void *data, uint64_t co
     assert_true(run->values && run->slack);
     dtype_convert(data, type, run->values + run->count, DTYPE_FP32, count);
     for (uint64_t i = run->count; i < run->count + count; i++)
-        run->slack[i] = absolute + unit[type] * fabsf(run->values[i]);
+        run->slack[i] = absolute < 0.0f ? 0.0f : absolute + unit[type] * fabsf(run->values[i]);
     run->count += count;
 }
 
@@ -129,7 +154,7 @@ typedef void (*case_fn)(struct run *run, const struct shape *shape);
 static struct run run_case(case_fn body, const struct shape *shape, const kernel_ops *ops,
                            kernel_context *context)
 {
-    struct run run = {.ops = ops, .context = context};
+    struct run run = {.ops = ops, .context = context, .seed = SEED};
     body(&run, shape);
     for (int i = 0; i < run.block_count; i++)
         mem_free(run.blocks[i]);

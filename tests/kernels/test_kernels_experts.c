@@ -6,7 +6,7 @@
 
 static void emit_ints(struct run *run, const int32_t *values, uint64_t count)
 {
-    float *floats = block(run, count * sizeof *floats); /* exact: all are below 2^24 */
+    float *floats = scratch(run, count * sizeof *floats); /* exact: all are below 2^24 */
     for (uint64_t i = 0; i < count; i++)
         floats[i] = (float)values[i];
     emit(run, DTYPE_FP32, floats, count, 0.0f);
@@ -15,7 +15,7 @@ static void emit_ints(struct run *run, const int32_t *values, uint64_t count)
 static int32_t *draw_chosen(struct run *run, uint64_t rows, uint64_t experts, uint64_t choices,
                             bool is_skewed)
 {
-    int32_t *chosen = block(run, rows * choices * sizeof *chosen);
+    int32_t *chosen = scratch(run, rows * choices * sizeof *chosen);
     fill_chosen(chosen, SEED, rows, experts, choices, is_skewed);
     return chosen;
 }
@@ -31,18 +31,18 @@ static void router_case(struct run *run, const struct shape *shape)
     for (uint64_t i = 0; !args.bias && !args.groups && i < count; i++)
         logits[i] = roundf(2.0f * logits[i]) / 2.0f;
     args.logits = logits;
-    args.chosen = block(run, rows * choices * sizeof *args.chosen);
-    args.weights = block(run, rows * choices * sizeof *args.weights);
+    args.chosen = scratch(run, rows * choices * sizeof *args.chosen);
+    args.weights = scratch(run, rows * choices * sizeof *args.weights);
     assert_int_equal(run->ops->router_forward(run->context, NULL, &args), 0);
     emit_ints(run, args.chosen, rows * choices);
     emit(run, DTYPE_FP32, args.weights, rows * choices, 1e-7f);
 
-    double *totals = block(run, (2 * experts + 1) * sizeof *totals);
+    double *totals = scratch(run, (2 * experts + 1) * sizeof *totals);
     for (uint64_t e = 0; e < experts; e++)
         totals[e] = (double)rng_below(SEED, 3, e, 100);
     args.totals = args.balance_scale != 0.0f ? totals : NULL;
     args.weights_grad = draw(run, DTYPE_FP32, rows * choices, 4, 1.0f);
-    args.logits_grad = block(run, count * dtype_bytes(shape->type));
+    args.logits_grad = scratch(run, count * dtype_bytes(shape->type));
     assert_int_equal(run->ops->router_backward(run->context, NULL, &args), 0);
     emit(run, shape->type, args.logits_grad, count, 1e-5f);
 }
@@ -53,13 +53,14 @@ static void sums_case(struct run *run, const struct shape *shape)
     uint64_t rows = shape->rows, experts = shape->channels, width = 2 * experts + 1;
     uint64_t choices = choices_of(experts, shape->variant);
     router_sums_args args = {.rows = rows, .experts = experts, .choices = choices};
-    float *begin = draw(run, DTYPE_FP32, width, 1, 10.0f), *low = block(run, width * sizeof *low);
-    args.totals = block(run, width * sizeof *args.totals);
+    float *begin = draw(run, DTYPE_FP32, width, 1, 10.0f), *low = scratch(run, width * sizeof *low);
+    args.totals = scratch(run, width * sizeof *args.totals);
     for (uint64_t i = 0; i < width; i++)
         args.totals[i] = (double)begin[i];
     args.logits = draw(run, DTYPE_FP32, rows * experts, 2, 3.0f);
     args.chosen = draw_chosen(run, rows, experts, choices, false);
-    args.scratch = block(run, run->ops->router_sums_scratch_bytes(run->context, rows, experts) + 1);
+    args.scratch =
+        scratch(run, run->ops->router_sums_scratch_bytes(run->context, rows, experts) + 1);
     assert_int_equal(run->ops->router_sums(run->context, NULL, &args), 0);
     for (uint64_t i = 0; i < width; i++) {
         begin[i] = (float)args.totals[i];
@@ -81,9 +82,9 @@ static void sort_case(struct run *run, const struct shape *shape)
                               .multiple = multiples[shape->variant >> 3]};
     uint64_t most = experts_slots_max(rows, experts, choices, args.multiple);
     args.chosen = draw_chosen(run, rows, experts, choices, shape->variant & 4);
-    args.offsets = block(run, (experts + 1) * sizeof *args.offsets);
-    args.order = block(run, most * sizeof *args.order);
-    args.slots = block(run, rows * choices * sizeof *args.slots);
+    args.offsets = scratch(run, (experts + 1) * sizeof *args.offsets);
+    args.order = scratch(run, most * sizeof *args.order);
+    args.slots = scratch(run, rows * choices * sizeof *args.slots);
     assert_int_equal(run->ops->experts_sort(run->context, NULL, &args), 0);
     assert_true((uint64_t)args.offsets[experts] <= most);
     emit_ints(run, args.offsets, experts + 1);
@@ -104,9 +105,9 @@ static uint64_t begin_rows(struct run *run, const struct shape *shape, experts_r
                               .multiple = shape->variant & 8 ? 4 : 1};
     uint64_t most = experts_slots_max(rows, EXPERTS, choices, sort.multiple);
     sort.chosen = draw_chosen(run, rows, EXPERTS, choices, shape->variant & 4);
-    sort.offsets = block(run, (EXPERTS + 1) * sizeof *sort.offsets);
-    sort.order = block(run, most * sizeof *sort.order);
-    sort.slots = block(run, rows * choices * sizeof *sort.slots);
+    sort.offsets = scratch(run, (EXPERTS + 1) * sizeof *sort.offsets);
+    sort.order = scratch(run, most * sizeof *sort.order);
+    sort.slots = scratch(run, rows * choices * sizeof *sort.slots);
     assert_int_equal(run->ops->experts_sort(run->context, NULL, &sort), 0);
     *args = (experts_rows_args){.type = shape->type,
                                 .rows = rows,
@@ -128,7 +129,7 @@ static void rows_case(struct run *run, const struct shape *shape)
     uint64_t slots = begin_rows(run, shape, &args), channels = shape->channels;
     uint64_t count = shape->rows * channels;
     args.tokens = draw(run, type, count, 2, 1.0f);
-    args.slot_rows = block(run, slots * channels * dtype_bytes(type));
+    args.slot_rows = scratch(run, slots * channels * dtype_bytes(type));
     assert_int_equal(run->ops->experts_gather(run->context, NULL, &args), 0);
     emit(run, type, args.slot_rows, slots * channels, 0.0f);
 
@@ -213,13 +214,13 @@ static void cuts_of_slots_change_no_bit(void **state)
     uint64_t pairs = shape.rows * whole.choices;
     whole.tokens = draw(&run, DTYPE_BF16, count, 2, 1.0f);
     whole.output = draw(&run, DTYPE_BF16, slots * CHANNELS, 3, 1.0f);
-    whole.slot_rows = block(&run, slots * CHANNELS * sizeof(uint16_t));
-    whole.sums = block(&run, count * sizeof(float));
-    whole.weights_grad = block(&run, pairs * sizeof(float));
+    whole.slot_rows = scratch(&run, slots * CHANNELS * sizeof(uint16_t));
+    whole.sums = scratch(&run, count * sizeof(float));
+    whole.weights_grad = scratch(&run, pairs * sizeof(float));
     part = whole;
-    part.slot_rows = block(&run, slots * CHANNELS * sizeof(uint16_t));
-    part.sums = block(&run, count * sizeof(float));
-    part.weights_grad = block(&run, pairs * sizeof(float));
+    part.slot_rows = scratch(&run, slots * CHANNELS * sizeof(uint16_t));
+    part.sums = scratch(&run, count * sizeof(float));
+    part.weights_grad = scratch(&run, pairs * sizeof(float));
     float *sums_whole = whole.sums, *sums_part = part.sums;
     assert_int_equal(cpui_experts_gather(&context, NULL, &whole), 0);
     assert_int_equal(cpui_experts_combine(&context, NULL, &whole), 0);

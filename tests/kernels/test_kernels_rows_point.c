@@ -3,108 +3,7 @@
 #include "kernels/dropout_mask.h"
 #include "tests/kernels/rows_cases.h"
 
-#include "tests/kernels/heads_cases.h"
-
-/* variant / 4: the kind; bit 0: input_grad over input; bit 1: inputs up to the hundreds, where the
- * sigmoids are 0 or 1. The absolute tolerance is for the reference's form with tanh. */
-static void activation_case(struct run *run, const struct shape *shape)
-{
-    enum dtype type = shape->type;
-    enum activation_kind kind = (enum activation_kind)(shape->variant / 4);
-    bool in_place = shape->variant & 1;
-    uint64_t count = shape->rows * shape->channels;
-    uint64_t in_count = activation_is_gated(kind) ? 2 * count : count;
-    float scale = shape->variant & 2 ? 60.0f : 2.0f;
-    void *input = draw(run, type, in_count, 1, scale);
-    activation_args args = {.kind = kind,
-                            .type = type,
-                            .rows = shape->rows,
-                            .features = shape->channels,
-                            .alpha = 1.702f,
-                            .limit = 1.5f,
-                            .input = input};
-    args.output = block(run, count * dtype_bytes(type));
-    args.output_grad = draw(run, type, count, 2, 1.0f);
-    args.input_grad = in_place ? input : block(run, in_count * dtype_bytes(type));
-    assert_int_equal(run->ops->activation_forward(run->context, NULL, &args), 0);
-    emit(run, type, args.output, count, 4e-6f);
-    assert_int_equal(run->ops->activation_backward(run->context, NULL, &args), 0);
-    emit(run, type, args.input_grad, in_count, 4e-6f * scale);
-}
-
-/* variant: sum over a fresh array, over a, over b. */
-static void add_case(struct run *run, const struct shape *shape)
-{
-    uint64_t count = shape->rows * shape->channels;
-    void *a = draw(run, shape->type, count, 1, 1.0f), *b = draw(run, shape->type, count, 2, 1.0f);
-    void *fresh = block(run, count * dtype_bytes(shape->type));
-    void *out = shape->variant == 0 ? fresh : shape->variant == 1 ? a : b;
-    assert_int_equal(run->ops->add(run->context, NULL, shape->type, count, a, b, out), 0);
-    emit(run, shape->type, out, count, 0.0f);
-}
-
-/* Rows that lie apart, by different strides. variant bit 0: they are added; bit 1: in place.
- * variant 4: they are added to a third array. */
-static void scale_case(struct run *run, const struct shape *shape)
-{
-    bool in_place = shape->variant == 2;
-    uint64_t apart = shape->channels + 3, wide = shape->channels + 8;
-    scale_rows_args args = {.type = shape->type,
-                            .rows = shape->rows,
-                            .columns = shape->channels,
-                            .scale = 1.375f,
-                            .accumulates = shape->variant & 1,
-                            .source_stride = shape->variant % 4 < 2 ? apart : wide,
-                            .target_stride = wide};
-    void *source = draw(run, shape->type, shape->rows * args.source_stride, 1, 1.0f);
-    void *target = draw(run, shape->type, shape->rows * wide, 2, 1.0f);
-    args.source = in_place ? target : source;
-    args.target = target;
-    if (shape->variant == 4)
-        args.addend = draw(run, shape->type, shape->rows * wide, 3, 1.0f);
-    assert_int_equal(run->ops->scale_rows(run->context, NULL, &args), 0);
-    emit(run, shape->type, target, shape->rows * wide, 0.0f);
-}
-
-/* Rows of 3 sequences, columns [4, 4 + channels) of wider rows, in rows that lie apart. variant bit
- * 0: in place; bit 1: odd places. */
-static void dropout_case(struct run *run, const struct shape *shape)
-{
-    uint64_t odd = shape->variant & 2 ? 1 : 0, stride = shape->channels + (odd ? 5 : 16);
-    uint32_t *counter = block(run, 2 * sizeof *counter);
-    counter[0] = 7;
-    counter[1] = 0xfffffffe;
-    dropout_args args = {.type = shape->type,
-                         .rows = shape->rows,
-                         .columns = shape->channels,
-                         .stride = stride,
-                         .probability = 0.3f,
-                         .seed = SEED,
-                         .site = 3 << 16 | 5,
-                         .counter = counter,
-                         .tokens = shape->rows / 2 + 1,
-                         .row_begin = shape->rows / 3,
-                         .column_begin = 4 + odd,
-                         .width = shape->channels + 12 + odd};
-    void *source = draw(run, shape->type, shape->rows * stride, 1, 1.0f);
-    void *target = draw(run, shape->type, shape->rows * stride, 2, 1.0f);
-    args.source = source;
-    args.target = shape->variant & 1 ? source : target;
-    assert_int_equal(run->ops->dropout(run->context, NULL, &args), 0);
-    emit(run, shape->type, args.target, shape->rows * stride, 0.0f);
-}
-
-static void bias_case(struct run *run, const struct shape *shape)
-{
-    uint64_t rows = shape->rows, n = shape->channels, stride = n + n % 5;
-    void *dy = draw(run, shape->type, rows * stride, 1, 1.0f);
-    float *grad = draw(run, DTYPE_FP32, n, 2, 1.0f);
-    void *scratch = block(run, run->ops->bias_backward_scratch_bytes(run->context, rows, n));
-    assert_int_equal(run->ops->bias_backward(run->context, NULL, shape->type, rows, n, stride, dy,
-                                             grad, scratch),
-                     0);
-    emit(run, DTYPE_FP32, grad, n, 1e-5f);
-}
+#include "tests/kernels/row_ops_cases.h"
 
 /* channels is the vocabulary. variant bit 0: gradient over logits (fp32 only); bit 1: logits up to
  * the thousands, so that all but one or two probabilities vanish; bit 2: loss only; bits 3 and 4:
@@ -116,7 +15,7 @@ static void cross_entropy_case(struct run *run, const struct shape *shape)
     uint64_t count = shape->rows * shape->channels;
     bool in_place = (shape->variant & 1) && shape->type == DTYPE_FP32;
     float *logits = draw(run, DTYPE_FP32, count, 1, shape->variant & 2 ? 1000.0f : 3.0f);
-    int32_t *targets = block(run, shape->rows * sizeof *targets);
+    int32_t *targets = scratch(run, shape->rows * sizeof *targets);
     for (uint64_t row = 0; row < shape->rows; row++)
         targets[row] = row % 3 == 1 ? -1 : (int32_t)rng_below(SEED, 2, row, shape->channels);
     targets[0] = (int32_t)shape->channels - 1;
@@ -128,9 +27,9 @@ static void cross_entropy_case(struct run *run, const struct shape *shape)
                                .grad_scale = 0.125f,
                                .logit_scale = shape->variant & 8 ? 0.07f : 0.0f,
                                .soft_cap = shape->variant & 16 ? 30.0f : 0.0f};
-    args.losses = block(run, shape->rows * sizeof(float));
+    args.losses = scratch(run, shape->rows * sizeof(float));
     if (!(shape->variant & 4))
-        args.logits_grad = in_place ? logits : block(run, count * dtype_bytes(shape->type));
+        args.logits_grad = in_place ? logits : scratch(run, count * dtype_bytes(shape->type));
     assert_int_equal(run->ops->cross_entropy(run->context, NULL, &args), 0);
     emit(run, DTYPE_FP32, args.losses, shape->rows, shape->variant & 16 ? 1e-5f : 1e-6f);
     if (args.logits_grad)
