@@ -78,8 +78,8 @@ enum phase {
     PHASE_COUNT
 };
 
-/* What an op of a pass computes: the whole pass, or, if its experts belong to ranks, one of three
- * steps with an exchange of rows between them. */
+/* The part of a pass that an op computes: all of it, or one of three steps with an exchange of rows
+ * between them if the pass's experts belong to ranks. */
 enum op_step {
     STEP_WHOLE,
     STEP_SEND,    /* what comes before the experts, and the rows for other ranks */

@@ -1,6 +1,6 @@
-/* A model as it is asked for: its family, sizes and options, what of it learns, and how it is kept.
- * src/setup makes a spec of a job, and model_create (model.h) makes units and stages of the spec.
- * families.c says what each family is. Plain data; any thread. */
+/* A model as a job describes it: family, sizes, options, the parts that learn, and the formats of
+ * its matrices at rest. src/setup makes a spec of a job, and model_create (model.h) makes units and
+ * stages of the spec. families.c says what each family is. Plain data; any thread. */
 #ifndef SLUICE_MODEL_SPEC_H
 #define SLUICE_MODEL_SPEC_H
 

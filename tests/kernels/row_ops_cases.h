@@ -1,5 +1,5 @@
-/* Cases of row ops, for the rigs of the CPU's and the GPU's row ops (rows_cases.h, gpu_rows_cases.h),
- * one of which is included before this file. */
+/* Cases of row ops, for the rigs of the CPU and of the GPU (rows_cases.h, gpu_rows_cases.h), one of
+ * which is included before this file. */
 #ifndef SLUICE_TESTS_KERNELS_ROW_OPS_CASES_H
 #define SLUICE_TESTS_KERNELS_ROW_OPS_CASES_H
 

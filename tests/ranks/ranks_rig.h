@@ -8,9 +8,9 @@
  *                wrote
  *   rig_verify   checks every committed byte that they left, and the hash of its weights
  *
- * Forked ranks exit as those of the program do (src/cli/launched_ranks.c is linked): they write on standard
- * error what a user sees. The test's own process trains and reads nothing, so that no thread is
- * lost by fork.
+ * Forked ranks exit as those of the program do (src/cli/launched_ranks.c is linked): they write on
+ * standard error what a user sees. The test's own process trains and reads nothing, so that no
+ * thread is lost by fork.
  *
  * Include after cmocka.h. One thread. Every function fails the test if it cannot do its part. */
 #ifndef SLUICE_TESTS_RANKS_RIG_H

@@ -1,5 +1,5 @@
-/* For the tests of state_verify and state_inspect: a trained run on two drives, what is found in it,
- * and bits that are flipped in its files. Include after cmocka.h, once. */
+/* For the tests of state_verify and state_inspect: a trained run on two drives, what they find in
+ * it, and bits that are flipped in its files. Include after cmocka.h, once. */
 #ifndef SLUICE_TESTS_VERIFY_RIG_H
 #define SLUICE_TESTS_VERIFY_RIG_H
 

@@ -1,4 +1,5 @@
-/* A small program that is right, for the tests of program_check to break. Include after cmocka.h. */
+/* A small program that is right, for the tests of program_check to break. Include after cmocka.h.
+ */
 #ifndef SLUICE_TESTS_SMALL_STEP_H
 #define SLUICE_TESTS_SMALL_STEP_H
 

@@ -56,7 +56,7 @@ static inline void machine_drive(topology *self, int node)
     self->drive_nodes[self->drive_count++] = node;
 }
 
-/* What a run without keys of its own asks for. */
+/* The request of a run without keys of its own. */
 static inline core_request request(bool device_is_cpu)
 {
     return (core_request){.compute = {.key = "device"},
