@@ -26,6 +26,9 @@
 
 enum { BLOCKS_MAX = 32 };
 
+/* Added to a tolerance of row_ops_cases.h for each row that is summed: a GPU adds up in fp32. */
+#define SUM_SLACK 4e-6f
+
 static const enum dtype all_types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
 enum { TYPE_COUNT = sizeof all_types / sizeof *all_types };
 

@@ -69,9 +69,9 @@ static void head_norms(void **state)
     static const uint64_t dims[] = {2, 6, 33, 64, 128, 256, 600, 4100};
     for (size_t t = 0; t < sizeof all_types / sizeof *all_types; t++)
         for (size_t d = 0; d < sizeof dims / sizeof *dims; d++)
-            for (int form = 0; form < 8; form++) /* both distances of rows, in turn */
+            for (int variant = 0; variant < 16; variant++)
                 check_case("norms of heads", head_norm_case,
-                           &(struct shape){all_types[t], 65, dims[d], 2 * form + (int)(d % 2)});
+                           &(struct shape){all_types[t], 65, dims[d], variant});
 }
 
 static void ropes(void **state)
@@ -81,12 +81,11 @@ static void ropes(void **state)
     enum { TYPES = sizeof all_types / sizeof *all_types, PAIRS = sizeof pairs / sizeof *pairs };
     for (uint64_t t = 0; t < TYPES; t++)
         for (uint64_t p = 0; p < PAIRS; p++)
-            for (uint64_t form = 0; form < 16; form++) {
-                /* Every scaling, and both numbers of sequences and distances of rows, in turn. */
-                uint64_t rows = 65 + (form / 2 + 5 * t + p) % ROPE_SCALING_COUNT;
-                check_case(
-                    "rope", rope_case,
-                    &(struct shape){all_types[t], rows, pairs[p], (int)(form + 16 * (p % 2))});
+            for (uint64_t variant = 0; variant < 32; variant++) {
+                /* Every scaling, and both numbers of sequences, in turn. */
+                uint64_t rows = 65 + (variant / 2 + 5 * t + p) % ROPE_SCALING_COUNT;
+                check_case("rope", rope_case,
+                           &(struct shape){all_types[t], rows, pairs[p], (int)variant});
             }
 }
 
