@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <time.h>
 
 #include "tests/cuda/gpu_ranks_rig.h"
