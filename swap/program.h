@@ -9,8 +9,9 @@
  * The parts of a model, and its state:
  *
  *   unit     parameters that are fetched and released together: the embedding, a block, the head,
- *            or a part of one that is too large
- *   stage    one step of the forward order: the embedding, a block, the head
+ *            or a part of one that is too large. Experts and adapters are units of their own
+ *   stage    one step of the forward order: the embedding, a block, the head. The block of a
+ *            mixture is two stages
  *   pass     what a stage does, forward, recomputation or backward, while the params of one or two
  *            units are on the device. It runs for each micro-batch. A stage in parts has several
  *   params   the working copy of a unit's weights, which the kernels read
@@ -87,13 +88,14 @@ enum {
 };
 
 enum program_kind {
-    PROGRAM_INIT,   /* fills master weights and zero moments, makes the working copies */
-    PROGRAM_FIRST,  /* a step without a pending update from the step before */
-    PROGRAM_STEADY, /* a step; with update in_next_forward it first applies the last update */
-    PROGRAM_FLUSH,  /* pending updates only; empty if updates are never pending */
-    PROGRAM_EVAL,   /* forward only: loss of one step's worth of micro-batches */
-    PROGRAM_SAVE,   /* only a commit: state homed in memory goes to the slab, then OP_COMMIT */
-    PROGRAM_LOAD,   /* state from the slab to memory, working copies from the master weights */
+    PROGRAM_INIT,  /* fills master weights and zero moments, makes the working copies */
+    PROGRAM_FIRST, /* a step without a pending update from the step before */
+    /* a step; with update in_next_forward it first applies the update of the step before */
+    PROGRAM_STEADY,
+    PROGRAM_FLUSH, /* pending updates only; empty if updates are never pending */
+    PROGRAM_EVAL,  /* forward only: loss of one step's worth of micro-batches */
+    PROGRAM_SAVE,  /* only a commit: state homed in memory goes to the slab, then OP_COMMIT */
+    PROGRAM_LOAD,  /* state from the slab to memory, working copies from the master weights */
     PROGRAM_KIND_COUNT
 };
 
@@ -135,9 +137,9 @@ enum op_kind {
     /* Global norm of all closed gradients -> the step's clip factor and skip flag. With several
      * ranks: NORM_SUMS as gathered, by rank -> TARGET, by block -> the same. */
     OP_NORM,
-    /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy). With a split master
-     * (base/tile.h) it also reads TARGET, and INPUT (the unit's directions) if Muon updates the
-     * unit's matrices. */
+    /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy). Reads TARGET too
+     * with a split master (base/tile.h). Reads INPUT too (the unit's directions) if Muon updates
+     * its matrices. */
     OP_UPDATE,
     OP_INIT,         /* unit, tile: initial STATE and TARGET (working copy) */
     OP_WORKING_COPY, /* unit, tile: STATE -> TARGET (working copy) */
@@ -220,7 +222,7 @@ struct op {
     uint8_t first_micro_batch;
     uint8_t if_applied; /* 1: skipped if the update is skipped */
     uint8_t if_commits; /* 1: skipped if the run of the program does not commit */
-    uint8_t step;       /* enum op_step; its operands: EXPERTS OF OTHER RANKS */
+    uint8_t step;       /* enum op_step; see EXPERTS OF OTHER RANKS for its operands */
     uint8_t reserved;
     uint32_t unit;        /* the unit served, or PROGRAM_NONE */
     uint32_t stage;       /* place in the forward order, or PROGRAM_NONE */

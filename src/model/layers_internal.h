@@ -51,8 +51,8 @@
  *   split unit   a whole unit in two: its tensors do not learn alike (learn.c)
  *   origin       the place of a unit's tensors in the whole unit; initial weights depend on it
  *   fresh        a gradient accumulator that holds nothing yet (fresh.c)
- *   turn         forward, recomputation or backward; the backward of a whole block has both of the
- *                last */
+ *   turn         forward, recomputation or backward; the backward pass of a block that is not cut
+ *                begins with the turn recomputation (not with KEPT_ALL), then has its own */
 #ifndef SLUICE_MODEL_LAYERS_INTERNAL_H
 #define SLUICE_MODEL_LAYERS_INTERNAL_H
 
