@@ -181,6 +181,11 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path) MU
 /* If model.module is a path, puts what that file holds in its place. */
 int configi_expand_module(const configi_reader *reader) MUST_CHECK;
 
+/* If model.hf has no config.json any more, or train.lora.from no adapter_config.json, and run.dir
+ * holds the job of a run that began with them: takes what they said from there, and marks the model
+ * block as complete. Such a run goes on without its checkpoint. */
+int configi_recall_hf(const configi_reader *reader) MUST_CHECK;
+
 /* Translates DIR/config.json of model.hf into the model block. Returns ERR_CONFIG if a key of the
  * job contradicts it, or if it asks for something that is not built. */
 int configi_expand_hf(const configi_reader *reader) MUST_CHECK;

@@ -373,6 +373,82 @@ static bool is_hub_name(const char *name)
     return has_form && access(name, F_OK) != 0;
 }
 
+/* ---- a checkpoint that is gone ---- */
+
+/* True if the key names a directory that has no such file. */
+static bool lacks(const configi_reader *reader, const char *key, const char *name)
+{
+    const json_t *dir = configi_get(reader, key);
+    char file[FILE_PATH_BYTES];
+    if (!json_is_string(dir) || json_string_length(dir) == 0)
+        return false;
+    int length = snprintf(file, sizeof file, "%s/%s", json_string_value(dir), name);
+    return length < (int)sizeof file && access(file, F_OK) != 0;
+}
+
+/* True if both give the same value, or none. */
+static bool agree(const configi_reader *reader, const configi_reader *record, const char *path)
+{
+    const json_t *own = configi_get(reader, path), *recorded = configi_get(record, path);
+    return own && recorded ? configi_is_same(own, recorded) : !own && !recorded;
+}
+
+/* Adds the keys of a block of the record that the job does not give. */
+static int add_missing(const configi_reader *reader, const configi_reader *record,
+                       const char *block)
+{
+    const char *key;
+    json_t *value, *from = (json_t *)(uintptr_t)configi_get(record, block);
+    json_object_foreach(from, key, value)
+    {
+        char path[CONFIGI_PATH_BYTES];
+        if (configi_join(path, block, key) && !configi_get(reader, path))
+            TRY(configi_put_path(reader, path, json_incref(value)));
+    }
+    return 0;
+}
+
+static int recall(const configi_reader *reader, const configi_reader *record)
+{
+    static const char by_checkpoint[] = "debug.params_of_checkpoint";
+    const char *missing = lacks(reader, "model.hf", "config.json") ? "model.hf" : "train.lora.from";
+    if (!configi_bool(record, "debug.model_expanded") || !agree(reader, record, "model.hf") ||
+        !agree(reader, record, "train.lora.from"))
+        return 0;
+    log_info("%s: the checkpoint of %s is not there; what it says of the model is in %s",
+             reader->file, missing, record->file);
+    TRY(add_missing(reader, record, "model"));
+    TRY(add_missing(reader, record, "train.lora"));
+    bool is_given = configi_get(reader, "state.params") || configi_get(reader, "state.rules") ||
+                    configi_bool(reader, "load_in_4bit") || configi_bool(reader, "load_in_8bit");
+    if (!is_given && configi_bool(record, by_checkpoint)) {
+        TRY(add_missing(reader, record, "state"));
+        TRY(configi_put_path(reader, by_checkpoint, json_true()));
+    }
+    return configi_mark_expanded(reader);
+}
+
+int configi_recall_hf(const configi_reader *reader)
+{
+    const json_t *dir = configi_get(reader, "run.dir");
+    char file[FILE_PATH_BYTES];
+    if (!json_is_string(dir) || configi_bool(reader, "debug.model_expanded") ||
+        !(lacks(reader, "model.hf", "config.json") ||
+          lacks(reader, "train.lora.from", "adapter_config.json")))
+        return 0;
+    int length = snprintf(file, sizeof file, "%s/job.json", json_string_value(dir));
+    if (length >= (int)sizeof file || access(file, F_OK) != 0)
+        return 0;
+    json_t *doc;
+    TRY(configi_read_json(file, &doc));
+    const configi_reader record = {.file = file, .doc = doc};
+    int rc = recall(reader, &record);
+    json_decref(doc);
+    return rc;
+}
+
+/* ---- the checkpoint ---- */
+
 int configi_expand_hf(const configi_reader *reader)
 {
     const json_t *dir = configi_get(reader, "model.hf");

@@ -154,6 +154,20 @@ static int keep_modules(struct quantization *self, const char *key)
     return 0;
 }
 
+/* True for a dtype that bitsandbytes may give to the bytes of the codes. None changes them. */
+static bool is_storage(const char *type)
+{
+    static const char *const names[] = {"uint8",   "int8",    "float16",
+                                        "float32", "float64", "bfloat16"};
+    static const char module[] = "torch.";
+    if (strncmp(type, module, sizeof module - 1) == 0)
+        type += sizeof module - 1;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(type, names[i]) == 0)
+            return true;
+    return false;
+}
+
 static int read_bitsandbytes(struct quantization *self)
 {
     static const char four[] = "load_in_4bit", eight[] = "load_in_8bit";
@@ -168,8 +182,10 @@ static int read_bitsandbytes(struct quantization *self)
     }
     if (!is_nf4 && strcmp(type, "fp4") != 0)
         return refuse(self, "bnb_4bit_quant_type", "\"%.32s\" is not nf4 or fp4", type);
-    if (strcmp(storage, "uint8") != 0 && strcmp(storage, "torch.uint8") != 0)
-        return refuse(self, "bnb_4bit_quant_storage", "\"%.32s\" is not read; uint8 is", storage);
+    if (!is_storage(storage))
+        return refuse(self, "bnb_4bit_quant_storage",
+                      "\"%.32s\" is not uint8, int8, float16, float32, float64 or bfloat16",
+                      storage);
     self->format = is_nf4 ? (is_double ? STORED_NF4_DOUBLE : STORED_NF4)
                           : (is_double ? STORED_FP4_DOUBLE : STORED_FP4);
     return keep_modules(self, "llm_int8_skip_modules");

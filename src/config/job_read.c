@@ -271,6 +271,7 @@ static int complete_document(configi_reader *reader, const char *path, const cha
     TRY(configi_take_spellings(reader));
     TRY(configi_expand_module(reader));
     TRY(configi_expand_preset(reader, path));
+    TRY(configi_recall_hf(reader));
     TRY(configi_take_adapters(reader));
     TRY(configi_expand_hf(reader));
     TRY(configi_fill_auto(reader));

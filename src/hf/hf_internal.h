@@ -273,8 +273,10 @@ int hfi_code_values(kernel_context *context, enum stored_format format, uint64_t
                     float *values) MUST_CHECK;
 /* Finds how a stored tensor is quantized, if it is, and checks what lies beside it. ERR_INPUT if
  * that is missing, or its dtype is not read. */
-int hfi_find_packed(const hf_weights *self, const hf_tensor *at, const hf_layout *layout,
+int hfi_find_packed(hf_weights *self, const hf_tensor *at, const hf_layout *layout,
                     struct weights_packed *out) MUST_CHECK;
+/* True if a tensor of this name holds codes of 4 bits, whatever its dtype is. */
+bool hfi_is_4bit(const hf_checkpoint *files, const char *name);
 /* True if a tensor of this name belongs to the codes of another one. Writes that one's name. */
 bool hfi_is_beside(const char *name, char codes[HF_STORED_NAME_BYTES]);
 /* Reserves memory when all tensors are found. */

@@ -56,7 +56,8 @@ static int find_type(const char *hf_dir, const char **type)
     for (uint64_t i = 0; i < hf_count(files); i++) {
         char codes[HF_STORED_NAME_BYTES]; /* that the tensor belongs to, if it does */
         hf_tensor at = hf_at(files, i);
-        if (at.tensor->type != SAFETENSORS_OTHER && !hfi_is_beside(at.tensor->name, codes))
+        if (at.tensor->type != SAFETENSORS_OTHER && !hfi_is_beside(at.tensor->name, codes) &&
+            !hfi_is_4bit(files, at.tensor->name))
             elems[at.tensor->type] += at.tensor->elem_count;
     }
     hf_close(files);

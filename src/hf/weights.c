@@ -83,9 +83,6 @@ static int check_tensor(hf_weights *self, const hf_tensor *at, const hf_layout *
     safetensors_tensor should = {.dim_count = layout->dim_count};
     memcpy(should.shape, layout->shape, sizeof layout->shape);
     struct weights_packed *packed = &self->packed[at - self->stored];
-    const kernel_context_config config = {.thread_count = self->thread_count};
-    if (tensor->type == SAFETENSORS_OTHER && !self->context)
-        TRY(kernels_cpu.context_create(&config, &self->context));
     TRY(hfi_find_packed(self, at, layout, packed));
     self->has_packed = self->has_packed || packed->format != STORED_WORKING;
     if (packed->format != STORED_WORKING)
@@ -113,6 +110,34 @@ static int check_format(const hf_weights *self, const hf_tensor *at, const model
                    "mend config.json, or give state.params, \"%s\" for what the tensor has",
                    hf_path(self->files, at->file_idx), at->tensor->name, stored_format_name(found),
                    stored_format_name(wanted->stored), stored_format_name(found));
+}
+
+/* Warns about matrices that quantization_config says are packed, and that are not. They are packed
+ * here as it says: transformers would compute with their values. */
+static void warn_of_plain(const hf_weights *self)
+{
+    const model *net = self->net;
+    uint64_t count = 0;
+    const char *name = NULL, *format = NULL;
+    for (uint32_t u = 0; u < net->unit_count && net->spec.is_stored_so; u++)
+        for (uint32_t i = 0; i < net->units[u].tensor_count; i++) {
+            const struct weights_source *source = &self->units[u][i];
+            enum stored_format wanted = net->units[u].tensors[i].stored;
+            for (uint64_t s = 0; s < source->stored_count && wanted != STORED_WORKING; s++) {
+                const hf_tensor *at = &source->stored[s];
+                if (self->packed[at - self->stored].format != STORED_WORKING)
+                    continue;
+                name = name ? name : at->tensor->name;
+                format = stored_format_name(wanted);
+                count++;
+            }
+        }
+    if (count > 0)
+        log_warn("%s: %" PRIu64 " matrices are not quantized there, such as %s, and "
+                 "quantization_config in config.json does not leave them out: they are packed as "
+                 "%s; name their modules in its llm_int8_skip_modules or modules_to_not_convert to "
+                 "keep their values",
+                 self->dir, count, name, format);
 }
 
 /* Finds a norm of BERT by the names that checkpoints of before 2019 have, such as Google's. */
@@ -234,6 +259,7 @@ static int find_tensors(hf_weights *self)
             at += source->stored_count;
         }
     self->stored_count = stored_count;
+    warn_of_plain(self);
     return 0;
 }
 
@@ -289,7 +315,7 @@ static bool is_beside_known(const hf_weights *self, const safetensors_tensor **k
     char codes[HF_STORED_NAME_BYTES];
     hf_tensor at;
     return self->has_packed && hfi_is_beside(name, codes) && hf_find(self->files, codes, &at) &&
-           at.tensor->type == SAFETENSORS_OTHER &&
+           (at.tensor->type == SAFETENSORS_OTHER || hfi_is_4bit(self->files, codes)) &&
            bsearch(&at.tensor, known, self->stored_count, sizeof *known, compare_addresses);
 }
 

@@ -2,12 +2,15 @@
  * copies codes and scales as they are, or expands them. See weights.h and base/stored.h.
  *
  *   codes             beside NAME                                       format
- *   NAME  U8          NAME.absmax, .quant_map, .quant_state.bitsandbytes__nf4 or __fp4 (JSON);
+ *   NAME  U8 or other NAME.absmax, .quant_map, .quant_state.bitsandbytes__nf4 or __fp4 (JSON);
  *                     with double quantization also .nested_absmax, .nested_quant_map   nf4, ...
  *   NAME  I8          STEM.SCB, STEM.weight_format (0: rows), where NAME is STEM.weight int8_rows
  *   NAME  F8_E4M3     NAME_scale_inv                                                    fp8_blocks
  *   NAME_blocks  U8   NAME_scales                                                       mxfp4
- */
+ *
+ * bitsandbytes may give the bytes of 4-bit codes any dtype (bnb_4bit_quant_storage), such as BF16
+ * for FSDP, which cuts floating-point tensors only. The quant_state beside them tells such a tensor
+ * from a plain one. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -59,6 +62,21 @@ static int must_find(const hf_weights *self, const hf_tensor *at, size_t dropped
                    "missing",
                    path_of(self, at), at->tensor->name, at->tensor->type_name,
                    (int)(strlen(at->tensor->name) - dropped), at->tensor->name, end);
+}
+
+static const char *const state_ends[] = {".quant_state.bitsandbytes__nf4",
+                                         ".quant_state.bitsandbytes__fp4"};
+
+bool hfi_is_4bit(const hf_checkpoint *files, const char *name)
+{
+    char beside[NAME_BYTES];
+    hf_tensor found;
+    for (size_t i = 0; i < sizeof state_ends / sizeof state_ends[0]; i++) {
+        snprintf(beside, sizeof beside, "%s%s", name, state_ends[i]);
+        if (hf_find(files, beside, &found))
+            return true;
+    }
+    return false;
 }
 
 /* Finds a tensor that must have `count` elements of a dtype. */
@@ -172,9 +190,9 @@ static int take_state(const hf_weights *self, const hf_tensor *at, const hf_tens
         out->format = single == STORED_NF4 ? STORED_NF4_DOUBLE : STORED_FP4_DOUBLE;
     out->mean = is_double ? (float)json_number_value(mean) : 0;
     stored_layout layout = stored_layout_of(out->format, out->rows, out->columns);
-    if (at->tensor->elem_count != layout.code_bytes)
+    if (at->tensor->size_bytes != layout.code_bytes)
         return err_set(ERR_INPUT, "%s: tensor %s has %" PRIu64 " bytes of codes, not %" PRIu64,
-                       path_of(self, at), at->tensor->name, at->tensor->elem_count,
+                       path_of(self, at), at->tensor->name, at->tensor->size_bytes,
                        layout.code_bytes);
     const char *type = is_double ? "U8" : "F32";
     TRY(take_beside(self, at, 0, ".absmax", layout.scale_count, type, &out->scales));
@@ -188,12 +206,11 @@ static int take_state(const hf_weights *self, const hf_tensor *at, const hf_tens
 
 static int find_4bit(const hf_weights *self, const hf_tensor *at, struct weights_packed *out)
 {
-    static const char nf4[] = ".quant_state.bitsandbytes__nf4";
-    static const char fp4[] = ".quant_state.bitsandbytes__fp4";
     hf_tensor state;
     json_t *doc;
-    out->format = find_beside(self, at, 0, fp4, &state) ? STORED_FP4 : STORED_NF4;
-    TRY(must_find(self, at, 0, out->format == STORED_FP4 ? fp4 : nf4, &state));
+    bool is_fp4 = find_beside(self, at, 0, state_ends[1], &state);
+    out->format = is_fp4 ? STORED_FP4 : STORED_NF4;
+    TRY(must_find(self, at, 0, state_ends[is_fp4], &state));
     TRY(read_state(self, &state, &doc));
     int rc = take_state(self, at, &state, doc, out);
     json_decref(doc);
@@ -271,21 +288,27 @@ static int find_mxfp4(const hf_weights *self, const hf_tensor *at, const hf_layo
 
 /* ---- all kinds ---- */
 
-int hfi_find_packed(const hf_weights *self, const hf_tensor *at, const hf_layout *layout,
+int hfi_find_packed(hf_weights *self, const hf_tensor *at, const hf_layout *layout,
                     struct weights_packed *out)
 {
+    const kernel_context_config config = {.thread_count = self->thread_count};
     const char *type = at->tensor->type_name;
+    bool is_4bit = !layout->is_blocks && hfi_is_4bit(self->files, at->tensor->name);
     uint64_t columns = layout->is_blocks ? layout->columns : layout->shape[layout->dim_count - 1];
     *out = (struct weights_packed){.rows = layout->elems / columns, .columns = columns};
+    if (at->tensor->type != SAFETENSORS_OTHER && !is_4bit && !layout->is_blocks)
+        return 0;
+    if (!self->context)
+        TRY(kernels_cpu.context_create(&config, &self->context));
     if (layout->is_blocks)
         return find_mxfp4(self, at, layout, out);
-    if (at->tensor->type != SAFETENSORS_OTHER)
-        return 0;
     if (layout->dim_count != 2 || layout->order == HF_ORDER_TRANSPOSED)
         return err_set(ERR_INPUT,
-                       "%s: tensor %s has dtype %s, and this tensor is read from F32, BF16 and F16",
-                       path_of(self, at), at->tensor->name, type);
-    if (strcmp(type, "U8") == 0)
+                       "%s: tensor %s has dtype %s%s, and this tensor is read from F32, BF16 and "
+                       "F16",
+                       path_of(self, at), at->tensor->name, type,
+                       is_4bit ? " with codes of 4 bits" : "");
+    if (is_4bit || strcmp(type, "U8") == 0)
         return find_4bit(self, at, out);
     if (strcmp(type, "I8") == 0)
         return find_int8(self, at, out);

@@ -289,6 +289,9 @@ static const struct right_case quantized[] = {
       FIELD(state.rules[0].format, STORED_WORKING), FIELD(state.is_of_checkpoint, true)}},
     {LLAMA QUANTIZED("bitsandbytes") ", \"load_in_4bit\": true}",
      {FIELD(state.params, STORED_FP4), FIELD(state.rule_count, 0)}},
+    {LLAMA QUANTIZED("bitsandbytes") ", \"load_in_4bit\": true, \"bnb_4bit_quant_storage\": "
+                                     "\"torch.bfloat16\"}",
+     {FIELD(state.params, STORED_FP4)}},
     {LLAMA QUANTIZED("bitsandbytes") ", \"load_in_8bit\": true, \"load_in_4bit\": false}",
      {FIELD(state.params, STORED_INT8_ROWS)}},
     {LLAMA QUANTIZED("bitsandbytes") ", \"load_in_8bit\": true, \"llm_int8_skip_modules\": [" SIX(
@@ -457,9 +460,9 @@ static const struct wrong_case wrong[] = {
      NULL,
      {"bnb_4bit_quant_type", "\"int4\" is not nf4 or fp4"}},
     {LLAMA QUANTIZED("bitsandbytes") ", \"load_in_4bit\": true, \"bnb_4bit_quant_storage\": "
-                                     "\"bfloat16\"}",
+                                     "\"bfloat8\"}",
      NULL,
-     {"bnb_4bit_quant_storage", "uint8"}},
+     {"bnb_4bit_quant_storage", "\"bfloat8\" is not uint8"}},
     {LLAMA QUANTIZED("bitsandbytes") ", \"load_in_4bit\": \"yes\"}",
      NULL,
      {"load_in_4bit", "neither true nor false"}},

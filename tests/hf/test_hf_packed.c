@@ -42,6 +42,7 @@ enum fault {
 };
 
 static kernel_context *context;
+static enum dtype storage; /* of codes of 4 bits; DTYPE_COUNT: U8 */
 
 /* ---- a checkpoint ---- */
 
@@ -124,6 +125,12 @@ static void add_4bit(struct written *self, enum stored_format format, const char
     uint64_t groups = size_div_up(layout.scale_count, STORED_DOUBLE_GROUP);
     float *singles = scales;
     add(self, name, "", "U8", 2, layout.code_bytes, 1, codes);
+    if (storage < DTYPE_COUNT) {
+        safetensors_row *row = &self->rows[self->count - 1];
+        row->byte_type = NULL;
+        row->type = storage;
+        row->shape[0] /= dtype_bytes(storage);
+    }
     if (fault == NOT_FINITE)
         singles[0] = INFINITY;
     if (stored_is_double(format))
@@ -391,6 +398,19 @@ static void as_they_are(void **state)
                 check((enum shape)shape, formats[f]);
 }
 
+/* bnb_4bit_quant_storage: the same bytes as elements of another dtype. */
+static void as_another_dtype(void **state)
+{
+    (void)state;
+    for (int f = 0; f < FORMATS; f++)
+        for (int t = 0; t < DTYPE_COUNT && is_4bit(formats[f]); t++) {
+            storage = (enum dtype)t;
+            check(LLAMA, formats[f]);
+            check(EXPERTS, formats[f]);
+        }
+    storage = DTYPE_COUNT;
+}
+
 /* A model of working params, or of another format, has the expanded values. */
 static void as_other_formats(void **state)
 {
@@ -463,6 +483,11 @@ static void refusals(void **state)
     refuse(STORED_FP8_BLOCKS, WRONG_TYPE, "scales are read from F32");
     refuse(STORED_FP8_BLOCKS, NOT_FINITE, "not finite");
     refuse(STORED_NF4, EXTRA_SCALES, "has no place for tensor");
+    storage = DTYPE_BF16;
+    refuse(STORED_NF4, NO_STATE, "has shape"); /* of a plain tensor */
+    refuse(STORED_NF4_DOUBLE, WRONG_SHAPE, "another shape in its quant_state");
+    refuse(STORED_FP4, NO_SCALES, ".absmax, which says");
+    storage = DTYPE_COUNT;
 }
 
 /* config.json says one format and the tensors have another: they would be quantized twice. A job
@@ -521,6 +546,7 @@ static void groups_in_parts(void **state)
 static int start(void **state)
 {
     const kernel_context_config config = {.thread_count = 1};
+    storage = DTYPE_COUNT;
     if (kernels_reference.context_create(&config, &context) < 0)
         return -1;
     return hf_fixture_setup(state);
@@ -535,8 +561,11 @@ static int end(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(as_they_are),     cmocka_unit_test(as_other_formats),
-        cmocka_unit_test(refusals),        cmocka_unit_test(another_format_in_config),
+        cmocka_unit_test(as_they_are),
+        cmocka_unit_test(as_another_dtype),
+        cmocka_unit_test(as_other_formats),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(another_format_in_config),
         cmocka_unit_test(groups_in_parts),
     };
     return cmocka_run_group_tests(tests, start, end);
