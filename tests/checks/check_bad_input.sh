@@ -236,6 +236,11 @@ made=file/run
 with 2 "run.dir" run.dir=file/run
 made=
 
+# A run's own copy of the job does not replace the user's file.
+cp good.json job.json
+refused 2 "write its own copy of the job over job.json" train job.json --set run.dir=.
+cmp -s good.json job.json || fail "the user's job.json was written to"
+
 # What a file for a trainer leaves to it, with that trainer's defaults.
 printf '{"run": {"dir": "run", "steps": 1}, "data": {"train": ["text.txt"]}, "train_batch_size": "auto",
 "model": {"family": "gpt2", "num_layers": 1, "hidden_size": 64, "num_heads": 4, "seq_length": 32},
