@@ -132,12 +132,14 @@ static void warn_of_plain(const hf_weights *self)
                 count++;
             }
         }
+    char more[48] = "";
+    if (count > 1)
+        snprintf(more, sizeof more, ", and %" PRIu64 " more,", count - 1);
     if (count > 0)
-        log_warn("%s: %" PRIu64 " matrices are not quantized there, such as %s, and "
-                 "quantization_config in config.json does not leave them out: they are packed as "
-                 "%s; name their modules in its llm_int8_skip_modules or modules_to_not_convert to "
-                 "keep their values",
-                 self->dir, count, name, format);
+        log_warn("%s: %s%s is not quantized there, and quantization_config in config.json does not "
+                 "leave it out: it is packed as %s; a module named in llm_int8_skip_modules or "
+                 "modules_to_not_convert keeps its values",
+                 self->dir, name, more, format);
 }
 
 /* Finds a norm of BERT by the names that checkpoints of before 2019 have, such as Google's. */
