@@ -174,7 +174,10 @@ int infer_model_begin(infer_model *self, const char *path, const char *const *se
     if (strlen(path) >= FILE_PATH_BYTES)
         return err_set(ERR_INPUT, "the path is too long: %.200s...", path);
     self->is_run = has_file(path, "job.json");
-    if (!self->is_run && !has_file(path, "config.json"))
+    bool is_found = self->is_run || has_file(path, "config.json");
+    if (!is_found && errno == EACCES)
+        return err_set(ERR_INPUT, "cannot look into %s: %s", path, strerror(errno));
+    if (!is_found)
         return err_set(ERR_INPUT,
                        "%s is no run directory: it has no job.json; and no checkpoint of Hugging "
                        "Face: it has no config.json",

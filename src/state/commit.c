@@ -15,6 +15,7 @@
  * point poisons the engine and leaves the previous commit. */
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -244,16 +245,24 @@ int state_write_slot(state_commit *self, enum manifest_state state)
     return ranks_barrier(ranks, "manifest");
 }
 
-/* Checks that the slabs' files still exist. Writes to a slab succeed even if it was removed or its
- * file system was unmounted from its path, but such a commit would be lost when the run ends. */
+/* Checks that the slabs' files still exist and are as long as they were made. Writes to a slab
+ * succeed even if it was removed or its file system was unmounted from its path, but such a commit
+ * would be lost when the run ends; so would one in a slab that someone has cut off. */
 static int check_slabs(const slab *disk)
 {
     for (uint32_t d = 0; d < disk->drive_count; d++) {
         struct stat status;
-        if (stat(disk->files[d].path, &status) != 0 && (errno == ENOENT || errno == ENOTDIR))
+        bool is_seen = stat(disk->files[d].path, &status) == 0;
+        if (!is_seen && (errno == ENOENT || errno == ENOTDIR))
             return err_errno(errno,
                              "the slab %s was removed, or its drive unmounted, while it was in use",
                              disk->files[d].path);
+        if (is_seen && (uint64_t)status.st_size < disk->files[d].file_bytes)
+            return err_set(ERR_CORRUPT,
+                           "the slab %s was cut off to %lld of its %" PRIu64
+                           " bytes by others while it was in use",
+                           disk->files[d].path, (long long)status.st_size,
+                           disk->files[d].file_bytes);
     }
     return 0;
 }

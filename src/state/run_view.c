@@ -3,6 +3,7 @@
 #include "state/run_view.h"
 #include "config/config.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -101,7 +102,10 @@ static int find_state(const char *run_dir, char state_path[FILE_PATH_BYTES])
     int length = snprintf(state_path, FILE_PATH_BYTES, "%s/state", run_dir);
     if (length >= FILE_PATH_BYTES)
         return err_set(ERR_INPUT, "the path of the run is too long: %.200s...", run_dir);
-    if (stat(state_path, &status) != 0 || !S_ISDIR(status.st_mode))
+    bool is_there = stat(state_path, &status) == 0;
+    if (!is_there && errno == EACCES)
+        return err_set(ERR_INPUT, "cannot look into %s: %s", run_dir, strerror(errno));
+    if (!is_there || !S_ISDIR(status.st_mode))
         return err_set(ERR_INPUT, "%s is no run directory: it has no directory \"state\"", run_dir);
     return 0;
 }

@@ -288,6 +288,16 @@ call "$sluice" generate run --prompt x
 [ $status -eq 2 ] && grep -q 'not stopped cleanly' err || fail "text was drawn from a run that was killed"
 rm -rf run drive
 
+# A slab that is cut off while it is in use takes no commit any more.
+start run.commit_every=100000
+truncate -s 65536 "$(find drive -name '*.slab')"
+kill -TERM $background
+wait $background
+[ $? -eq 1 ] || fail "a commit in a slab that was cut off"
+background=
+grep -q 'was cut off to .* by others while it was in use' background.err || fail "a slab that was cut off in use is not named"
+rm -rf run drive
+
 # ---- a run that goes on with another job
 
 # told TEXT KEY=VALUE...: the run resumes and prints TEXT once. When it runs again, it prints nothing.
@@ -327,6 +337,20 @@ grep -q 'run.seed is 9, but the weights began with 1' err || fail "another run.s
 call "$sluice" inspect run
 grep -q 'seed of the weights 1$' out || fail "inspect: another seed than that of the weights"
 rm -rf run drive kept.run kept.drive
+
+# A run of another user is told from a directory without one. Root may look everywhere.
+if [ "$(id -u)" -ne 0 ]; then
+    good run.steps=1
+    chmod 000 run
+    for command in verify inspect "eval run" "remove --yes"; do
+        # shellcheck disable=SC2086 # a command with operands
+        call "$sluice" $command run
+        exits 2 "$command of a run of another user"
+        one_error "$command of a run of another user" "cannot look into "
+    done
+    chmod 700 run
+    rm -rf run drive
+fi
 
 # ---- kept commits, and runs that begin with another's state
 
