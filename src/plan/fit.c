@@ -15,6 +15,7 @@ enum {
     FIT_ROUNDS = 4,    /* homes near take room from what passes: each round leaves more of it */
     FIT_TILES = 2,     /* the coarsest tiles, then some that are 16 times finer */
     FIT_WORK = 300000, /* ops: for long programs not every update and tile size is looked at */
+    LEAST_ROUNDS = 8,
 };
 
 /* The optimizer last: the drives still hold the places where state that rests in memory is
@@ -101,12 +102,28 @@ static bool bring_nearer(const plani_search *self, const struct fit *fit, struct
     return true;
 }
 
+static void set_lack(const plani_search *self, struct fit *fit, const uint64_t need[TIER_COUNT])
+{
+    for (int a = 0; a < TIER_COUNT; a++)
+        fit->lack[a] = fmax((double)need[a] - (double)self->job.budget_bytes[a], 0);
+}
+
+/* False: even if nothing passed through memory, too few homes could be brought nearer. */
+static bool homes_fit_nearer(const plani_search *self, const struct fit *fit,
+                             const uint64_t need[TIER_COUNT])
+{
+    struct fit homes = *fit;
+    struct plani_point point;
+    memcpy(homes.candidate.need, need, sizeof homes.candidate.need);
+    set_lack(self, &homes, need);
+    return bring_nearer(self, &homes, &point);
+}
+
 /* Brings homes nearer in rounds; each leaves free what the one before it lacked. */
 static int fit_nearer(plani_search *self, struct fit *fit, struct plani_point *point,
                       uint64_t need[TIER_COUNT])
 {
-    for (int a = 0; a < TIER_COUNT; a++)
-        fit->lack[a] = fmax((double)need[a] - (double)self->job.budget_bytes[a], 0);
+    set_lack(self, fit, need);
     for (int round = 0; round < FIT_ROUNDS && !plani_is_covered(&self->job, need); round++) {
         struct plani_candidate next = {.tile_elems = fit->candidate.tile_elems};
         if (!bring_nearer(self, fit, point))
@@ -138,6 +155,8 @@ static int fit_tile(plani_search *self, struct fit *fit, struct plani_point *poi
         return 1;
     if (self->asked->only_homes)
         return 0;
+    if (!homes_fit_nearer(self, fit, need))
+        return 1;
     int rc = learn_all(self, c);
     memcpy(need, c->need, sizeof c->need);
     if (rc == ERR_NO_FIT || !may_fit(job, need))
@@ -170,4 +189,29 @@ int plani_find_fit(plani_search *self, struct plani_point *point, uint64_t need[
                 return fits;
         }
     return 1;
+}
+
+/* ---- one tier alone ------------------------------------------------------------------------- */
+
+int plani_find_least(plani_search *self, int tier, uint64_t work_end, uint64_t *bytes)
+{
+    uint64_t *budget = &self->job.budget_bytes[tier], given = *budget, low = given;
+    int rc = 0;
+    *bytes = UINT64_MAX;
+    *budget = UINT64_MAX / 2;
+    for (int round = 0; round < LEAST_ROUNDS && (round == 0 || self->work->ops < work_end);
+         round++) {
+        struct plani_point point;
+        uint64_t need[TIER_COUNT];
+        rc = plani_find_fit(self, &point, need);
+        if (rc < 0 || (rc == 1 && round == 0))
+            break;
+        if (rc == 0)
+            *bytes = need[tier];
+        else
+            low = *budget;
+        *budget = low + (*bytes - low) / 2;
+    }
+    *budget = given;
+    return rc < 0 ? rc : 0;
 }

@@ -153,14 +153,22 @@ int plani_serial_peaks(const plan_job *job, uint64_t tile_elems, enum program_ki
     return rc;
 }
 
-/* Bytes beyond the budgets, all arenas together. */
+double plani_price(const double bytes[TIER_COUNT])
+{
+    static const double of_byte[TIER_COUNT] = {256, 32, 1};
+    double price = 0;
+    for (int a = 0; a < TIER_COUNT; a++)
+        price += of_byte[a] * bytes[a];
+    return price;
+}
+
+/* The price of the bytes beyond the budgets; 0: all arenas are covered. */
 static double excess(const plan_job *job, const uint64_t need[TIER_COUNT])
 {
-    double bytes = 0;
+    double bytes[TIER_COUNT];
     for (int a = 0; a < TIER_COUNT; a++)
-        if (need[a] > job->budget_bytes[a])
-            bytes += (double)(need[a] - job->budget_bytes[a]);
-    return bytes;
+        bytes[a] = (double)(need[a] - size_min(need[a], job->budget_bytes[a]));
+    return plani_price(bytes);
 }
 
 /* The steady step needs the most in nearly every job. */
@@ -270,13 +278,13 @@ static uint32_t list_all(const plan_job *job, struct plani_candidate list[PLANI_
     return count;
 }
 
-int plani_excess(const plan_job *job, uint64_t need[TIER_COUNT], double *bytes, plani_work *work)
+int plani_excess(const plan_job *job, uint64_t need[TIER_COUNT], double *price, plani_work *work)
 {
     struct plani_candidate list[PLANI_TILES_MAX], *closest;
     uint32_t count = list_all(job, list);
     TRY(nearest(job, list, count, &closest, work));
     memcpy(need, closest->need, sizeof closest->need);
-    *bytes = excess(job, need);
+    *price = excess(job, need);
     return 0;
 }
 
@@ -366,6 +374,8 @@ int plani_refuse(const plan_job *job, plani_work *work)
     uint32_t count = list_all(job, list);
     struct text lack = {0}, advice = {0};
     TRY(nearest(job, list, count, &closest, work));
+    memcpy(work->refused, closest->need, sizeof work->refused);
+    work->refused_is_known = is_known(closest);
     tell_lack(job, closest->need, true, is_known(closest), &lack);
     if (lack.used == 0)
         return err_set(ERR_INTERNAL, "the plan found no schedule although the serial order fits");

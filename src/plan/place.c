@@ -7,12 +7,14 @@
 #include <assert.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "plan/search_internal.h"
 
 enum {
     REFUSAL_WORK = 1000000, /* to find which variant of a refused placement needs least */
+    ALONE_WORK = 500000,   /* to find which tiers are enough alone */
     LAST_RESORT_WORK =
         8 * PLANI_SEARCH_WORK, /* in all: then whole kinds are not compiled any more */
     SLOTS_MOST = 4000000,      /* stages times micro-batches */
@@ -136,7 +138,7 @@ static int compile_whole_kinds(plani_search *self, plan_set *set, struct plani_p
     struct plani_point nearest = plani_first_point(self);
     double least = INFINITY;
     for (uint32_t i = 0; i < PLANI_WHOLE_KINDS; i++) {
-        double excess[TIER_COUNT], bytes = 0;
+        double excess[TIER_COUNT];
         struct plani_point point = plani_first_point(self);
         plani_point_of_kinds(self, i, &point);
         if (!plani_point_is_legal(self, &point))
@@ -150,10 +152,9 @@ static int compile_whole_kinds(plani_search *self, plan_set *set, struct plani_p
             return rc;
         plani_point_apply(self, &point);
         TRY(plani_home_excess(self, excess));
-        for (int a = 0; a < TIER_COUNT; a++)
-            bytes += excess[a];
-        if (bytes <= least) {
-            least = bytes;
+        double price = plani_price(excess);
+        if (price <= least) {
+            least = price;
             nearest = point;
         }
     }
@@ -177,12 +178,12 @@ static int park_least(plani_search *self, struct plani_point point, uint64_t wor
         point.parked_on_host = way > 0;
         do {
             uint64_t need[TIER_COUNT], parked;
-            double bytes;
+            double price;
             point.parked_near += (uint32_t)more;
             plani_point_apply(self, &point);
-            TRY(plani_excess(job, need, &bytes, self->work));
-            if (bytes < *least) {
-                *least = bytes;
+            TRY(plani_excess(job, need, &price, self->work));
+            if (price < *least) {
+                *least = price;
                 *nearest = point;
             }
             parked = plani_parked_bytes(job);
@@ -243,6 +244,49 @@ static int refuse_or_compile(plani_search *self, plan_set *set, struct plani_poi
         TRY(find_least(self, nearest));
     self->job.no_advice = self->asked->job->no_advice;
     return compile_homes(self, set, nearest);
+}
+
+/* Adds to the refusal which tiers are enough alone, each with what budget, while the others keep
+ * theirs. Nothing is added where the refusal has said it: one tier lacks, it names the least, and
+ * no other tier helps. */
+static int name_alone(plani_search *self, int refused)
+{
+    const plan_job *job = self->asked->job;
+    const plani_work *work = self->work;
+    uint64_t work_end = work->ops + ALONE_WORK;
+    char enough[400] = "", others[64] = "";
+    uint32_t lacks = 0, count = 0;
+    err_record refusal;
+    err_save(&refusal, refused);
+    for (int a = 0; a < TIER_COUNT; a++)
+        lacks += work->refused[a] > job->budget_bytes[a];
+    for (int a = 0; a < TIER_COUNT; a++) {
+        const char *tier = tier_name((enum tier)a);
+        char text[SIZE_TEXT_BYTES];
+        uint64_t bytes, sharers = a == TIER_NVME ? size_max(job->nvme_sharers, 1) : 1;
+        size_t used = strlen(enough), used_others = strlen(others);
+        if (a == TIER_NVME && !self->asked->has_drives)
+            continue;
+        TRY(plani_find_least(self, a, work_end, &bytes));
+        bool is_named = lacks == 1 && work->refused_is_known &&
+                        work->refused[a] > job->budget_bytes[a] && work->refused[a] <= bytes;
+        if (is_named)
+            continue;
+        if (bytes == UINT64_MAX) {
+            snprintf(others + used_others, sizeof others - used_others, "%s%s",
+                     used_others ? " or " : "", tier);
+            continue;
+        }
+        count++;
+        snprintf(enough + used, sizeof enough - used, "%s%" PRIu64 " bytes (%s) of %s",
+                 used ? " or " : "", bytes * sharers, size_format(bytes * sharers, text), tier);
+    }
+    if (count == 0 && lacks == 1)
+        return err_restore(&refusal);
+    if (count == 0)
+        return err_set(refused, "%s; more of one tier alone is not enough", refusal.text);
+    return err_set(refused, "%s; with the other tiers as they are it fits with %s%s%s",
+                   refusal.text, enough, others[0] ? ", and with no amount of " : "", others);
 }
 
 /* ---- the question and its answer ------------------------------------------------------------ */
@@ -315,6 +359,8 @@ static int place_best(plani_search *self, struct plan_place_found *found)
         rc = compile_whole_kinds(self, &found->set, &taken);
     if (rc == 1)
         rc = refuse_or_compile(self, &found->set, &taken);
+    if (rc == ERR_NO_FIT && !self->asked->job->no_advice)
+        rc = name_alone(self, rc);
     TRY(rc);
     fill_found(self, &taken, found);
     self->winner = taken;

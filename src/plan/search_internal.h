@@ -102,6 +102,8 @@ struct plani_work {
     uint32_t repeat_count;         /* those of them that were known */
     struct plani_known *known;     /* a table by hash; NULL: none yet */
     uint32_t known_count;
+    uint64_t refused[TIER_COUNT]; /* the needs that the last refusal named, */
+    bool refused_is_known;        /* all of them, and not "at least" so much */
 };
 typedef struct plani_work plani_work;
 void plani_work_fini(plani_work *work);
@@ -223,9 +225,12 @@ int plani_serial_peaks(const plan_job *job, uint64_t tile_elems, enum program_ki
 
 /* Learns what the candidate needs as far as the budgets cover it. ERR_NO_FIT where they do not. */
 int plani_check_needs(const plan_job *job, struct plani_candidate *c, plani_work *work) MUST_CHECK;
+/* What bytes of all tiers cost, in bytes of nvme: a placement that lacks drives is nearer to the
+ * budgets than one that lacks as much memory. Roughly the prices of a byte. */
+double plani_price(const double bytes[TIER_COUNT]);
 /* Finds the tile size of the job that comes nearest to the budgets. need[]: its needs, as far as
- * they are known; *bytes: those beyond the budgets, all arenas together. */
-int plani_excess(const plan_job *job, uint64_t need[TIER_COUNT], double *bytes,
+ * they are known; *price: that of the bytes beyond the budgets. */
+int plani_excess(const plan_job *job, uint64_t need[TIER_COUNT], double *price,
                  plani_work *work) MUST_CHECK;
 
 /* The refusal. Always ERR_NO_FIT, with a text that names every tier that is too small.
@@ -400,6 +405,9 @@ int plani_home_excess(plani_search *self, double bytes[TIER_COUNT]) MUST_CHECK;
  * need[] is of the last far placement that was tried, as far as that was looked at. */
 int plani_find_fit(plani_search *self, struct plani_point *point,
                    uint64_t need[TIER_COUNT]) MUST_CHECK;
+/* The least budget of one tier that was found to be enough while the others keep theirs; with it
+ * the job fits. UINT64_MAX: none is enough. Ends about at so many ops of work. */
+int plani_find_least(plani_search *self, int tier, uint64_t work_end, uint64_t *bytes) MUST_CHECK;
 
 /* Gives the reasons of self->winner, which is applied and `found` holds compiled. */
 int plani_give_reasons(plani_search *self, struct plan_place_found *found) MUST_CHECK;

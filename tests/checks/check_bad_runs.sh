@@ -73,7 +73,7 @@ fits()
 {
     refused 3 "does not fit" "$@" tiers.device.budget=64KiB tiers.host.budget=64KiB
     no_state "$*"
-    figures=$(sed -n 's/.*fits with \(.*\)/\1/p' err)
+    figures=$(sed -n 's/.*; fits with \([^;]*\).*/\1/p' err)
     echo "$figures" | grep -q 'tiers.device.budget=[0-9]* *tiers.host.budget=[0-9]*' ||
         fail "$*: no figures in the refusal"
     # shellcheck disable=SC2086 # two settings
@@ -94,6 +94,12 @@ fits model.max_part_bytes=32768 schedule.order=batch_major
 fits schedule.update=in_backward gradient_clipping=0 tiers.place.inner_activations=host
 fits schedule.update=delayed_one_step "$fp16"
 fits 'optimizer={"type":"Lion"}' bf16.enabled=true data_types.grad_accum_dtype=fp32
+
+# A refusal says which tiers are enough alone.
+refused 3 "with the other tiers as they are it fits with" 'tiers={"device":{"budget":"1MiB"},"host":{"budget":"1MiB"}}'
+bytes=$(sed -n 's/.*as they are it fits with \([0-9]*\) bytes .* of device$/\1/p' err)
+good "tiers={\"device\":{\"budget\":\"${bytes:-0}B\"},\"host\":{\"budget\":\"1MiB\"}}"
+rm -rf run drive
 
 # ---- parts, cores
 
@@ -289,7 +295,7 @@ call "$sluice" generate run --prompt x
 rm -rf run drive
 
 # A slab that is cut off while it is in use takes no commit any more.
-start run.commit_every=100000
+start run.commit_every=100000 'tiers.place={"params":"host","grads":"host","optimizer":"host"}'
 truncate -s 65536 "$(find drive -name '*.slab')"
 kill -TERM $background
 wait $background

@@ -272,4 +272,42 @@ mv away second
 call "$sluice" list --drive second
 says out "runs/c" "list of what remove --force left"
 
+# A run goes on when the checkpoint that it began with is gone, by its own record, with the same losses.
+llama='model={"family":"llama","num_layers":1,"hidden_size":64,"num_heads":4,"vocab_size":256,"seq_length":32}'
+rm -rf run drive
+train "$llama" run.steps=1
+call "$sluice" export run some/checkpoint
+exits 0 "export"
+for name in gone kept; do
+    set_options 'model={"hf":"some/checkpoint","seq_length":32}' run.dir=runs/$name run.commit_every=1
+    for steps in 1 2; do
+        # shellcheck disable=SC2086 # values without blanks, split on purpose
+        call "$sluice" train job.json $sets --set run.steps=$steps
+        exits 0 "a run whose checkpoint is $name, $steps"
+        [ $name$steps = kept1 ] || [ ! -e some ] || mv some away
+    done
+    [ $name = kept ] || says err "what it says of the model is in runs/gone/job.json" "a checkpoint that is gone"
+    mv away some
+done
+losses runs/gone >gone.bits
+losses runs/kept | cmp -s - gone.bits || fail "a run without its checkpoint has other losses"
+
+# A matrix of a packed checkpoint that is not packed, and that no list leaves out, is named.
+rm -rf run drive
+set -- bf16.enabled=true 'train.lora={"rank":2}'
+train "$llama" "$@" run.steps=1 state.params=nf4 'state.rules=[{"tensors":"mlp","params":"working"}]'
+call "$sluice" export run packed --quantized
+exits 0 "export --quantized"
+set_options 'model={"hf":"packed","seq_length":32}' run.dir=runs/packed run.steps=1 "$@"
+# shellcheck disable=SC2086
+call "$sluice" train job.json $sets
+grep -q 'is not quantized there' err && fail "a list that leaves matrices out is not read"
+rm -rf runs/packed
+tr -d '\n' <packed/config.json | sed 's/"llm_int8_skip_modules": *\[[^]]*\]/"llm_int8_skip_modules": []/' >config
+mv config packed/config.json
+# shellcheck disable=SC2086
+call "$sluice" train job.json $sets
+exits 0 "a checkpoint with plain matrices"
+says err "mlp.gate_proj.weight, and 2 more, is not quantized there" "a checkpoint with plain matrices"
+
 finish "commands on runs"
