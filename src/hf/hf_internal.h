@@ -275,7 +275,7 @@ int hfi_code_values(kernel_context *context, enum stored_format format, uint64_t
  * that is missing, or its dtype is not read. */
 int hfi_find_packed(hf_weights *self, const hf_tensor *at, const hf_layout *layout,
                     struct weights_packed *out) MUST_CHECK;
-/* True if a tensor of this name holds codes of 4 bits, whatever its dtype is. */
+/* True if a tensor of this name holds codes of 4 bits. Any dtype is possible. */
 bool hfi_is_4bit(const hf_checkpoint *files, const char *name);
 /* True if a tensor of this name belongs to the codes of another one. Writes that one's name. */
 bool hfi_is_beside(const char *name, char codes[HF_STORED_NAME_BYTES]);

@@ -14,7 +14,7 @@
 
 enum {
     REFUSAL_WORK = 1000000, /* to find which variant of a refused placement needs least */
-    ALONE_WORK = 500000,   /* to find which tiers are enough alone */
+    ALONE_WORK = 500000,    /* to find which tiers are enough alone */
     LAST_RESORT_WORK =
         8 * PLANI_SEARCH_WORK, /* in all: then whole kinds are not compiled any more */
     SLOTS_MOST = 4000000,      /* stages times micro-batches */

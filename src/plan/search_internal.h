@@ -225,7 +225,7 @@ int plani_serial_peaks(const plan_job *job, uint64_t tile_elems, enum program_ki
 
 /* Learns what the candidate needs as far as the budgets cover it. ERR_NO_FIT where they do not. */
 int plani_check_needs(const plan_job *job, struct plani_candidate *c, plani_work *work) MUST_CHECK;
-/* What bytes of all tiers cost, in bytes of nvme: a placement that lacks drives is nearer to the
+/* The price of bytes of all tiers, in bytes of nvme: a placement that lacks drives is nearer to the
  * budgets than one that lacks as much memory. Roughly the prices of a byte. */
 double plani_price(const double bytes[TIER_COUNT]);
 /* Finds the tile size of the job that comes nearest to the budgets. need[]: its needs, as far as
