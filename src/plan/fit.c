@@ -12,9 +12,8 @@
 #include "plan/search_internal.h"
 
 enum {
-    FIT_ROUNDS = 4,    /* homes near take room from what passes: each round leaves more of it */
-    FIT_TILES = 2,     /* the coarsest tiles, then some that are 16 times finer */
-    FIT_WORK = 300000, /* ops: for long programs not every update and tile size is looked at */
+    FIT_ROUNDS = 4, /* homes near take room from what passes: each round leaves more of it */
+    FIT_TILES = 2,  /* the coarsest tiles, then some that are 16 times finer */
     LEAST_ROUNDS = 8,
 };
 
@@ -171,7 +170,8 @@ static int fit_tile(plani_search *self, struct fit *fit, struct plani_point *poi
 
 static const uint32_t fit_tiles[FIT_TILES] = {0, 4}; /* of plani_list_candidates */
 
-int plani_find_fit(plani_search *self, struct plani_point *point, uint64_t need[TIER_COUNT])
+int plani_find_fit(plani_search *self, uint64_t work_end, struct plani_point *point,
+                   uint64_t need[TIER_COUNT])
 {
     uint8_t updates[PLANI_UPDATES];
     uint32_t count = plani_open_updates(self, updates);
@@ -179,7 +179,7 @@ int plani_find_fit(plani_search *self, struct plani_point *point, uint64_t need[
         for (int l = 0; l < FIT_TILES; l++) {
             struct plani_candidate list[PLANI_CANDIDATES_MAX];
             uint32_t listed = plani_list_candidates(&self->job, list);
-            if ((self->work->ops > FIT_WORK && (i > 0 || l > 0)) || (l > 0 && listed == 1))
+            if ((self->work->ops > work_end && (i > 0 || l > 0)) || (l > 0 && listed == 1))
                 continue;
             struct fit fit = {.far = {.order = self->job.order, .update = (enum update)updates[i]}};
             fit.candidate = list[size_min(fit_tiles[l], listed - 1)];
@@ -199,17 +199,18 @@ int plani_find_least(plani_search *self, int tier, uint64_t work_end, uint64_t *
     int rc = 0;
     *bytes = UINT64_MAX;
     *budget = UINT64_MAX / 2;
-    for (int round = 0; round < LEAST_ROUNDS && (round == 0 || self->work->ops < work_end);
-         round++) {
+    for (int round = 0; round < LEAST_ROUNDS && self->work->ops < work_end; round++) {
         struct plani_point point;
         uint64_t need[TIER_COUNT];
-        rc = plani_find_fit(self, &point, need);
+        rc = plani_find_fit(self, work_end, &point, need);
         if (rc < 0 || (rc == 1 && round == 0))
             break;
         if (rc == 0)
             *bytes = need[tier];
         else
             low = *budget;
+        if (*bytes <= low)
+            break;
         *budget = low + (*bytes - low) / 2;
     }
     *budget = given;

@@ -14,7 +14,8 @@
 
 enum {
     REFUSAL_WORK = 1000000, /* to find which variant of a refused placement needs least */
-    ALONE_WORK = 500000,    /* to find which tiers are enough alone */
+    FIT_WORK = 300000,      /* in all: then not every update is looked at to find what fits */
+    ALONE_WORK = 100000,    /* to find which tiers are enough alone */
     LAST_RESORT_WORK =
         8 * PLANI_SEARCH_WORK, /* in all: then whole kinds are not compiled any more */
     SLOTS_MOST = 4000000,      /* stages times micro-batches */
@@ -125,14 +126,14 @@ static int compile_homes(plani_search *self, plan_set *set, struct plani_point *
 static int compile_any(plani_search *self, plan_set *set, struct plani_point *taken)
 {
     uint64_t need[TIER_COUNT];
-    int rc = plani_find_fit(self, taken, need);
+    int rc = plani_find_fit(self, FIT_WORK, taken, need);
     if (rc == 0)
         rc = compile_homes(self, set, taken);
     return rc == ERR_NO_FIT ? 1 : rc;
 }
 
-/* Compiles whole kinds, nearest first. 1: none fits, and *taken is the one whose homes come
- * nearest to the budgets; among equally near ones the last, which needs least memory. */
+/* Compiles whole kinds, nearest first. 1: none fits, and *taken is the one whose homes lack what
+ * costs least (plani_price); among equals the last, which needs least memory. */
 static int compile_whole_kinds(plani_search *self, plan_set *set, struct plani_point *taken)
 {
     struct plani_point nearest = plani_first_point(self);
@@ -246,47 +247,40 @@ static int refuse_or_compile(plani_search *self, plan_set *set, struct plani_poi
     return compile_homes(self, set, nearest);
 }
 
-/* Adds to the refusal which tiers are enough alone, each with what budget, while the others keep
- * theirs. Nothing is added where the refusal has said it: one tier lacks, it names the least, and
- * no other tier helps. */
+/* Adds to the refusal what budgets of one tier alone were found to be enough, while the others keep
+ * theirs. The search for them is short, so nothing is said of a tier for which it finds none. Nor
+ * is a tier named twice, where the refusal has named the least of the only one that lacks. */
 static int name_alone(plani_search *self, int refused)
 {
     const plan_job *job = self->asked->job;
     const plani_work *work = self->work;
     uint64_t work_end = work->ops + ALONE_WORK;
-    char enough[400] = "", others[64] = "";
-    uint32_t lacks = 0, count = 0;
+    char enough[400] = "";
+    uint32_t lacks = 0;
     err_record refusal;
     err_save(&refusal, refused);
     for (int a = 0; a < TIER_COUNT; a++)
         lacks += work->refused[a] > job->budget_bytes[a];
     for (int a = 0; a < TIER_COUNT; a++) {
-        const char *tier = tier_name((enum tier)a);
         char text[SIZE_TEXT_BYTES];
         uint64_t bytes, sharers = a == TIER_NVME ? size_max(job->nvme_sharers, 1) : 1;
-        size_t used = strlen(enough), used_others = strlen(others);
+        size_t used = strlen(enough);
+        bool is_named =
+            lacks == 1 && work->refused_is_known && work->refused[a] > job->budget_bytes[a];
         if (a == TIER_NVME && !self->asked->has_drives)
             continue;
-        TRY(plani_find_least(self, a, work_end, &bytes));
-        bool is_named = lacks == 1 && work->refused_is_known &&
-                        work->refused[a] > job->budget_bytes[a] && work->refused[a] <= bytes;
-        if (is_named)
+        if (plani_find_least(self, a, work_end, &bytes) < 0)
+            return err_restore(&refusal);
+        if (bytes == UINT64_MAX || (is_named && work->refused[a] <= bytes))
             continue;
-        if (bytes == UINT64_MAX) {
-            snprintf(others + used_others, sizeof others - used_others, "%s%s",
-                     used_others ? " or " : "", tier);
-            continue;
-        }
-        count++;
         snprintf(enough + used, sizeof enough - used, "%s%" PRIu64 " bytes (%s) of %s",
-                 used ? " or " : "", bytes * sharers, size_format(bytes * sharers, text), tier);
+                 used ? " or " : "", bytes * sharers, size_format(bytes * sharers, text),
+                 tier_name((enum tier)a));
     }
-    if (count == 0 && lacks == 1)
+    if (enough[0] == '\0')
         return err_restore(&refusal);
-    if (count == 0)
-        return err_set(refused, "%s; more of one tier alone is not enough", refusal.text);
-    return err_set(refused, "%s; with the other tiers as they are it fits with %s%s%s",
-                   refusal.text, enough, others[0] ? ", and with no amount of " : "", others);
+    return err_set(refused, "%s; with the other tiers as they are it fits with %s", refusal.text,
+                   enough);
 }
 
 /* ---- the question and its answer ------------------------------------------------------------ */
@@ -318,7 +312,7 @@ static void sum_homes(const plani_search *self, uint64_t sums[STATE_KIND_COUNT][
 static int place_any(plani_search *self, struct plan_place_found *found)
 {
     struct plani_point point;
-    int rc = plani_find_fit(self, &point, found->need_bytes);
+    int rc = plani_find_fit(self, FIT_WORK, &point, found->need_bytes);
     TRY(rc);
     fill_found(self, &point, found);
     sum_homes(self, found->set.home_bytes);
@@ -359,7 +353,8 @@ static int place_best(plani_search *self, struct plan_place_found *found)
         rc = compile_whole_kinds(self, &found->set, &taken);
     if (rc == 1)
         rc = refuse_or_compile(self, &found->set, &taken);
-    if (rc == ERR_NO_FIT && !self->asked->job->no_advice)
+    bool is_other = self->asked->chooses_order && self->job.order == ORDER_BATCH_MAJOR;
+    if (rc == ERR_NO_FIT && !self->asked->job->no_advice && !is_other)
         rc = name_alone(self, rc);
     TRY(rc);
     fill_found(self, &taken, found);

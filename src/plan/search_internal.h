@@ -226,7 +226,7 @@ int plani_serial_peaks(const plan_job *job, uint64_t tile_elems, enum program_ki
 /* Learns what the candidate needs as far as the budgets cover it. ERR_NO_FIT where they do not. */
 int plani_check_needs(const plan_job *job, struct plani_candidate *c, plani_work *work) MUST_CHECK;
 /* The price of bytes of all tiers, in bytes of nvme: a placement that lacks drives is nearer to the
- * budgets than one that lacks as much memory. Roughly the prices of a byte. */
+ * budgets than one that lacks as much memory. The weights are chosen, not measured. */
 double plani_price(const double bytes[TIER_COUNT]);
 /* Finds the tile size of the job that comes nearest to the budgets. need[]: its needs, as far as
  * they are known; *price: that of the bytes beyond the budgets. */
@@ -402,11 +402,12 @@ int plani_try_starts(plani_search *self) MUST_CHECK;
 int plani_home_excess(plani_search *self, double bytes[TIER_COUNT]) MUST_CHECK;
 
 /* 0: *point fits, and takes need[] bytes of each tier at least. 1: no placement was found, and
- * need[] is of the last far placement that was tried, as far as that was looked at. */
-int plani_find_fit(plani_search *self, struct plani_point *point,
+ * need[] is of the last far placement that was tried, as far as that was looked at. After so many
+ * ops of work only the first update and the coarsest tiles are tried. */
+int plani_find_fit(plani_search *self, uint64_t work_end, struct plani_point *point,
                    uint64_t need[TIER_COUNT]) MUST_CHECK;
-/* The least budget of one tier that was found to be enough while the others keep theirs; with it
- * the job fits. UINT64_MAX: none is enough. Ends about at so many ops of work. */
+/* The least budget of one tier that was found to be enough while the others keep theirs.
+ * UINT64_MAX: none was found. Ends about at so many ops of work. */
 int plani_find_least(plani_search *self, int tier, uint64_t work_end, uint64_t *bytes) MUST_CHECK;
 
 /* Gives the reasons of self->winner, which is applied and `found` holds compiled. */
