@@ -383,7 +383,8 @@ static bool lacks(const configi_reader *reader, const char *key, const char *nam
     if (!json_is_string(dir) || json_string_length(dir) == 0)
         return false;
     int length = snprintf(file, sizeof file, "%s/%s", json_string_value(dir), name);
-    return length < (int)sizeof file && access(file, F_OK) != 0;
+    return length < (int)sizeof file && access(file, F_OK) != 0 &&
+           (errno == ENOENT || errno == ENOTDIR);
 }
 
 /* True if both give the same value, or none. */
@@ -391,6 +392,15 @@ static bool agree(const configi_reader *reader, const configi_reader *record, co
 {
     const json_t *own = configi_get(reader, path), *recorded = configi_get(record, path);
     return own && recorded ? configi_is_same(own, recorded) : !own && !recorded;
+}
+
+/* Adds a value of the record that the job does not give. */
+static int add_value(const configi_reader *reader, const configi_reader *record, const char *path)
+{
+    json_t *value = (json_t *)(uintptr_t)configi_get(record, path);
+    if (!value || configi_get(reader, path))
+        return 0;
+    return configi_put_path(reader, path, json_incref(value));
 }
 
 /* Adds the keys of a block of the record that the job does not give. */
@@ -402,27 +412,35 @@ static int add_missing(const configi_reader *reader, const configi_reader *recor
     json_object_foreach(from, key, value)
     {
         char path[CONFIGI_PATH_BYTES];
-        if (configi_join(path, block, key) && !configi_get(reader, path))
-            TRY(configi_put_path(reader, path, json_incref(value)));
+        if (configi_join(path, block, key))
+            TRY(add_value(reader, record, path));
     }
     return 0;
 }
 
+/* The record does not tell the checkpoint's keys from those that its own job gave: a job that left
+ * some of these out gets them as well. */
 static int recall(const configi_reader *reader, const configi_reader *record)
 {
     static const char by_checkpoint[] = "debug.params_of_checkpoint";
+    static const char *const of_adapters[] = {"train.lora.rank", "train.lora.alpha",
+                                              "train.lora.targets", "train.lora.dropout"};
     const char *missing = lacks(reader, "model.hf", "config.json") ? "model.hf" : "train.lora.from";
     if (!configi_bool(record, "debug.model_expanded") || !agree(reader, record, "model.hf") ||
         !agree(reader, record, "train.lora.from"))
         return 0;
-    log_info("%s: the checkpoint of %s is not there; what it says of the model is in %s",
+    log_info("%s: the checkpoint of %s is not there: what it and the run's job said of the model "
+             "is taken from %s",
              reader->file, missing, record->file);
     TRY(add_missing(reader, record, "model"));
-    TRY(add_missing(reader, record, "train.lora"));
+    if (configi_get(reader, "train.lora.from"))
+        for (size_t i = 0; i < sizeof of_adapters / sizeof of_adapters[0]; i++)
+            TRY(add_value(reader, record, of_adapters[i]));
     bool is_given = configi_get(reader, "state.params") || configi_get(reader, "state.rules") ||
                     configi_bool(reader, "load_in_4bit") || configi_bool(reader, "load_in_8bit");
     if (!is_given && configi_bool(record, by_checkpoint)) {
-        TRY(add_missing(reader, record, "state"));
+        TRY(add_value(reader, record, "state.params"));
+        TRY(add_value(reader, record, "state.rules"));
         TRY(configi_put_path(reader, by_checkpoint, json_true()));
     }
     return configi_mark_expanded(reader);
@@ -436,11 +454,19 @@ int configi_recall_hf(const configi_reader *reader)
         !(lacks(reader, "model.hf", "config.json") ||
           lacks(reader, "train.lora.from", "adapter_config.json")))
         return 0;
-    int length = snprintf(file, sizeof file, "%s/job.json", json_string_value(dir));
+    /* A run that has begun without a commit has only manifest-1 (manifest.h), and begins again. */
+    int length = snprintf(file, sizeof file, "%s/state/manifest-0", json_string_value(dir));
     if (length >= (int)sizeof file || access(file, F_OK) != 0)
         return 0;
+    snprintf(file, sizeof file, "%s/job.json", json_string_value(dir));
     json_t *doc;
-    TRY(configi_read_json(file, &doc));
+    if (access(file, F_OK) != 0)
+        return 0;
+    if (configi_read_json(file, &doc) < 0) {
+        log_warn("the checkpoint is not there, nor can the run's record of it be read: %s",
+                 err_text());
+        return 0;
+    }
     const configi_reader record = {.file = file, .doc = doc};
     int rc = recall(reader, &record);
     json_decref(doc);

@@ -113,7 +113,7 @@ static int check_format(const hf_weights *self, const hf_tensor *at, const model
 }
 
 /* Warns about matrices that quantization_config says are packed, and that are not. They are packed
- * here as it says: transformers would compute with their values. */
+ * here as it says. */
 static void warn_of_plain(const hf_weights *self)
 {
     const model *net = self->net;

@@ -247,7 +247,8 @@ int state_write_slot(state_commit *self, enum manifest_state state)
 
 /* Checks that the slabs' files still exist and are as long as they were made. Writes to a slab
  * succeed even if it was removed or its file system was unmounted from its path, but such a commit
- * would be lost when the run ends; so would one in a slab that someone has cut off. */
+ * would be lost when the run ends; so would one in a slab that someone has cut off. A slab that was
+ * cut off and then written at its end has its length again: its holes are not seen here. */
 static int check_slabs(const slab *disk)
 {
     for (uint32_t d = 0; d < disk->drive_count; d++) {

@@ -286,7 +286,7 @@ for name in gone kept; do
         exits 0 "a run whose checkpoint is $name, $steps"
         [ $name$steps = kept1 ] || [ ! -e some ] || mv some away
     done
-    [ $name = kept ] || says err "what it says of the model is in runs/gone/job.json" "a checkpoint that is gone"
+    [ $name = kept ] || says err "said of the model is taken from runs/gone/job.json" "a checkpoint that is gone"
     mv away some
 done
 losses runs/gone >gone.bits
