@@ -102,20 +102,24 @@ static int train_job(const job *work, const machine *on, bool fresh)
 }
 
 /* A new run writes its own copy of the job to RUN/job.json. Refuses a JOB that this would replace,
- * with the comments in it. A run that is there already has such a copy, and may be named. */
+ * with the comments in it. A run that is there already, which has a manifest, has such a copy, and
+ * may be named. */
 static int keep_job_file(const char *path, const char *run_dir)
 {
-    char copy[FILE_PATH_BYTES], state[FILE_PATH_BYTES];
+    char copy[FILE_PATH_BYTES], first[FILE_PATH_BYTES], second[FILE_PATH_BYTES];
     struct stat given, written;
     TRY(file_join(copy, sizeof copy, run_dir, "job.json"));
-    TRY(file_join(state, sizeof state, run_dir, "state"));
-    if (stat(path, &given) < 0 || stat(copy, &written) < 0 || access(state, F_OK) == 0 ||
-        given.st_dev != written.st_dev || given.st_ino != written.st_ino)
+    TRY(file_join(first, sizeof first, run_dir, "state/manifest-0"));
+    TRY(file_join(second, sizeof second, run_dir, "state/manifest-1"));
+    if (stat(path, &given) < 0 || stat(copy, &written) < 0 || access(first, F_OK) == 0 ||
+        access(second, F_OK) == 0 || given.st_dev != written.st_dev ||
+        given.st_ino != written.st_ino)
         return 0;
-    return err_set(ERR_CONFIG,
-                   "run.dir: a run in %s would write its own copy of the job over %s: name another "
-                   "run.dir, or rename that file",
-                   run_dir, path);
+    return err_set(
+        ERR_CONFIG,
+        "run.dir: a run in %s would write its own copy of the job over %s, and there is no "
+        "run's state in it yet, or any more: name another run.dir, or rename that file",
+        run_dir, path);
 }
 
 static double train_join_seconds(const cli_texts *operands)

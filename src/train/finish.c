@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -79,6 +80,9 @@ int loop_name_commit(const err_record *first, uint64_t step)
 static int tell_last_commit(const struct loop *self, const err_record *first)
 {
     const state_commit *commit = &self->run.commit;
+    if (self->run.ranks.rank == 0 && access(self->run.dir.state, F_OK) != 0 && errno == ENOENT)
+        return err_set(first->code, "%s; %s was removed while it was in use, so the run is lost",
+                       first->text, self->run.dir.state);
     if (self->run.job->run.commit_every == 0 && !commit->has_commit)
         return err_set(first->code,
                        "%s; with one place per extent (run.commit_every 0) the state was being "
