@@ -63,6 +63,8 @@ static int import_run(const cli_texts *operands)
 {
     if (asked.json || asked.quiet)
         log_set_level(LOG_WARN);
+    if (asked.job_file)
+        TRY(cli_keep_job_file(asked.job_file, operands->items[1]));
     cli_progress progress;
     struct hf_import_summary sum;
     const struct hf_import_options work = {

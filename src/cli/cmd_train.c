@@ -101,10 +101,7 @@ static int train_job(const job *work, const machine *on, bool fresh)
     return rc < 0 ? rc : printed;
 }
 
-/* A new run writes its own copy of the job to RUN/job.json. Refuses a JOB that this would replace,
- * with the comments in it. A run that is there already, which has a manifest, has such a copy, and
- * may be named. */
-static int keep_job_file(const char *path, const char *run_dir)
+int cli_keep_job_file(const char *path, const char *run_dir)
 {
     char copy[FILE_PATH_BYTES], first[FILE_PATH_BYTES], second[FILE_PATH_BYTES];
     struct stat given, written;
@@ -137,7 +134,8 @@ static int train_start(const cli_texts *operands)
     TRY(cli_set_auto(&asked.set, asked.auto_of));
     TRY(setup_read_job(cli_ranks(), operands->items[0], asked.set.items, asked.set.count, &work,
                        &is_fresh));
-    int rc = comm_get_rank(cli_ranks()) == 0 ? keep_job_file(operands->items[0], work->run.dir) : 0;
+    int rc =
+        comm_get_rank(cli_ranks()) == 0 ? cli_keep_job_file(operands->items[0], work->run.dir) : 0;
     rc = comm_agree(cli_ranks(), "the job file", rc);
     if (rc == 0)
         rc = cli_machine_share(cli_ranks(), asked.machine_file, &on);
