@@ -238,7 +238,9 @@ made=
 
 # A run's own copy of the job does not replace the user's file.
 cp good.json job.json
+mkdir state && : >state/lock # of a start that was refused
 refused 2 "write its own copy of the job over job.json" train job.json --set run.dir=.
+rm -rf state
 cmp -s good.json job.json || fail "the user's job.json was written to"
 
 # What a file for a trainer leaves to it, with that trainer's defaults.
