@@ -308,6 +308,7 @@ int sluice_export_run(const char *run_dir, const char *directory,
  *                                                ^                      |            uses of it,
  *                                                +----------------------+            in order
  *                  sluice_module_end    <------- or sluice_module_abort, at any time
+ *   -> sluice_close, or sluice_module_close -> sluice_module_unmap
  *
  * A step uses, for each micro-batch, the forward of each stage but the last in order, then the
  * backward of each stage from the last to the first. The last stage's backward is its forward, the
@@ -385,6 +386,21 @@ int sluice_module_locate(const sluice_run *run, uint32_t unit, uint32_t tensor,
  * read until the next step begins; it is the same address after each step. *params is NULL if they
  * rest on a drive, on a GPU, or in part on other ranks. A pending update is made first. */
 int sluice_module_home(sluice_run *run, uint32_t unit, void **params, uint64_t *bytes);
+
+/* Memory of a closed run. All zero: none. */
+struct sluice_memory {
+    void *base[2];
+    uint64_t bytes[2];
+};
+
+/* Like sluice_close, for a program whose parts may still read or write at the run's addresses: these
+ * stay valid until sluice_module_unmap, whatever sluice_module_close returns. If keeps_params is not
+ * 0, what sluice_module_home gave keeps its values. All else reads as zeros and takes no memory
+ * until it is written to. Memory of a GPU is freed at once. */
+int sluice_module_close(sluice_run *run, int keeps_params, struct sluice_memory *memory);
+
+/* Frees the memory. It may be called at any time, from any thread, and in a forked process. */
+void sluice_module_unmap(struct sluice_memory *memory);
 
 #ifdef __cplusplus
 }

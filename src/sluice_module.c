@@ -289,3 +289,23 @@ int sluice_module_home(sluice_run *run, uint32_t unit, void **params, uint64_t *
     *bytes = rc == 0 ? call.bytes : 0;
     return api_status_of(rc);
 }
+
+int sluice_module_close(sluice_run *run, int keeps_params, struct sluice_memory *memory)
+{
+    arena kept[2] = {{.base = NULL}};
+    if (run) /* its thread reads this when it closes the session */
+        train_keep_memory(run->session, keeps_params, kept);
+    int status = sluice_close(run);
+    for (int a = 0; a < 2; a++) {
+        memory->base[a] = kept[a].base;
+        memory->bytes[a] = kept[a].size_bytes;
+    }
+    return status;
+}
+
+void sluice_module_unmap(struct sluice_memory *memory)
+{
+    for (int a = 0; a < 2; a++)
+        arena_fini(&(arena){.base = memory->base[a], .size_bytes = memory->bytes[a]});
+    *memory = (struct sluice_memory){.base = {NULL}};
+}

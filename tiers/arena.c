@@ -239,9 +239,9 @@ int arena_init(arena *out, const arena_config *config)
     (void)prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, base, size_bytes, label);
 #endif
     (void)madvise(base, size_bytes, MADV_HUGEPAGE);
-    /* A forked process, such as one that loads data, gets no copy. fork would copy all pages that
-     * are registered for I/O at once. */
-    (void)madvise(base, size_bytes, MADV_DONTFORK);
+    /* A forked process, such as one that loads data, gets no copy: fork would copy all pages that
+     * are registered for I/O at once. It reads zeros there. */
+    (void)madvise(base, size_bytes, MADV_WIPEONFORK);
     bind_nodes(out, wanted);
     touch_all(out, config->touch_threads, &wanted->touch_cores);
     out->huge_bytes = tieri_huge_bytes(base, size_bytes);
@@ -255,4 +255,17 @@ void arena_fini(arena *self)
     assert(rc == 0); /* it was mapped as one piece */
     (void)rc;
     memset(self, 0, sizeof *self);
+}
+
+void arena_empty(arena *self, uint64_t begin, uint64_t end)
+{
+    begin = size_round_up(begin, ARENA_PAGE_BYTES);
+    end -= end % ARENA_PAGE_BYTES;
+    if (begin < end)
+        (void)madvise(self->base + begin, end - begin, MADV_DONTNEED);
+}
+
+void arena_copy_on_fork(arena *self)
+{
+    (void)madvise(self->base, self->size_bytes, MADV_KEEPONFORK);
 }

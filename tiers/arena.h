@@ -5,7 +5,7 @@
  *
  * An arena is anonymous memory of the budget, rounded up to 4 KiB, on huge pages (by madvise, never
  * hugetlbfs). It is bound to NUMA nodes through libnuma and touched in parallel at creation. A
- * forked process does not have it. On the CPU backend the device arena is such an arena too. An
+ * forked process reads zeros there. On the CPU backend the device arena is such an arena too. An
  * arena never grows. One thread creates and destroys it; the program says who uses which bytes. */
 #ifndef SLUICE_TIERS_ARENA_H
 #define SLUICE_TIERS_ARENA_H
@@ -55,6 +55,12 @@ typedef struct arena arena;
  * allow them. */
 int arena_init(arena *out, const arena_config *config) MUST_CHECK;
 void arena_fini(arena *self);
+
+/* For memory that outlives its run. Gives the whole pages of [begin, end) back to the system: they
+ * stay mapped, and read as zeros. */
+void arena_empty(arena *self, uint64_t begin, uint64_t end);
+/* A process that is forked from now on has a copy. No I/O may have the memory registered. */
+void arena_copy_on_fork(arena *self);
 
 /* Resident bytes of this process now and at most (VmRSS, VmHWM of /proc/self/status), and the total
  * of its mappings (VmSize). Each pointer may be NULL. Allocates nothing. */

@@ -357,6 +357,33 @@ static void warn_unless(bool has_failed)
         log_warn("%s", err_text());
 }
 
+void engine_keep_memory(struct engine *self, bool keeps_params, arena kept[2])
+{
+    self->kept = kept;
+    self->keeps_params = keeps_params;
+}
+
+/* Moves the arena to `kept`, and empties it but for params. */
+static void keep_arena(struct engine *self, int a)
+{
+    const program *any = &self->setup->set.programs[PROGRAM_EVAL]; /* all have the same homes */
+    uint64_t home_count = self->keeps_params ? any->home_count : 0;
+    arena *kept = &self->kept[a];
+    *kept = self->arenas[a];
+    for (uint64_t at = 0, end; at < kept->size_bytes; at = end) {
+        uint64_t begin = end = kept->size_bytes; /* of the params that come next */
+        for (const buffer *home = any->buffers; home < any->buffers + home_count; home++) {
+            if (home->state_kind != STATE_PARAMS || home->arena != a || home->offset_bytes < at ||
+                home->offset_bytes >= begin)
+                continue;
+            begin = home->offset_bytes;
+            end = begin + home->size_bytes;
+        }
+        arena_empty(kept, at, begin);
+    }
+    arena_copy_on_fork(kept);
+}
+
 static void release_memory(struct engine *self)
 {
     device *gpu = self->setup->gpu;
@@ -366,8 +393,12 @@ static void release_memory(struct engine *self)
     if (gpu && self->arenas[TIER_DEVICE].base && device_release(gpu) < 0)
         warn_unless(has_failed);
     for (int a = TIER_DEVICE; a <= TIER_HOST; a++)
-        if (self->arenas[a].base && !(a == TIER_DEVICE ? gpu != NULL : self->borrows_host))
-            arena_fini(&self->arenas[a]);
+        if (self->arenas[a].base && !(a == TIER_DEVICE ? gpu != NULL : self->borrows_host)) {
+            if (self->kept)
+                keep_arena(self, a);
+            else
+                arena_fini(&self->arenas[a]);
+        }
     for (size_t i = 0; i < sizeof self->results / sizeof self->results[0]; i++)
         mem_free(self->results[i]);
 }

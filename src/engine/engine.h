@@ -120,7 +120,9 @@ struct engine {
     const struct setup_watch *watch; /* or NULL */
     bool is_pinned;                  /* the engine has pinned the host arena for the GPU */
     bool borrows_host;               /* the host arena is an engine_memory's */
-    void *results[2];                /* memory of engine_result_memory if there is no GPU */
+    arena *kept;                     /* [2], of engine_keep_memory; or NULL */
+    bool keeps_params;
+    void *results[2]; /* memory of engine_result_memory if there is no GPU */
     sim_store *store; /* simulated drives' memory if the engine must free it; else NULL */
     lane *io_lane, *commit_lane;
     /* with several ranks, unless a GPU's stream serves it; else NULL */
@@ -164,6 +166,10 @@ struct engine_options {
 int engine_create(struct setup *setup, const struct engine_options *options,
                   struct engine **out) MUST_CHECK;
 void engine_destroy(struct engine *self); /* NULL is allowed; the setup is not destroyed */
+/* Leaves the arenas in host memory, [0] device and [1] host, to the caller: engine_destroy moves
+ * them to `kept`, and arena_fini frees them later. They read as zeros then, but for the units'
+ * params if keeps_params. `kept` is zeroed, and stays so for an arena that is not the engine's. */
+void engine_keep_memory(struct engine *self, bool keeps_params, arena kept[2]);
 /* Runs a program and adds its totals to self->totals. `run` gets its totals; it may be NULL.
  * Blocks. After an error the engine is poisoned: every later run fails. */
 int engine_run(struct engine *self, enum program_kind kind, uint64_t step,

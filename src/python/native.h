@@ -98,6 +98,11 @@ PyObject *native_module_abort(PyObject *session, PyObject *text);
 PyObject *native_module_set_group(PyObject *session, PyObject *args);
 PyObject *native_module_home(PyObject *session, PyObject *unit);
 
+/* An object that owns the memory at the addresses of a run that is closed; until then it is
+ * empty. */
+PyObject *native_memory_new(void);
+struct sluice_memory *native_memory_get(PyObject *memory);
+
 /* ---- the module ---- */
 
 /* Adds the type Session, or the functions of the tasks, to the module. 0, or -1 with an

@@ -204,6 +204,29 @@ PyObject *native_module_set_group(PyObject *session, PyObject *args)
     return finish(status);
 }
 
+/* ---- memory that outlives its run ---- */
+
+static void free_memory(PyObject *object)
+{
+    struct sluice_memory *memory = native_memory_get(object);
+    sluice_module_unmap(memory);
+    PyMem_Free(memory);
+}
+
+PyObject *native_memory_new(void)
+{
+    struct sluice_memory *memory = PyMem_Calloc(1, sizeof *memory);
+    PyObject *object = memory ? PyCapsule_New(memory, NULL, free_memory) : PyErr_NoMemory();
+    if (!object)
+        PyMem_Free(memory);
+    return object;
+}
+
+struct sluice_memory *native_memory_get(PyObject *memory)
+{
+    return PyCapsule_GetPointer(memory, NULL);
+}
+
 /* (address, bytes), or None. */
 PyObject *native_module_home(PyObject *session, PyObject *unit)
 {

@@ -16,7 +16,8 @@ struct session {
     sluice_run *run; /* NULL: closed */
     pthread_t owner;
     pid_t process;
-    bool is_left; /* its memory may be in use when nothing refers to it any more */
+    PyObject *memory; /* what refers to the run's addresses has this too; NULL: none does */
+    bool keeps_params;
 };
 typedef struct session session;
 
@@ -190,22 +191,31 @@ static PyObject *session_export(PyObject *object, PyObject *args, PyObject *keyw
     Py_RETURN_NONE;
 }
 
+/* After native_enter. Returns the library's status. */
+static int close_run(session *self)
+{
+    struct sluice_memory *memory = self->memory ? native_memory_get(self->memory) : NULL;
+    sluice_run *run = self->run;
+    int status;
+    self->run = NULL;
+    PyThreadState *thread = PyEval_SaveThread();
+    status = memory ? sluice_module_close(run, self->keeps_params, memory) : sluice_close(run);
+    PyEval_RestoreThread(thread);
+    native_leave();
+    native_note_run(false);
+    Py_CLEAR(self->memory);
+    return status;
+}
+
 static PyObject *session_close(PyObject *object, PyObject *unused)
 {
     session *self = (session *)object;
-    int status;
     (void)unused;
     if (!self->run || self->process != getpid())
         Py_RETURN_NONE;
     if (enter(self, true) < 0)
         return NULL;
-    sluice_run *run = self->run;
-    self->run = NULL;
-    PyThreadState *thread = PyEval_SaveThread();
-    status = sluice_close(run);
-    PyEval_RestoreThread(thread);
-    native_leave();
-    native_note_run(false);
+    int status = close_run(self);
     if (status != SLUICE_DONE)
         return native_raise(status);
     Py_RETURN_NONE;
@@ -218,27 +228,33 @@ static PyObject *session_is_open(PyObject *object, PyObject *unused)
     return PyBool_FromLong(self->run && self->process == getpid());
 }
 
-/* From now on only close() frees the run's memory. */
-static PyObject *session_leave(PyObject *object, PyObject *unused)
+/* The owner of the run's memory: what uses its addresses refers to it. With keeps_params, what
+ * module_home gave has its values after close() too; all else is then zero. */
+static PyObject *session_memory(PyObject *object, PyObject *keeps_params)
 {
-    (void)unused;
-    ((session *)object)->is_left = true;
-    Py_RETURN_NONE;
+    session *self = (session *)object;
+    int keeps = PyObject_IsTrue(keeps_params);
+    if (keeps < 0)
+        return NULL;
+    if (!self->memory)
+        self->memory = native_memory_new();
+    self->keeps_params = keeps;
+    Py_XINCREF(self->memory);
+    return self->memory;
 }
 
 /* A run that nobody closed: it is closed if that is possible here and now. Otherwise its memory
- * stays until the process ends, and the state is that of its last commit. */
+ * stays until the process ends, and the state is that of its last commit. At the end of the program
+ * a thread may still be in a step of it. */
 static void session_dealloc(PyObject *object)
 {
     session *self = (session *)object;
     PyTypeObject *type = Py_TYPE(object);
     PyObject *kind, *value, *traceback; /* of an exception that is on its way */
     PyErr_Fetch(&kind, &value, &traceback);
-    if (self->run && !self->is_left && enter(self, true) == 0) {
-        (void)sluice_close(self->run);
-        native_leave();
-        native_note_run(false);
-    }
+    if (self->run && self->process == getpid() && native_enter(false, false) == 0)
+        (void)close_run(self);
+    Py_CLEAR(self->memory);
     PyErr_Clear();
     PyErr_Restore(kind, value, traceback);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
@@ -261,8 +277,8 @@ static PyMethodDef methods[] = {
     {"module_abort", native_module_abort, METH_O, "Gives the step up; True if the run goes on."},
     {"module_set_group", native_module_set_group, METH_VARARGS, "Sets a group's numbers."},
     {"module_home", native_module_home, METH_O, "Where a unit's params rest."},
+    {"memory", session_memory, METH_O, "The owner of the run's memory."},
     {"close", session_close, METH_NOARGS, "Commits and frees all."},
-    {"leave", session_leave, METH_NOARGS, "Keeps the memory of a run until close()."},
     {"is_open", session_is_open, METH_NOARGS, "False after close(), and in a forked process."},
     {NULL, NULL, 0, NULL},
 };

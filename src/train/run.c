@@ -407,6 +407,11 @@ int train_home(train_session *self, uint32_t unit, void **params, uint64_t *byte
     return 0;
 }
 
+void train_keep_memory(train_session *self, bool keeps_params, struct arena *kept)
+{
+    engine_keep_memory(self->loop->run.engine, keeps_params, kept);
+}
+
 bool train_is_usable(const train_session *self)
 {
     return self->failure.code == 0;

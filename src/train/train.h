@@ -24,6 +24,7 @@
 #include "report/metrics.h"
 #include "setup/summary.h"
 
+struct arena;
 struct comm;
 struct engine_group;
 struct engine_memory;
@@ -139,6 +140,8 @@ int train_set_group(train_session *self, uint32_t group,
 /* The unit's params with all updates that were made, where they rest in memory of this process;
  * *params NULL: they rest elsewhere, or other ranks have a part. Applies a pending update. */
 int train_home(train_session *self, uint32_t unit, void **params, uint64_t *bytes) MUST_CHECK;
+/* engine_keep_memory, for the train_close that comes next. From any thread. */
+void train_keep_memory(train_session *self, bool keeps_params, struct arena *kept /* [2] */);
 bool train_is_usable(const train_session *self); /* false after a failure: only to be closed */
 const struct model *train_model(const train_session *self);
 

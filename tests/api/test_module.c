@@ -12,6 +12,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "kernels/ops.h"
@@ -360,6 +361,50 @@ static void params_at_home_are_the_last_ones(void **state)
     toy_close(&self);
 }
 
+static uint64_t count_bytes_not_zero(const struct sluice_memory *memory)
+{
+    uint64_t count = 0;
+    for (int a = 0; a < 2; a++)
+        for (uint64_t i = 0; i < memory->bytes[a]; i++)
+            count += ((const unsigned char *)memory->base[a])[i] != 0;
+    return count;
+}
+
+static void memory_outlives_its_run(void **state)
+{
+    (void)state;
+    static toy self;
+    for (int keeps = 0; keeps < 2; keeps++) {
+        const char *const *set = places[keeps]; /* params rest on the device, or on the host */
+        toy_job asked = new_job(DTYPE_FP32);
+        void *homes[TOY_UNITS];
+        struct sluice_memory memory;
+        uint64_t bytes, params_bytes = 0;
+        toy_open(&self, &asked, set, count_of(set));
+        toy_train(&self, 3);
+        (void)toy_evaluate(&self);
+        for (uint32_t u = 0; u < TOY_UNITS; u++) {
+            assert_int_equal(sluice_module_home(self.run, u, &homes[u], &bytes), SLUICE_DONE);
+            params_bytes += bytes;
+        }
+        assert_int_equal(sluice_module_begin(self.run, 1), SLUICE_DONE); /* a step is open */
+        assert_int_equal(sluice_module_close(self.run, keeps, &memory), SLUICE_DONE);
+        for (uint32_t u = 0; u < TOY_UNITS && keeps; u++)
+            assert_memory_equal(homes[u], self.seen[u], toy_elems(u) * sizeof(float));
+        assert_in_range(count_bytes_not_zero(&memory), keeps ? 1 : 0, keeps ? params_bytes : 0);
+        memset(homes[0], 1, 64); /* it may be written to */
+        struct sluice_memory old = memory;
+        sluice_module_unmap(&memory);
+        assert_null(memory.base[0]);
+        for (int a = 0; a < 2; a++)
+            assert_int_equal(msync(old.base[a], 4096, MS_ASYNC), -1); /* not mapped */
+        sluice_module_unmap(&memory);
+        toy_open(&self, &asked, set, count_of(set)); /* the run was committed */
+        assert_int_equal(self.steps_made, 3);
+        toy_close(&self);
+    }
+}
+
 /* ---- wrong calls ---- */
 
 static void wrong_calls_get_a_sentence(void **state)
@@ -548,6 +593,7 @@ int main(void)
         cmocka_unit_test(a_step_that_is_given_up_changes_nothing),
         cmocka_unit_test(an_update_in_the_backward_cannot_be_left),
         cmocka_unit_test(params_at_home_are_the_last_ones),
+        cmocka_unit_test(memory_outlives_its_run),
         cmocka_unit_test(wrong_calls_get_a_sentence),
         cmocka_unit_test(wrong_jobs_are_refused),
         cmocka_unit_test(a_temporary_run_keeps_no_state),

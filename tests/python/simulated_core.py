@@ -28,6 +28,7 @@ class SimulatedCore:
         self.is_training = None
         self.is_closed = False
         self.has_failed = False
+        self.memory = None
         self.at_end = None
         self.losses = []
         self.master, self.moments, self.sums = [], [], []
@@ -134,12 +135,6 @@ class SimulatedCore:
 
     def close(self):
         self.is_closed = True
-
-    def is_used(self):
-        return False
-
-    def leave(self):
-        pass
 
     def set_at_end(self, call):
         self.at_end = call

@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -76,6 +78,42 @@ static void every_page_is_resident(void **state)
 #endif
 }
 
+/* The sum of the bytes at the beginning of each page, as a forked process reads it. */
+static int sum_in_child(const arena *of)
+{
+    int status, sum = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        for (uint64_t at = 0; at < of->size_bytes; at += 4096)
+            sum += of->base[at];
+        _exit(sum);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void forks_read_zeros_until_they_get_a_copy(void **state)
+{
+    (void)state;
+    arena_config config = config_of(4 * MIB);
+    arena host;
+    assert_int_equal(arena_init(&host, &config), 0);
+    for (int page = 0; page < 5; page++)
+        host.base[page * 4096] = 1;
+    assert_int_equal(sum_in_child(&host), 0);
+    arena_copy_on_fork(&host);
+    assert_int_equal(sum_in_child(&host), 5);
+    arena_empty(&host, 4095, 3 * 4096 + 1); /* two whole pages */
+    assert_int_equal(host.base[0] + host.base[3 * 4096] + host.base[4 * 4096], 3);
+    assert_int_equal(host.base[4096] + host.base[2 * 4096], 0);
+    assert_int_equal(sum_in_child(&host), 3);
+    arena_empty(&host, 4096, 4096);
+    arena_empty(&host, 0, host.size_bytes);
+    assert_int_equal(host.base[0], 0);
+    arena_fini(&host);
+}
+
 static void too_much_is_refused(void **state)
 {
     (void)state;
@@ -131,6 +169,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exact_size_and_alignment),
         cmocka_unit_test(every_page_is_resident),
+        cmocka_unit_test(forks_read_zeros_until_they_get_a_copy),
         cmocka_unit_test(too_much_is_refused),
         cmocka_unit_test(two_arenas_are_counted_apart),
         cmocka_unit_test(process_memory_allocates_nothing),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import threading
 from typing import (
     Any,
     Callable,
@@ -14,7 +13,6 @@ from typing import (
     Mapping,
     Optional,
     Sequence,
-    Tuple,
     TypeVar,
     Union,
     cast,
@@ -84,15 +82,16 @@ def refuse_copy(self: Any, *args: Any) -> Any:
 class Core:
     """An open run of a module. The methods module_* are those of the extension (sluice.h)."""
 
-    def __init__(self, session: Session, job: Mapping[str, Any], machine: Any) -> None:
+    def __init__(
+        self, session: Session, job: Mapping[str, Any], machine: Any, keeps_params: bool
+    ) -> None:
         self._session = session
-        #: A thread that computes with the run's memory, outside of our calls too; or None.
-        self.user: Optional[threading.Thread] = None
         self._job = job
         self._machine = machine
-        self.is_kept = True  # it makes commits
         self.has_failed = False  # a call has raised the failure that closing raises again
         native = session._native
+        #: What each tensor over the run's memory refers to: it owns that memory after close().
+        self.memory: Any = native.memory(keeps_params)
         self.module_begin: Callable[[bool], None] = native.module_begin
         self.module_wait: Callable[[], Any] = native.module_wait
         self.module_done = native.module_done
@@ -118,46 +117,18 @@ class Core:
         return self._session.is_open
 
     def close(self) -> None:
+        self.memory = None
         self._session.close()
-
-    def note_user(self) -> None:
-        """This thread computes with the run's memory. Threads that are not Python's own are not
-        noted, since nobody learns when they end."""
-        thread = threading.current_thread()
-        if not isinstance(thread, threading._DummyThread):
-            self.user = thread
-
-    def is_used(self) -> bool:
-        """True if another thread may compute with the run's memory."""
-        user = self.user
-        return user is not None and user.is_alive() and user is not threading.current_thread()
-
-    def leave(self) -> None:
-        """The run's memory stays until close(), also when nothing refers to the run any more."""
-        self._session._native.leave()
 
     def set_at_end(self, call: Callable[[], Any]) -> None:
         """What the end of the program calls in place of close()."""
         self._session.at_end = call
 
 
-#: Dropped runs whose memory another thread may compute with, and what ends them later.
-_left: List[Tuple[Core, Callable[[], None]]] = []
-
-
-def end_later(core: Core, end: Callable[[], None]) -> None:
-    """Calls `end` when a run is opened and no other thread uses the memory of this one any more."""
-    _left.append((core, end))
-
-
-def open_core(job: Dict[str, Any], **options: Any) -> Core:
-    for entry in list(_left):
-        if not entry[0].is_used():
-            _left.remove(entry)
-            entry[1]()
-    core = Core(open_session(job, **options), job, options.get("machine"))
-    core.is_kept = not options.get("temporary", False)
-    return core
+def open_core(job: Dict[str, Any], keeps_params: bool = False, **options: Any) -> Core:
+    """keeps_params: the params that rest in memory keep their values in tensors that live on when
+    the run is closed. All other memory of it then reads as zeros."""
+    return Core(open_session(job, **options), job, options.get("machine"), keeps_params)
 
 
 def give_up(core: Any, error: BaseException, is_kept: bool = True) -> Error:
@@ -184,11 +155,9 @@ def give_up(core: Any, error: BaseException, is_kept: bool = True) -> Error:
 _PATIENCE_SECONDS = 60.0
 
 
-def close_at_end(core: Any, lock: Any = None, is_used: Optional[bool] = None) -> None:
-    """Closes the run of a program that did not. Its memory stays while another thread uses it: one
-    that holds `lock`, or the core's user. `is_used`: what the caller was told of the latter."""
-    if lock is not None and not lock.acquire(timeout=_PATIENCE_SECONDS):
-        core.leave()
+def close_at_end(core: Any, lock: Any) -> None:
+    """Closes the run of a program that did not, unless a thread that is in a step has the lock."""
+    if not lock.acquire(timeout=_PATIENCE_SECONDS):
         print(
             "sluice: error: a thread is in a step at the program's end, so the run is as it was "
             "last committed: close it before",
@@ -196,12 +165,7 @@ def close_at_end(core: Any, lock: Any = None, is_used: Optional[bool] = None) ->
         )
         return
     try:
-        if not (core.is_used() if is_used is None else is_used):
-            core.close()
-            return
-        core.leave()
-        if core.is_kept:
-            core.commit()
+        core.close()
     except Error as error:
         if not core.has_failed:  # else the program has seen the failure
             print(f"sluice: error: {error}", file=sys.stderr)

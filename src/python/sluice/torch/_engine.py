@@ -483,7 +483,7 @@ class Engine(Closing):
         units = {unit.index: unit for holder in self._holders for unit in holder.units}
 
         def first(unit: int, begin: int, count: int, address: int) -> None:
-            target = as_tensor(address, count, torch.float32, torch.device("cpu"))
+            target = as_tensor(None, address, count, torch.float32, torch.device("cpu"))
             with torch.no_grad():
                 self._values.fill(units[unit], begin, target)
 
@@ -557,7 +557,7 @@ class Engine(Closing):
 
         def visit(holder: Holder, use: Use) -> None:
             for unit, address, elems in zip(holder.units, use.params, use.elems):
-                base = as_tensor(address, elems, self._dtype, self._device)
+                base = self._turns.over(address, elems, self._dtype)
                 for slot in unit.slots:
                     values[id(slot.parameter)] = view_of(base, slot).clone()
 

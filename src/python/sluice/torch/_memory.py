@@ -14,7 +14,7 @@ from ._units import Slot
 
 
 class _DeviceMemory:
-    """Memory of a GPU, as torch.as_tensor takes it."""
+    """Memory of a GPU, as torch.as_tensor takes it. It is gone when the run is closed."""
 
     def __init__(self, address: int, size_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -44,13 +44,16 @@ def return_free_memory() -> None:
         trim(ctypes.c_size_t(0))
 
 
-def as_tensor(address: int, elems: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor over `elems` elements at the address. It does not own them."""
+def as_tensor(
+    owner: Any, address: int, elems: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A tensor over `elems` elements at the address. It and its views refer to the memory's owner."""
     size_bytes = elems * dtype.itemsize
     if device.type == "cuda":
         memory: Any = _DeviceMemory(address, size_bytes)
         return torch.as_tensor(memory, device=device).view(dtype)
     buffer = (ctypes.c_char * size_bytes).from_address(address)
+    buffer.owner = owner  # type: ignore[attr-defined]
     return torch.frombuffer(buffer, dtype=dtype)
 
 

@@ -3,14 +3,14 @@ drives, and updates by Sluice's kernels and lanes.
 
 The parameters of each group are cut into units of about 16 Mi elements. A step hands the plan one
 unit's gradients after the other; meanwhile the states of those before are read, updated and
-written. Parameters on the CPU are views of the plan's host memory, so that no second copy exists.
+written. Parameters on the CPU lie in the plan's host memory, so that no second copy exists, and
+stay there when the run is closed: all else of that memory is freed then.
 
 Ranks average their gradients. Each updates its part of every unit, and gets the other parts.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import tempfile
@@ -23,18 +23,8 @@ import torch
 from .._errors import Error, NoFit, WrongJob
 from .._job import Path, path_text
 from .._optimizers import as_numbers
-from ._core import (
-    Bytes,
-    alone,
-    close_at_end,
-    end_later,
-    give_up,
-    list_drives,
-    open_core,
-    refuse_copy,
-)
+from ._core import Bytes, alone, close_at_end, give_up, list_drives, open_core, refuse_copy
 from ._groups import send_group
-from ._holding import view_of
 from ._memory import as_tensor, placeholder_of
 from ._turns import BACKWARD, Gradients, Use
 from ._units import _DTYPES, Holder, Slot, Unit, check_plain, note_offsets
@@ -241,13 +231,14 @@ class _Optimizer(torch.optim.Optimizer):
         values = Values([Holder("", None, self._units)], {})
 
         def first(unit: int, begin: int, count: int, address: int) -> None:
-            target = as_tensor(address, count, torch.float32, torch.device("cpu"))
+            target = as_tensor(None, address, count, torch.float32, torch.device("cpu"))
             with torch.no_grad():
                 values.fill(self._units[unit], begin, target)
 
         try:
             self._core = open_core(
                 job,
+                keeps_params=self._device.type == "cpu",  # else the parameters have their own
                 first=first,
                 machine=machine,
                 verbose=verbose,
@@ -259,14 +250,10 @@ class _Optimizer(torch.optim.Optimizer):
             if f"of {mine}, has" not in reason:
                 raise
             raise NoFit(f"{reason}, which is what host= says: give more; {advice}") from error
-        places: Dict[int, int] = {}  # by id(slot): the address in the run's memory
-        self._places = places
+        self._places: Dict[int, int] = {}  # by id(slot): the address in the run's memory
         _living.add(self)
-        slots = [slot for unit in self._units for slot in unit.slots]
         self._process = os.getpid()
-        self._finalizer = weakref.finalize(
-            self, _end, self._process, self._core, self._own_dir, slots, places
-        )
+        self._finalizer = weakref.finalize(self, _end, self._core, self._turn_lock, self._own_dir)
         self._finalizer.atexit = False  # the run's own end calls it
         self._core.set_at_end(self._finalizer)
         info = self._core.info()
@@ -276,77 +263,79 @@ class _Optimizer(torch.optim.Optimizer):
 
     def _compare_first(self) -> None:
         """Each rank has given its own part of the first values to all of them."""
-        for unit, base in self._homes():
-            for slot in unit.slots:
-                if not _has_bits_of(slot.parameter.data.cpu(), view_of(base, slot)):
-                    where = "" if self._own_dir is not None else f" in {self._run_dir}"
-                    error = WrongJob(
-                        f"{slot.name} {list(slot.shape)} has other values than the run{where} "
-                        "began with: all ranks must begin with equal parameters, so use one seed "
-                        "or load one checkpoint in all"
-                        + (", and another run_dir" if where else "")
-                    )
-                    self._failure = self._give_up(error)
-                    close_at_end(self._core)
-                    raise error
+        for slot, values in self._homes():
+            if not _has_bits_of(slot.parameter.data.cpu(), values):
+                where = "" if self._own_dir is not None else f" in {self._run_dir}"
+                error = WrongJob(
+                    f"{slot.name} {list(slot.shape)} has other values than the run{where} began "
+                    "with: all ranks must begin with equal parameters, so use one seed or load one "
+                    "checkpoint in all" + (", and another run_dir" if where else "")
+                )
+                self._failure = self._give_up(error)
+                close_at_end(self._core, self._turn_lock)
+                raise error
 
-    def _homes(self) -> Iterable[Tuple[Unit, torch.Tensor]]:
+    def _homes(self) -> Iterable[Tuple[Slot, torch.Tensor]]:
+        """Each parameter's values where they rest. Each is a storage of its own, as torch saves and
+        copies storages as a whole."""
         for unit in self._units:
             home = self._core.module_home(unit.index)
             if home is None:
                 raise WrongJob(f"the parameters of {unit.name} are not in host memory")
-            cpu = torch.device("cpu")
-            yield unit, as_tensor(home[0], home[1] // self._dtype.itemsize, self._dtype, cpu)
+            for slot in unit.slots:
+                yield slot, self._over(
+                    home[0] + slot.offset * self._dtype.itemsize, slot.elems, self._dtype
+                ).view(slot.shape)
+
+    def _over(self, address: int, elems: int, dtype: torch.dtype) -> torch.Tensor:
+        return as_tensor(self._core.memory, address, elems, dtype, torch.device("cpu"))
 
     def _take_away_params(self) -> None:
-        """In a forked process, which does not have the run's memory."""
+        """In a forked process, in which the run's memory reads as zeros. NaN shows in a loss."""
         for unit in self._units:
             for slot in unit.slots:
                 if slot.parameter.data_ptr() == self._places.get(id(slot)):
                     slot.parameter.data = placeholder_of(slot)
 
-    def _note_user(self) -> None:
-        if self._device.type == "cpu":  # else the parameters have memory of their own
-            self._core.note_user()
-
     def _take_params(self) -> None:
         """The parameters have the run's values."""
-        self._note_user()
         with torch.no_grad():
-            for unit, base in self._homes():
-                for slot in unit.slots:
-                    if self._device.type == "cpu":
-                        slot.parameter.data = view_of(base, slot)
-                        self._places[id(slot)] = slot.parameter.data_ptr()
-                    else:
-                        slot.parameter.data.copy_(view_of(base, slot))
+            for slot, values in self._homes():
+                if self._device.type == "cpu":
+                    slot.parameter.data = values
+                    self._places[id(slot)] = values.data_ptr()
+                else:
+                    slot.parameter.data.copy_(values)
 
     # ---- steps ----
 
     def _hook(self, unit: Unit, slot: Slot) -> Any:
         def after(parameter: torch.Tensor) -> None:
-            if self._begun is None:
-                self._check_open()
-                self._send_groups()
-                self._begin()
-            if id(slot) not in self._waiting[unit.index]:
-                raise WrongJob(
-                    f"{slot.name} has a second gradient before step(): overlap=True takes one "
-                    "backward for each step"
-                )
-            self._waiting[unit.index].discard(id(slot))
-            while self._begun is not None and self._begun < len(self._units):
-                coming = self._units[len(self._units) - 1 - self._begun]
-                if self._waiting[coming.index]:
-                    break
-                self._hand_over(coming)
+            self._take_gradient(unit, slot)
 
         return slot.parameter.register_post_accumulate_grad_hook(after)
+
+    @alone  # so that no other thread closes the run while its memory is written to
+    def _take_gradient(self, unit: Unit, slot: Slot) -> None:
+        self._check_open()
+        if self._begun is None:
+            self._send_groups()
+            self._begin()
+        if id(slot) not in self._waiting[unit.index]:
+            raise WrongJob(
+                f"{slot.name} has a second gradient before step(): overlap=True takes one backward "
+                "for each step"
+            )
+        self._waiting[unit.index].discard(id(slot))
+        while self._begun is not None and self._begun < len(self._units):
+            coming = self._units[len(self._units) - 1 - self._begun]
+            if self._waiting[coming.index]:
+                break
+            self._hand_over(coming)
 
     def _begin(self) -> None:
         self._check_open()
         self._waiting = {u.index: {id(s) for s in u.slots} for u in self._units}
-        self._note_user()
         self._core.module_begin(True)
         self._core.module_wait()  # the turn of no unit
         self._core.module_done(0.0)
@@ -365,7 +354,7 @@ class _Optimizer(torch.optim.Optimizer):
     def _hand_over(self, unit: Unit) -> None:
         use = Use(*self._core.module_wait())
         assert use.pass_ == BACKWARD and use.units == (unit.index,)
-        sums = as_tensor(use.grads[0], use.elems[0], torch.float32, torch.device("cpu"))
+        sums = self._over(use.grads[0], use.elems[0], torch.float32)
         # grad_scale: 1 / ranks, since the gradients of all are added
         gradients = Gradients(unit, sums, use.fresh[0], use.grad_scale)
         with torch.no_grad():
@@ -485,12 +474,12 @@ class _Optimizer(torch.optim.Optimizer):
 
     @alone
     def close(self) -> None:
-        """Commits if run_dir was given, gives the parameters memory of their own, frees all."""
+        """Commits if run_dir was given, and frees all but the memory of parameters on the CPU. They
+        and the tensors that share their memory go on with it, as if torch had allocated it."""
         if self._core is None or self._process != os.getpid():
             return
         for handle in self._hooks:
             handle.remove()
-        _give_memory([slot for unit in self._units for slot in unit.slots], self._places)
         core, self._core = self._core, None
         self._failure = WrongJob("this optimizer is closed")
         _living.discard(self)
@@ -519,28 +508,11 @@ def _has_bits_of(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool((same | one.isnan() & other.isnan()).all())
 
 
-def _give_memory(slots: List[Slot], places: Dict[int, int]) -> None:
-    """Parameters that lie in the run's memory get memory of their own."""
-    for slot in slots:
-        if slot.elems and slot.parameter.data_ptr() == places.get(id(slot)):
-            slot.parameter.data = slot.parameter.data.clone()
-
-
-def _end(
-    process: int, core: Any, own_dir: Optional[str], slots: List[Slot], places: Dict[int, int]
-) -> None:
-    """The optimizer is gone, or the program ends. Its run may be closed already."""
-    if process != os.getpid():
-        return  # it is that of the process that this one was forked from
-    if core.is_open:
-        is_used = core.is_used()  # asked once: the thread may end meanwhile
-        if is_used:
-            later = functools.partial(_end, process, core, None, slots, places)
-            end_later(core, later)
-            core.set_at_end(later)
-        else:
-            _give_memory(slots, places)
-        close_at_end(core, is_used=is_used)
+def _end(core: Any, lock: Any, own_dir: Optional[str]) -> None:
+    """The optimizer is gone, or the program ends."""
+    if not core.is_open:
+        return  # closed, or of the process that this one was forked from
+    close_at_end(core, lock)
     if own_dir is not None:
         shutil.rmtree(own_dir, ignore_errors=True)
 

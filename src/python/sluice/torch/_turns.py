@@ -92,12 +92,16 @@ class Turns:
         name = self.stages[stage].name or "root" if stage < len(self.stages) else "loss"
         return f'the {"backward" if pass_ else "forward"} of "{name}"'
 
+    def over(self, address: int, elems: int, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor over memory of the run."""
+        return as_tensor(self.core.memory, address, elems, dtype, self.device)
+
     # ---- params ----
 
     def place(self, holder: Holder, use: Use) -> None:
         for unit, address, elems in zip(holder.units, use.params, use.elems):
             if address:
-                self.holding.place(unit, as_tensor(address, elems, self._dtype, self.device))
+                self.holding.place(unit, self.over(address, elems, self._dtype))
 
     def take_away(self, holder: Holder) -> None:
         try:
@@ -113,7 +117,7 @@ class Turns:
         with torch.no_grad():
             for unit, address, elems in zip(self.root.units, use.params, use.elems):
                 self.holding.check_unchanged(unit)
-                base = as_tensor(address, elems, self._dtype, self.device)
+                base = self.over(address, elems, self._dtype)
                 for slot in unit.slots:
                     slot.parameter.data.copy_(view_of(base, slot))
                 self.holding.note_values(unit)
@@ -264,7 +268,7 @@ class Training:
     def _turns_grads(self, holder: Holder, use: Use) -> None:
         for unit, address, elems, fresh in zip(holder.units, use.grads, use.elems, use.fresh):
             if address:
-                sums = as_tensor(address, elems, torch.float32, self._turns.device)
+                sums = self._turns.over(address, elems, torch.float32)
                 self._gradients[unit.index] = Gradients(unit, sums, fresh)
 
     def _close_gradients(self) -> None:
