@@ -393,10 +393,10 @@ struct sluice_memory {
     uint64_t bytes[2];
 };
 
-/* Like sluice_close, for a program whose parts may still read or write at the run's addresses: these
- * stay valid until sluice_module_unmap, whatever sluice_module_close returns. If keeps_params is not
- * 0, what sluice_module_home gave keeps its values. All else reads as zeros and takes no memory
- * until it is written to. Memory of a GPU is freed at once. */
+/* Like sluice_close, for a program whose parts may still read or write at the run's addresses:
+ * these stay valid until sluice_module_unmap, whatever sluice_module_close returns. If keeps_params
+ * is not 0, what sluice_module_home gave keeps its values. All else reads as zeros and takes no
+ * memory until it is written to. Memory of a GPU is freed at once. */
 int sluice_module_close(sluice_run *run, int keeps_params, struct sluice_memory *memory);
 
 /* Frees the memory. It may be called at any time, from any thread, and in a forked process. */

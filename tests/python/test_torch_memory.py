@@ -3,6 +3,8 @@ compute with it, and be forked; all that no tensor needs is given back."""
 
 import gc
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import unittest
@@ -63,6 +65,29 @@ def close_if_there(reference):
 def gradients_of(loss, module):
     loss.backward()
     return [p.grad for p in module.parameters()]
+
+
+#: It ends while a thread trains.
+ENDS = """
+import sys
+sys.path.insert(0, {tests!r})
+import threading, torch, sluice.torch, test_torch_optimizers as own
+torch.set_num_threads(1)
+module, begun = own.make(), threading.Event()
+
+def train():
+    try:
+        optimizer = sluice.torch.AdamW(module.parameters(), host="64MiB", run_dir={run!r}, overlap={overlap},
+                                       commit_every=1)
+        for step in range(10**9):
+            own.train(module, optimizer, steps=1)
+            begun.set()
+    finally:
+        begun.set()
+
+threading.Thread(target=train, daemon=True).start()
+begun.wait()
+"""
 
 
 class Memory(unittest.TestCase):
@@ -216,6 +241,16 @@ class Memory(unittest.TestCase):
             if number == 1:
                 before = resident_bytes()
         self.assertLess(resident_bytes() - before, (rounds - 2) * size // 4)
+
+    def test_programs_that_end_while_a_thread_trains(self):
+        for overlap in (False, True):
+            run = os.path.join(self.directory, f"run{overlap}")
+            program = ENDS.format(tests=os.path.dirname(os.path.abspath(__file__)), run=run, overlap=overlap)
+            made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
+            self.assertEqual(made.returncode, 0, made.stderr)
+            again = self.begun(run_dir=run)[1]
+            self.assertGreater(again.state_dict()["sluice"]["step"], 2)
+            again.close()
 
     # ---- of engines ----
 
