@@ -50,6 +50,8 @@ const char *commi_mpi_version(void)
     return text;
 }
 
+static uint32_t world_rank; /* of this process */
+
 static int check_world(comm *self, const commi_launch *launch)
 {
     int size = 0, rank = 0;
@@ -66,7 +68,7 @@ static int check_world(comm *self, const commi_launch *launch)
     if (size > COMM_RANKS_MAX)
         return err_set(ERR_CONFIG, "%s started %d ranks; the most is %d: start fewer",
                        launch->launcher, size, COMM_RANKS_MAX);
-    self->rank = (uint32_t)rank;
+    self->rank = world_rank = (uint32_t)rank;
     self->world = (uint32_t)size;
     return 0;
 }
@@ -128,7 +130,9 @@ static void ask_open_mpi(const commi_launch *launch)
  * A process can begin MPI once. A C program ends it with its only run of several ranks. In the
  * Python package, where a process opens run after run, and other code may have begun MPI, it ends
  * with the process. There MPI_Finalize waits as long as another rank works on: its program may do
- * more than this one after their last run, and mpirun ends the ranks whose peers have died. */
+ * more than this one after their last run, and mpirun ends the ranks whose peers have died. A
+ * process that ends with a status other than 0 gives the others exit_ns to end too, since they may
+ * wait for it, and then ends all ranks. */
 
 #ifdef COMM_LOADS_MPI
 static const bool ends_with_process = true;
@@ -136,7 +140,9 @@ static const bool ends_with_process = true;
 static const bool ends_with_process = false;
 #endif
 
-static int64_t exit_ns;     /* how long MPI_Finalize may take at the end of a run */
+static int64_t exit_ns;     /* how long MPI_Finalize may take at the end of a run, or of a program
+                             * that fails */
+static int exit_status;     /* of the process, at its end */
 static bool is_begun;       /* by us, and not ended */
 static pid_t begun_pid;     /* the process that began it: one that it forks does not end it */
 static bool is_run_open;    /* at the end of the process a thread may work in it still */
@@ -152,11 +158,22 @@ static void leave_mpi(comm *unused, const char *call)
     _exit(1);
 }
 
-static void finalize_with_run(void)
+static void end_all_ranks(comm *unused, const char *call)
+{
+    (void)unused;
+    log_warn(
+        "the program of rank %u ended with status %d, and other ranks work on %.1f s later (%s "
+        "has not returned): ending all ranks",
+        world_rank, exit_status, (double)exit_ns * 1e-9, call);
+    (void)MPI_Abort(MPI_COMM_WORLD, exit_status);
+    _exit(exit_status);
+}
+
+static void finalize_within_limit(void (*expire)(comm *unused, const char *call))
 {
     static const char call[] = "MPI_Finalize";
     commi_guard guard;
-    bool is_guarded = commi_guard_start(&guard, NULL, commi_now_ns() + exit_ns, leave_mpi) == 0;
+    bool is_guarded = commi_guard_start(&guard, NULL, commi_now_ns() + exit_ns, expire) == 0;
     if (is_guarded)
         commi_guard_enter(&guard, call);
     (void)MPI_Finalize();
@@ -165,14 +182,19 @@ static void finalize_with_run(void)
     is_begun = false;
 }
 
-static void finalize_at_exit(void)
+static void finalize_at_exit(int status, void *unused)
 {
     int is_over = 0;
+    (void)unused;
     if (!is_begun || begun_pid != getpid() || is_run_open || has_run_failed)
         return;
-    if (MPI_Finalized(&is_over) == MPI_SUCCESS && !is_over) /* other code may have ended it */
+    exit_status = status;
+    if (MPI_Finalized(&is_over) != MPI_SUCCESS || is_over) /* other code may have ended it */
+        return;
+    if (status != 0)
+        finalize_within_limit(end_all_ranks);
+    else
         (void)MPI_Finalize();
-    is_begun = false;
 }
 
 static int begin_mpi(comm *self)
@@ -188,7 +210,7 @@ static int begin_mpi(comm *self)
         is_begun = rc == MPI_SUCCESS;
         begun_pid = getpid();
         if (is_begun && ends_with_process)
-            (void)atexit(finalize_at_exit); /* after MPI_Init, so that it comes before MPI's own */
+            (void)on_exit(finalize_at_exit, NULL); /* after MPI_Init: it comes before MPI's own */
     }
     if (rc != MPI_SUCCESS)
         return mpi_error(rc, "MPI_Init_thread");
@@ -220,7 +242,7 @@ int commi_mpi_open(comm *self, const commi_launch *launch)
     TRY(check_world(self, launch));
     if (self->world == 1) {
         if (!ends_with_process)
-            finalize_with_run();
+            finalize_within_limit(leave_mpi);
         return 0;
     }
     struct commi_mpi *mpi = mem_alloc(1, sizeof *mpi, "comm MPI");
@@ -257,7 +279,7 @@ void commi_mpi_close(comm *self, int code)
     if (code == 0) {
         (void)MPI_Comm_free(&self->mpi->world);
         if (!ends_with_process)
-            finalize_with_run();
+            finalize_within_limit(leave_mpi);
     }
     mem_free(self->mpi);
     self->mpi = NULL;

@@ -34,6 +34,7 @@ static const struct entry entries[] = {
     {"MPI_Finalized", offsetof(commi_mpi_library, finalized)},
     {"MPI_Query_thread", offsetof(commi_mpi_library, query_thread)},
     {"MPI_Finalize", offsetof(commi_mpi_library, finalize)},
+    {"MPI_Abort", offsetof(commi_mpi_library, abort)},
     {"ompi_mpi_comm_world", offsetof(commi_mpi_library, world)},
     {"ompi_mpi_byte", offsetof(commi_mpi_library, byte)},
     {"ompi_mpi_errors_return", offsetof(commi_mpi_library, errors_return)},

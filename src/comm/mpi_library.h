@@ -32,6 +32,7 @@ struct commi_mpi_library {
     int (*finalized)(int *flag);
     int (*query_thread)(int *provided);
     int (*finalize)(void);
+    int (*abort)(MPI_Comm group, int status);
     void *world, *byte, *errors_return; /* MPI_COMM_WORLD, MPI_BYTE, MPI_ERRORS_RETURN */
 };
 typedef struct commi_mpi_library commi_mpi_library;
@@ -61,6 +62,7 @@ int commi_mpi_load(void) MUST_CHECK;
 #define MPI_Finalized           commi_mpi_api.finalized
 #define MPI_Query_thread        commi_mpi_api.query_thread
 #define MPI_Finalize            commi_mpi_api.finalize
+#define MPI_Abort               commi_mpi_api.abort
 #undef MPI_COMM_WORLD
 #undef MPI_BYTE
 #undef MPI_ERRORS_RETURN

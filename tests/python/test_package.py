@@ -310,6 +310,19 @@ with open(f"{sys.argv[2]}/rank{info.rank}of{info.world_size}", "w") as file:
 """
 
 
+# Rank 1 fails after its last run, while rank 0 waits for it.
+FAILING_RANK = """
+import sys, time
+import sluice
+with sluice.open(sys.argv[1]) as run:
+    run.step()
+    rank = run.info().rank
+if rank == 1:
+    raise ValueError("no more")
+time.sleep(60)
+"""
+
+
 class Ranks(InDirectory):
     @unittest.skipUnless(launchers.has_mpirun(), "there is no mpirun")
     def test_two_ranks(self):
@@ -324,6 +337,16 @@ class Ranks(InDirectory):
                 losses.append(file.read())
         self.assertEqual(losses[0], losses[1])
         self.assertEqual(len(sluice.Run(self.path("run")).metrics().steps), 3)
+
+    @unittest.skipUnless(launchers.has_mpirun(), "there is no mpirun")
+    def test_a_program_that_fails_after_its_last_run(self):
+        job = write_job(self.directory, debug={"comm": {"exit_seconds": 1}})
+        done = subprocess.run(
+            [*launchers.MPIRUN, "-c", FAILING_RANK, job], capture_output=True, text=True,
+            timeout=150, env=launchers.environment(launchers.MPIRUN))
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("ValueError: no more", done.stderr)
+        self.assertIn("the program of rank 1 ended with status 1", done.stderr)
 
 
 # Trains 10000 steps until a signal comes, in a process of its own.
