@@ -1,5 +1,6 @@
 """sluice.torch.Engine beside plain PyTorch: losses, placements, resuming, and what it refuses."""
 
+import copy
 import gc
 import os
 import subprocess
@@ -92,6 +93,21 @@ class Losses(Engines):
 
     def test_translation(self):
         self.check(Translation)
+
+    def test_equal_to_a_loop_over_the_optimizer_alone(self):
+        """To the bit, also where a ReLU after a batch norm makes more of each rounding."""
+        for kind in (Language, Images, Translation):
+            module, data = models.make(kind), models.batches(kind)
+            looped = copy.deepcopy(module)
+            optimizer = sluice.torch.AdamW(looped.parameters(), lr=1e-3, host="32MiB")
+            expected = models.loop_losses(looped, optimizer, data)
+            optimizer.close()
+            engine = self.engine(module)
+            self.assertEqual(models.engine_losses(engine, data), expected)
+            wanted = looped.state_dict()
+            for name, value in engine.state_dict().items():
+                self.assertTrue(torch.equal(value, wanted[name]), name)
+            engine.close()
 
     def test_checkpoints(self):
         self.check(Language, checkpoints=True)

@@ -100,10 +100,8 @@ def make(kind, **options):
     return kind(**options)
 
 
-def plain_losses(module, data, accumulation=1, clip=0.0, lr=1e-3):
-    """Trains a copy with torch alone. Returns losses and the trained copy."""
-    module = copy.deepcopy(module)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=lr)
+def loop_losses(module, optimizer, data, accumulation=1, clip=0.0):
+    """Trains the module in torch's usual loop."""
     torch.manual_seed(5)
     losses = []
     for begin in range(0, len(data), accumulation):
@@ -115,7 +113,14 @@ def plain_losses(module, data, accumulation=1, clip=0.0, lr=1e-3):
         if clip:
             nn.utils.clip_grad_norm_(module.parameters(), clip)
         optimizer.step()
-    return losses, module
+    return losses
+
+
+def plain_losses(module, data, accumulation=1, clip=0.0, lr=1e-3):
+    """Trains a copy with torch alone. Returns losses and the trained copy."""
+    module = copy.deepcopy(module)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=lr)
+    return loop_losses(module, optimizer, data, accumulation, clip), module
 
 
 def engine_losses(engine, data, seed=5):
