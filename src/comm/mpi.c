@@ -158,13 +158,27 @@ static void leave_mpi(comm *unused, const char *call)
     _exit(1);
 }
 
+static void end_this_rank(comm *unused, const char *call)
+{
+    (void)unused;
+    (void)call;
+    _exit(exit_status);
+}
+
+/* MPI_Abort comes while another thread is in MPI_Finalize, which MPI_THREAD_SERIALIZED does not
+ * allow. Open MPI 4.1.4 ends all ranks nevertheless. If a version hangs there, this rank ends
+ * alone, and mpirun ends the others. */
 static void end_all_ranks(comm *unused, const char *call)
 {
+    commi_guard guard;
     (void)unused;
     log_warn(
         "the program of rank %u ended with status %d, and other ranks work on %.1f s later (%s "
         "has not returned): ending all ranks",
         world_rank, exit_status, (double)exit_ns * 1e-9, call);
+    if (commi_guard_start(&guard, NULL, commi_now_ns() + exit_ns, end_this_rank) < 0)
+        _exit(exit_status);
+    commi_guard_enter(&guard, "MPI_Abort");
     (void)MPI_Abort(MPI_COMM_WORLD, exit_status);
     _exit(exit_status);
 }
