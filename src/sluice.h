@@ -387,16 +387,19 @@ int sluice_module_locate(const sluice_run *run, uint32_t unit, uint32_t tensor,
  * rest on a drive, on a GPU, or in part on other ranks. A pending update is made first. */
 int sluice_module_home(sluice_run *run, uint32_t unit, void **params, uint64_t *bytes);
 
-/* Memory of a closed run. All zero: none. */
+/* Memory of a closed run: [0] of its device, [1] of its host. All zero: none, as for what lay on a
+ * GPU. */
 struct sluice_memory {
     void *base[2];
     uint64_t bytes[2];
 };
 
 /* Like sluice_close, for a program whose parts may still read or write at the run's addresses:
- * these stay valid until sluice_module_unmap, whatever sluice_module_close returns. If keeps_params
- * is not 0, what sluice_module_home gave keeps its values. All else reads as zeros and takes no
- * memory until it is written to. Memory of a GPU is freed at once. */
+ * these stay valid until sluice_module_unmap, whatever sluice_module_close returns, but for those
+ * that ops got while run.paranoid was set. It overwrites *memory. If keeps_params is not 0, what
+ * sluice_module_home gave keeps its values; after an error they may be those of an update that was
+ * cut off. All else reads as zeros and takes no memory until it is written to. Memory of a GPU is
+ * freed at once. */
 int sluice_module_close(sluice_run *run, int keeps_params, struct sluice_memory *memory);
 
 /* Frees the memory. It may be called at any time, from any thread, and in a forked process. */

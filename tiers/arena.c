@@ -261,11 +261,14 @@ void arena_empty(arena *self, uint64_t begin, uint64_t end)
 {
     begin = size_round_up(begin, ARENA_PAGE_BYTES);
     end -= end % ARENA_PAGE_BYTES;
-    if (begin < end)
-        (void)madvise(self->base + begin, end - begin, MADV_DONTNEED);
+    if (begin < end && madvise(self->base + begin, end - begin, MADV_DONTNEED) != 0)
+        log_warn("the %s arena keeps memory that nobody needs (%s): is it locked (mlockall)?",
+                 self->name, strerror(errno));
 }
 
 void arena_copy_on_fork(arena *self)
 {
-    (void)madvise(self->base, self->size_bytes, MADV_KEEPONFORK);
+    if (madvise(self->base, self->size_bytes, MADV_KEEPONFORK) != 0)
+        log_warn("the %s arena: forked processes read no values in it (%s)", self->name,
+                 strerror(errno));
 }

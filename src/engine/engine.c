@@ -373,8 +373,8 @@ static void keep_arena(struct engine *self, int a)
     for (uint64_t at = 0, end; at < kept->size_bytes; at = end) {
         uint64_t begin = end = kept->size_bytes; /* of the params that come next */
         for (const buffer *home = any->buffers; home < any->buffers + home_count; home++) {
-            if (home->state_kind != STATE_PARAMS || home->arena != a || home->offset_bytes < at ||
-                home->offset_bytes >= begin)
+            if (home->state_kind != STATE_PARAMS || home->arena != a || home->size_bytes == 0 ||
+                home->offset_bytes < at || home->offset_bytes >= begin)
                 continue;
             begin = home->offset_bytes;
             end = begin + home->size_bytes;

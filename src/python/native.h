@@ -37,8 +37,8 @@ PyObject *native_refuse(const char *text);
 /* ---- one call at a time, in one process ----
  *
  * A process has one run open, and the library takes one call at a time. After a fork the child has
- * the memory of its parent's run and of OpenMP, but not their threads. So calls are refused there
- * once the parent has computed. */
+ * neither the threads of its parent's run and of OpenMP, nor the run's memory, which reads as
+ * zeros. So calls are refused there once the parent has computed. */
 
 /* A function that calls the library calls native_enter before and native_leave after. native_enter
  * returns 0, or -1 with an exception; then native_leave must not follow. `computes`: the call uses

@@ -3,8 +3,9 @@
  * step, evaluate and export belong to the thread that opened the session. Any thread may make the
  * other calls: the opener may have ended.
  *
- * A session belongs to its process. A process that was forked from it has the memory but not the
- * threads, the rings and the locks of the run, so each call there is refused, and nothing is freed.
+ * A session belongs to its process. A process that was forked from it has none of the
+ * run's threads, rings and locks, and zeros in its memory, so each call there is refused, and
+ * nothing is freed while the run is open.
  */
 #include <pthread.h>
 #include <unistd.h>
@@ -245,7 +246,8 @@ static PyObject *session_memory(PyObject *object, PyObject *keeps_params)
 
 /* A run that nobody closed: it is closed if that is possible here and now. Otherwise its memory
  * stays until the process ends, and the state is that of its last commit. At the end of the program
- * a thread may still be in a step of it. */
+ * a thread may still be in a step of it. native_enter only checks that no call works: the run that
+ * is open is this one, and at the end of the program none is closed here. */
 static void session_dealloc(PyObject *object)
 {
     session *self = (session *)object;

@@ -2,8 +2,8 @@
 does not end while the engine works.
 
 Such a process may be forked, for example for the workers of a torch DataLoader. The child has none
-of the run's threads and memory, so it cannot use Sluice: the extension refuses its calls. Nothing of
-the run is closed or freed there."""
+of the run's threads, and zeros in its memory, so it cannot use Sluice: the extension refuses its
+calls. An open run is neither closed nor freed there; what a closed one left is the child's, too."""
 
 from __future__ import annotations
 
