@@ -2,6 +2,7 @@
 compute with it, and be forked; all that no tensor needs is given back."""
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -128,15 +129,18 @@ class Memory(unittest.TestCase):
             self.assertTrue(torch.isfinite(kept["0.weight"]).all())
 
     def test_a_backward_after_the_end(self):
-        for closes, overlap in ((True, False), (True, True), (False, False)):  # else it is dropped
+        for closes, overlap in itertools.product((False, True), repeat=2):  # else it is dropped
             module, own = self.begun(overlap=overlap)
             plain = make()
             plain.load_state_dict(module.state_dict())
             loss = loss_of(module, 7)
             if closes:
                 own.close()
+            reference = weakref.ref(own)
             del own
             gc.collect()
+            self.assertIsNone(reference())
+            sluice.torch.AdamW(make().parameters(), host="64MiB").close()  # one run at a time
             for one, other in zip(gradients_of(loss, module), gradients_of(loss_of(plain, 7), plain)):
                 self.assertTrue(torch.equal(one, other))
 
@@ -161,6 +165,7 @@ class Memory(unittest.TestCase):
         finally:
             closed.set()
             thread.join()
+        self.assertEqual(len(found), len(list(module.parameters())))
         for one, other in zip(found, gradients_of(loss_of(plain, 7), plain)):
             self.assertTrue(torch.equal(one, other))
 

@@ -53,14 +53,15 @@ def list_drives(nvme: Union[None, Path, Sequence[Any]]) -> Optional[List[Dict[st
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
-def alone(method: _Call) -> _Call:
-    """A method that one thread at a time may be in. Its object has an RLock _turn_lock."""
+def alone(method: _Call, name: str = "") -> _Call:
+    """A method that one thread at a time may be in. Its object has an RLock _turn_lock. `name`: the
+    call that the user made."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._turn_lock.acquire(blocking=False):
             raise WrongJob(
-                f"{method.__name__} was called while another thread is in a call of the same "
+                f"{name or method.__name__} was called while another thread is in a call of the same "
                 f"{type(self).__name__}: let one thread make all its calls"
             )
         try:

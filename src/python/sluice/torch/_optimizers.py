@@ -11,6 +11,7 @@ Ranks average their gradients. Each updates its part of every unit, and gets the
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
@@ -310,12 +311,19 @@ class _Optimizer(torch.optim.Optimizer):
     # ---- steps ----
 
     def _hook(self, unit: Unit, slot: Slot) -> Any:
+        # the parameter has the hook, and must not keep the optimizer
+        reference, index, position = weakref.ref(self), unit.index, unit.slots.index(slot)
+
         def after(parameter: torch.Tensor) -> None:
-            self._take_gradient(unit, slot)
+            optimizer = reference()
+            if optimizer is not None:
+                unit = optimizer._units[index]
+                optimizer._take_gradient(unit, unit.slots[position])
 
         return slot.parameter.register_post_accumulate_grad_hook(after)
 
-    @alone  # so that no other thread closes the run while its memory is written to
+    # so that no other thread closes the run while its memory is written to
+    @functools.partial(alone, name="backward")
     def _take_gradient(self, unit: Unit, slot: Slot) -> None:
         self._check_open()
         if self._begun is None:
