@@ -43,11 +43,11 @@ enum {
     WIDE_ELEMS_STEP = 64, /* of m, n and k */
     LINE_ELEMS = 16,      /* floats in a cache line */
     /* fp32 operands are copied if B's stride is a multiple of this, and the shorter of m and n is
-     * within these bounds. A longer one is packed by oneDNN; for a shorter one the copy costs as
-     * much as it gains. */
+     * within these bounds. Longer ones are packed by oneDNN, most of them; for a shorter one the
+     * copy costs as much as it gains. */
     COPIED_STRIDE_STEP = 512,
     COPIED_ELEMS_MIN = 64,
-    COPIED_ELEMS_MAX = 512,
+    COPIED_ELEMS_MAX = 256,
     TILES_ELEMS_MIN = 32, /* of m, n and k */
     /* Below these sizes oneDNN makes the fp32 products. GFLOP/s of ours and of oneDNN 2.6, m x n x
      * k, 2 cores: 128x768x768 285 and 322, 192x768x50257 260 and 245, 1024x3072x768 322 and 158. */
@@ -256,13 +256,14 @@ static bool wants_fp32(const kernel_context *context, const matmul_desc *desc)
 
 /* With AVX2 oneDNN reads short fp32 operands where they lie. If the rows of B are a multiple of
  * 4 KiB apart, it reaches half of its speed, and of 2 KiB two thirds. Two cores of Zen 3,
- * 256 x 1024 x 1024: 91 GFLOP/s in place, 175 with copies. */
+ * 256 x 1024 x 1024: 91 GFLOP/s in place, 175 with copies. Within these bounds the blocks have the
+ * bits of the product in place, since oneDNN computes both by the same kernel. */
 static bool wants_copies(const kernel_context *context, const matmul_desc *desc)
 {
     uint64_t shorter = size_min(desc->m, desc->n);
     return context->isa == CPU_AVX2 && desc->ab_type == DTYPE_FP32 && !desc->b_transposed &&
            desc->b_stride % COPIED_STRIDE_STEP == 0 && shorter >= COPIED_ELEMS_MIN &&
-           shorter <= COPIED_ELEMS_MAX;
+           shorter <= COPIED_ELEMS_MAX && desc->k <= WIDE_K_ELEMS_MAX;
 }
 
 int cpui_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **out)
