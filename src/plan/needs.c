@@ -153,22 +153,14 @@ int plani_serial_peaks(const plan_job *job, uint64_t tile_elems, enum program_ki
     return rc;
 }
 
-double plani_price(const double bytes[TIER_COUNT])
-{
-    static const double of_byte[TIER_COUNT] = {256, 32, 1};
-    double price = 0;
-    for (int a = 0; a < TIER_COUNT; a++)
-        price += of_byte[a] * bytes[a];
-    return price;
-}
-
-/* The price of the bytes beyond the budgets; 0: all arenas are covered. */
+/* Bytes beyond the budgets, all arenas together. */
 static double excess(const plan_job *job, const uint64_t need[TIER_COUNT])
 {
-    double bytes[TIER_COUNT];
+    double bytes = 0;
     for (int a = 0; a < TIER_COUNT; a++)
-        bytes[a] = (double)(need[a] - size_min(need[a], job->budget_bytes[a]));
-    return plani_price(bytes);
+        if (need[a] > job->budget_bytes[a])
+            bytes += (double)(need[a] - job->budget_bytes[a]);
+    return bytes;
 }
 
 /* The steady step needs the most in nearly every job. */
@@ -278,13 +270,13 @@ static uint32_t list_all(const plan_job *job, struct plani_candidate list[PLANI_
     return count;
 }
 
-int plani_excess(const plan_job *job, uint64_t need[TIER_COUNT], double *price, plani_work *work)
+int plani_excess(const plan_job *job, uint64_t need[TIER_COUNT], double *bytes, plani_work *work)
 {
     struct plani_candidate list[PLANI_TILES_MAX], *closest;
     uint32_t count = list_all(job, list);
     TRY(nearest(job, list, count, &closest, work));
     memcpy(need, closest->need, sizeof closest->need);
-    *price = excess(job, need);
+    *bytes = excess(job, need);
     return 0;
 }
 

@@ -132,8 +132,15 @@ static int compile_any(plani_search *self, plan_set *set, struct plani_point *ta
     return rc == ERR_NO_FIT ? 1 : rc;
 }
 
+/* What a lack of bytes costs, in bytes of nvme: memory costs more than drives. The weights are
+ * chosen, not measured. */
+static double price_of(const double bytes[TIER_COUNT])
+{
+    return 256 * bytes[TIER_DEVICE] + 32 * bytes[TIER_HOST] + bytes[TIER_NVME];
+}
+
 /* Compiles whole kinds, nearest first. 1: none fits, and *taken is the one whose homes lack what
- * costs least (plani_price); among equals the last, which needs least memory. */
+ * costs least; among equals the last, which needs least memory. */
 static int compile_whole_kinds(plani_search *self, plan_set *set, struct plani_point *taken)
 {
     struct plani_point nearest = plani_first_point(self);
@@ -153,7 +160,7 @@ static int compile_whole_kinds(plani_search *self, plan_set *set, struct plani_p
             return rc;
         plani_point_apply(self, &point);
         TRY(plani_home_excess(self, excess));
-        double price = plani_price(excess);
+        double price = price_of(excess);
         if (price <= least) {
             least = price;
             nearest = point;
@@ -179,12 +186,12 @@ static int park_least(plani_search *self, struct plani_point point, uint64_t wor
         point.parked_on_host = way > 0;
         do {
             uint64_t need[TIER_COUNT], parked;
-            double price;
+            double bytes;
             point.parked_near += (uint32_t)more;
             plani_point_apply(self, &point);
-            TRY(plani_excess(job, need, &price, self->work));
-            if (price < *least) {
-                *least = price;
+            TRY(plani_excess(job, need, &bytes, self->work));
+            if (bytes < *least) {
+                *least = bytes;
                 *nearest = point;
             }
             parked = plani_parked_bytes(job);
@@ -248,8 +255,9 @@ static int refuse_or_compile(plani_search *self, plan_set *set, struct plani_poi
 }
 
 /* Adds to the refusal what budgets of one tier alone were found to be enough, while the others keep
- * theirs. The search for them is short, so nothing is said of a tier for which it finds none. Nor
- * is a tier named twice, where the refusal has named the least of the only one that lacks. */
+ * theirs. Full drives and a GPU's memory do not grow, so they are left out. The search for them is
+ * short, so nothing is said of a tier for which it finds none. Nor is a tier named twice, where the
+ * refusal has named the least of the only one that lacks. */
 static int name_alone(plani_search *self, int refused)
 {
     const plan_job *job = self->asked->job;
@@ -261,13 +269,16 @@ static int name_alone(plani_search *self, int refused)
     err_save(&refusal, refused);
     for (int a = 0; a < TIER_COUNT; a++)
         lacks += work->refused[a] > job->budget_bytes[a];
-    for (int a = 0; a < TIER_COUNT; a++) {
+    for (int a = TIER_COUNT - 1; a >= 0; a--) { /* the cheapest first */
         char text[SIZE_TEXT_BYTES];
         uint64_t bytes, sharers = a == TIER_NVME ? size_max(job->nvme_sharers, 1) : 1;
         size_t used = strlen(enough);
         bool is_named =
             lacks == 1 && work->refused_is_known && work->refused[a] > job->budget_bytes[a];
-        if (a == TIER_NVME && !self->asked->has_drives)
+        bool is_fixed = a == TIER_NVME     ? !self->asked->has_drives || job->nvme_advice
+                        : a == TIER_DEVICE ? !job->machine.device_is_cpu
+                                           : false;
+        if (is_fixed)
             continue;
         if (plani_find_least(self, a, work_end, &bytes) < 0)
             return err_restore(&refusal);

@@ -225,12 +225,9 @@ int plani_serial_peaks(const plan_job *job, uint64_t tile_elems, enum program_ki
 
 /* Learns what the candidate needs as far as the budgets cover it. ERR_NO_FIT where they do not. */
 int plani_check_needs(const plan_job *job, struct plani_candidate *c, plani_work *work) MUST_CHECK;
-/* The price of bytes of all tiers, in bytes of nvme: a placement that lacks drives is nearer to the
- * budgets than one that lacks as much memory. The weights are chosen, not measured. */
-double plani_price(const double bytes[TIER_COUNT]);
 /* Finds the tile size of the job that comes nearest to the budgets. need[]: its needs, as far as
- * they are known; *price: that of the bytes beyond the budgets. */
-int plani_excess(const plan_job *job, uint64_t need[TIER_COUNT], double *price,
+ * they are known; *bytes: how many are beyond the budgets. */
+int plani_excess(const plan_job *job, uint64_t need[TIER_COUNT], double *bytes,
                  plani_work *work) MUST_CHECK;
 
 /* The refusal. Always ERR_NO_FIT, with a text that names every tier that is too small.
