@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "config/config_internal.h"
@@ -387,11 +388,16 @@ static bool lacks(const configi_reader *reader, const char *key, const char *nam
            (errno == ENOENT || errno == ENOTDIR);
 }
 
-/* True if both give the same value, or none. */
+/* True if both give the same directory, or none. `import` records it as an absolute path. */
 static bool agree(const configi_reader *reader, const configi_reader *record, const char *path)
 {
     const json_t *own = configi_get(reader, path), *recorded = configi_get(record, path);
-    return own && recorded ? configi_is_same(own, recorded) : !own && !recorded;
+    char here[FILE_PATH_BYTES], made[FILE_PATH_BYTES];
+    if (!own || !recorded || configi_is_same(own, recorded))
+        return !own == !recorded;
+    return json_is_string(own) && json_is_string(recorded) && getcwd(here, sizeof here) &&
+           file_join(made, sizeof made, here, json_string_value(own)) == 0 &&
+           strcmp(made, json_string_value(recorded)) == 0;
 }
 
 /* Adds a value of the record that the job does not give. */
