@@ -453,7 +453,7 @@ static void waits_are_named(void **state)
         for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
             fixture_set(&sets, "tiers.place.%s=%s", kinds[i], is_tight ? "host" : "device");
         if (is_tight)
-            fixture_set(&sets, "tiers.device.budget=2560KiB");
+            fixture_set(&sets, "tiers.device.budget=2816KiB");
         plan(&it, &sets, 1);
         assert_true((it.sum.over_schedule_bound > SETUP_WAITS_OVER) == (is_tight == 1));
         assert_true((it.sum.wait_count > 0) == (is_tight == 1));
