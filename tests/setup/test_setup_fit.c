@@ -290,7 +290,7 @@ static void the_order_may_be_chosen(void **state)
 {
     (void)state;
     uint32_t only_one_fits = 0, both_fit = 0;
-    for (uint64_t bytes = (uint64_t)8 << 20; bytes <= (uint64_t)64 << 20; bytes += bytes / 32) {
+    for (uint64_t bytes = (uint64_t)10 << 20; bytes <= (uint64_t)40 << 20; bytes += bytes / 24) {
         double by_layer = ordered_seconds("layer_major", bytes);
         double by_batch = ordered_seconds("batch_major", bytes);
         double chosen = ordered_seconds("fastest", bytes);

@@ -2,7 +2,7 @@
 if(TARGET sluice_profile)
     add_library(ranks_fixture STATIC state/ranks_fixture.c)
     target_link_libraries(ranks_fixture PUBLIC sluice_profile PkgConfig::CMOCKA)
-    sluice_test(test_state_resume LIBS train_fixture LABELS cpu nvme debug TIMEOUT 120)
+    sluice_test(test_state_resume LIBS train_fixture LABELS cpu nvme debug TIMEOUT 240)
     sluice_test(test_state_keep LIBS sluice_profile PkgConfig::XXHASH LABELS cpu debug nvme)
     sluice_test(test_state_kept LIBS train_fixture LABELS cpu nvme TIMEOUT 120)
     sluice_test(test_state_recut LIBS sluice_profile LABELS cpu debug nvme INSTANCES uring pool sim)
