@@ -119,20 +119,16 @@ static uint64_t wide_stride(uint64_t cols)
     return LINE_ELEMS * (size_div_up(cols, LINE_ELEMS) | 1);
 }
 
-static uint64_t wide_a_stride(const matmul_desc *desc)
-{
-    return wide_stride(desc->a_transposed ? desc->m : desc->k);
-}
-
-static uint64_t wide_b_stride(const matmul_desc *desc)
-{
-    return wide_stride(desc->b_transposed ? desc->k : desc->n);
-}
-
 /* True if the stored rows of A (else of B) run across k. */
 static bool rows_cross_k(const matmul_desc *desc, bool is_a)
 {
     return is_a ? desc->a_transposed : !desc->b_transposed;
+}
+
+/* The stride in scratch of A, else of B. */
+static uint64_t wide_operand_stride(const matmul_desc *desc, bool is_a)
+{
+    return wide_stride(!rows_cross_k(desc, is_a) ? desc->k : is_a ? desc->m : desc->n);
 }
 
 /* The scratch of `elems` elements of m (A) or n (B), by `k` of k: a multiple of 64 bytes. */
@@ -163,8 +159,8 @@ static matmul_desc block_desc(const kernel_matmul *matmul, uint64_t extent, uint
         wide.n = extent;
     wide.k = k;
     wide.ab_type = wide.c_type = DTYPE_FP32;
-    wide.a_stride = wide_a_stride(cuts_m ? &wide : desc);
-    wide.b_stride = wide_b_stride(cuts_m ? desc : &wide);
+    wide.a_stride = wide_operand_stride(cuts_m ? &wide : desc, true);
+    wide.b_stride = wide_operand_stride(cuts_m ? desc : &wide, false);
     if (matmul->widening.rounds_c)
         wide.c_stride = wide.n;
     if (part != K_FIRST) {
@@ -286,13 +282,15 @@ int cpui_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_
         cpui_fp32_product_plan(desc, context->thread_count, &matmul->fp32);
         matmul->scratch_bytes = matmul->fp32.scratch_bytes;
         rc = 0;
-    } else if ((desc->ab_type == DTYPE_FP32 && !wants_copies(context, desc)) ||
+    } else if (wants_copies(context, desc)) {
+        rc = widened_create(matmul);
+    } else if (desc->ab_type == DTYPE_FP32 ||
                (desc->ab_type == DTYPE_BF16 && context->has_bf16_products)) {
         rc = cpui_product_create(context, desc, context->thread_count, 1, &matmul->product);
         if (rc == 0)
             matmul->scratch_bytes = cpui_product_scratch_bytes(matmul->product);
     }
-    if (rc == ERR_BACKEND && (desc->ab_type != DTYPE_FP32 || wants_copies(context, desc)))
+    if (rc == ERR_BACKEND && desc->ab_type != DTYPE_FP32)
         rc = widened_create(matmul);
     if (rc < 0) {
         mem_free(matmul);
@@ -352,8 +350,7 @@ static const float *shared_at(const kernel_matmul *matmul, const char *scratch, 
     const matmul_desc *desc = &matmul->desc;
     const float *shared = (const float *)(scratch + matmul->widening.shared_offset);
     bool is_a = !matmul->widening.cuts_m;
-    return shared +
-           k_begin * (rows_cross_k(desc, is_a) ? wide_stride(is_a ? desc->m : desc->n) : 1);
+    return shared + k_begin * (rows_cross_k(desc, is_a) ? wide_operand_stride(desc, is_a) : 1);
 }
 
 /* Rounds a block of C, which is dense fp32 in scratch, into its place at `target`. */

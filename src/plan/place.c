@@ -132,7 +132,7 @@ static int compile_any(plani_search *self, plan_set *set, struct plani_point *ta
     return rc == ERR_NO_FIT ? 1 : rc;
 }
 
-/* What a lack of bytes costs, in bytes of nvme: memory costs more than drives. The weights are
+/* The cost of lacking bytes, in bytes of nvme: memory costs more than drives. The weights are
  * chosen, not measured. */
 static double price_of(const double bytes[TIER_COUNT])
 {

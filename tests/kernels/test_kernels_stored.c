@@ -266,7 +266,7 @@ static void all_codes(void **state)
         }
 }
 
-/* The two NaN of e4m3 expand to NaN, wherever in a vector they stand, and nothing else does. */
+/* The two NaN of e4m3 expand to NaN, wherever in a vector they stand; other codes do not. */
 static void nan_of_e4m3(void **state)
 {
     (void)state;
