@@ -71,7 +71,7 @@ struct machine_drive {
     double read, write, mixed; /* of one of them, at the settings below */
     /* Writes mixed half and half with reads, while Adam runs on the CPU; 0: unknown. */
     double write_with_update;
-    uint64_t block_bytes, queue_depth; /* the smallest values that reach 98% of the best rate */
+    uint64_t block_bytes, queue_depth; /* the smallest values that reach 95% of the best rate */
     double sync_seconds;               /* fdatasync of what was just written */
     /* how much may be written in its life, as its maker states; 0: unknown */
     double endurance_bytes;

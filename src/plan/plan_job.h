@@ -59,6 +59,9 @@ struct plan_machine {
      * alone at most 1. Above 1 where a drive does more in both directions than by turns; 0 acts as
      * 1. */
     double drive_read_bytes_per_second, drive_write_bytes_per_second, drive_both_ways;
+    /* Share of these rates that the drives keep while other ops use all of the memory's rate; 0
+     * acts as 1. */
+    double drive_kept;
     double h2d_bytes_per_second, d2h_bytes_per_second;
     double dram_bytes_per_second;
     double device_flops_per_second;
@@ -89,6 +92,8 @@ typedef struct plan_machine plan_machine;
 
 /* drive_both_ways, at least 1. Pure. */
 double plan_drive_both_ways(const plan_machine *machine);
+/* drive_kept, above 0 and at most 1. Pure. */
+double plan_drive_kept(const plan_machine *machine);
 
 /* Rough figures for a machine that was not measured, named as defaults wherever they are
  * printed. */

@@ -7,8 +7,10 @@
  * resource is full; those that use it keep their rate, and the others go on growing (progressive
  * filling). One use is not shared so: a read or write needs a core for its checksums, but less than
  * one whole core. Its thread sleeps between pieces, and the system's scheduler serves a thread that
- * wakes up at once, so full cores do not slow it; the others share what it leaves. Pure; allocates
- * nothing. */
+ * wakes up at once, so full cores do not slow it; the others share what it leaves.
+ *
+ * Drives lose more to memory traffic than a fair share of the memory: the more of the memory's rate
+ * other ops use, the less the drives do (machine.drive_kept). Pure; allocates nothing. */
 #include <assert.h>
 #include <math.h>
 #include <string.h>
@@ -31,6 +33,11 @@ const char *plan_resource_name(enum plan_resource resource)
 double plan_drive_both_ways(const plan_machine *machine)
 {
     return fmax(machine->drive_both_ways, 1);
+}
+
+double plan_drive_kept(const plan_machine *machine)
+{
+    return machine->drive_kept > 0 ? fmin(machine->drive_kept, 1) : 1;
 }
 
 void plan_demand_seconds(const plan_machine *machine, const op_demand *demand,
@@ -77,16 +84,23 @@ void plani_demand(const plan_machine *machine, const op_demand *demand, struct p
         share->need[r] = share->demand[r] / share->alone_seconds;
     if (share->is_served)
         share->need[RESOURCE_CORES] = 0;
+    if (share->demand[RESOURCE_DRIVE] == 0)
+        share->slows_drives = share->need[RESOURCE_DRAM] * (1 - plan_drive_kept(machine));
 }
 
 /* Shares the machine, of whose cores the share `cores` is left. */
 static void share_rates(struct plani_share *const *running, uint32_t count, double cores)
 {
-    double left[RESOURCE_COUNT];
+    double left[RESOURCE_COUNT], traffic = 0, lost = 0;
     bool fixed[LANE_COUNT] = {false};
     for (int r = 0; r < RESOURCE_COUNT; r++)
         left[r] = 1.0;
     left[RESOURCE_CORES] = fmax(cores, 0);
+    for (uint32_t i = 0; i < count; i++) {
+        traffic += running[i]->slows_drives > 0 ? running[i]->need[RESOURCE_DRAM] : 0;
+        lost += running[i]->slows_drives;
+    }
+    left[RESOURCE_DRIVE] -= lost / fmax(traffic, 1);
     for (uint32_t open = count; open > 0;) {
         /* The level (share of its own full speed) at which the next resource fills. */
         double level = 1.0, wanted[RESOURCE_COUNT] = {0};

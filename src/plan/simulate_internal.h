@@ -45,7 +45,8 @@ struct plani_share {
     bool is_served;                /* it gets what it needs of the cores at once */
     /* share of it that the op takes at full speed; of the cores 0 if is_served */
     double need[RESOURCE_COUNT];
-    double rate; /* out: share of the op done per second */
+    double slows_drives; /* share of the drives' rate that they lose while it runs at full speed */
+    double rate;         /* out: share of the op done per second */
 };
 void plani_demand(const plan_machine *machine, const op_demand *demand, struct plani_share *share);
 /* Max-min fair rates of ops that run together; at most LANE_COUNT. */

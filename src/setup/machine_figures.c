@@ -115,6 +115,7 @@ void setup_drive_settings(const struct setup *self, uint64_t *block_bytes, uint3
 struct drive_rates {
     double read, write, sync;
     double both_ways; /* of the drive that has the least, 1 if one is not known; 0: no drive yet */
+    double kept;      /* of the drive that keeps least beside memory traffic; 0: not known */
 };
 
 static void add_known(const machine_drive *drive, double count, double sharers,
@@ -123,14 +124,14 @@ static void add_known(const machine_drive *drive, double count, double sharers,
     bool has_both = drive->read > 0 && drive->write > 0;
     double by_turns = has_both ? 2 / (1 / drive->read + 1 / drive->write) : 0;
     double both_ways = has_both ? fmax(drive->mixed / by_turns, 1) : 1;
-    /* Computing and updates take cores and memory that I/O needs too. The rate beside them was
-     * measured with as much read as written. Reads and writes are assumed to lose the same part. */
-    double beside = has_both && drive->write_with_update > 0
-                        ? fmin(drive->write_with_update / (both_ways * by_turns), 1)
-                        : 1;
+    /* Adam uses all of the memory's rate. Reads and writes are assumed to lose the same part. */
+    if (has_both && drive->write_with_update > 0) {
+        double kept = fmin(drive->write_with_update / (both_ways * by_turns), 1);
+        sum->kept = sum->kept > 0 ? fmin(sum->kept, kept) : kept;
+    }
     sum->both_ways = sum->both_ways > 0 ? fmin(sum->both_ways, both_ways) : both_ways;
-    sum->read += beside * count * drive->read / sharers;
-    sum->write += beside * count * drive->write / sharers;
+    sum->read += count * drive->read / sharers;
+    sum->write += count * drive->write / sharers;
     sum->sync = fmax(sum->sync, drive->sync_seconds);
 }
 
@@ -180,6 +181,7 @@ static void take_drives(struct figures *self)
     take(self, sum.read, &to->drive_read_bytes_per_second);
     take(self, sum.write, &to->drive_write_bytes_per_second);
     to->drive_both_ways = sum.both_ways;
+    to->drive_kept = sum.kept;
     if (sum.sync > 0) /* one sync of the slabs, then one of the manifest */
         to->sync_seconds = 2 * sum.sync;
     if (from->host.io_core_seconds > 0)

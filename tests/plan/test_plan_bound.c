@@ -39,6 +39,7 @@ static void draw_machine(struct dice *d, plan_machine *m)
         plan_machine_default_gpu(m, 4, 8, 0);
     m->drive_read_bytes_per_second = m->drive_write_bytes_per_second = 1e9;
     m->drive_both_ways = draw(d, 2) ? 1.5 : 1;
+    m->drive_kept = draw(d, 2) ? 0.7 : 1;
     m->h2d_bytes_per_second = m->d2h_bytes_per_second = 2e9;
     m->op_seconds = draw(d, 2) ? 1e-4 : 1e-6;
     m->sync_seconds = 0;
@@ -392,11 +393,43 @@ static void full_cores_do_not_slow_checksums(void **state)
     assert_true(shares[0].rate < 0.6);
 }
 
+/* Drives keep 60% beside an op that uses all of the memory's rate, 80% beside one that uses half of
+ * it, and no less than 60% beside both. Beside each other they lose nothing. */
+static void memory_traffic_slows_drives(void **state)
+{
+    (void)state;
+    plan_machine machine;
+    plan_machine_default_cpu(&machine, 2, false);
+    machine.drive_read_bytes_per_second = machine.drive_write_bytes_per_second = 1e9;
+    machine.drive_kept = 0.6;
+    machine.dram_bytes_per_second = 1e10;
+    machine.op_seconds = 0;
+    op_demand demands[] = {{.drive_read_bytes = 1000000000},
+                           {.dram_bytes = 10000000000},
+                           {.dram_bytes = 5000000000, .device_seconds = 1},
+                           {.drive_write_bytes = 1000000000}};
+    struct plani_share shares[4], *running[4];
+    for (int i = 0; i < 4; i++)
+        plani_demand(&machine, &demands[i], &shares[i]);
+    static const struct {
+        int ops[3];
+        uint32_t count;
+        double rate; /* of the read */
+    } cases[] = {{{0, 1}, 2, 0.6}, {{0, 2}, 2, 0.8}, {{0, 1, 2}, 3, 0.6}, {{0, 3}, 2, 0.5}};
+    for (int c = 0; c < 4; c++) {
+        for (uint32_t i = 0; i < cases[c].count; i++)
+            running[i] = &shares[cases[c].ops[i]];
+        plani_share_rates(running, cases[c].count);
+        assert_float_equal(shares[0].rate, cases[c].rate, 1e-9);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(no_order_is_below_a_bound),
                                        cmocka_unit_test(a_known_chain_is_found),
                                        cmocka_unit_test(waiting_for_memory_is_named),
-                                       cmocka_unit_test(full_cores_do_not_slow_checksums)};
+                                       cmocka_unit_test(full_cores_do_not_slow_checksums),
+                                       cmocka_unit_test(memory_traffic_slows_drives)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

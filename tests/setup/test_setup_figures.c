@@ -104,12 +104,11 @@ static void a_gpu_of_many_has_its_part_of_a_host(void **state)
     stated.drives[0].write_with_update = 3.6e9;    /* 3/4 of that */
     setup_machine_figures(&setup, &got);
     SAME(got.drive_both_ways, 1.4);
-    SAME(got.drive_read_bytes_per_second, 1.5e9);    /* 3/4 of 2 is as much */
-    SAME(got.drive_write_bytes_per_second, 1.125e9); /* 3/4 of 1.5 */
-    stated.drives[0].mixed = 3e9;                    /* less than by turns counts as by turns */
+    SAME(got.drive_kept, 0.75);
+    stated.drives[0].mixed = 3e9; /* less than by turns counts as by turns */
     setup_machine_figures(&setup, &got);
     assert_float_equal(got.drive_both_ways, 1, 0);
-    SAME(got.drive_write_bytes_per_second, 1.5e9); /* 3.6 is more than 24/7 */
+    SAME(got.drive_kept, 1); /* 3.6 is more than 24/7 */
     stated.drives[0].mixed = stated.drives[0].write_with_update = 0;
 
     asked.io.verify_reads = false; /* writes are summed for the manifest all the same */
