@@ -5,17 +5,8 @@
  * Several ranks also check that a second run is refused, since MPI has ended with the first one.
  * Rank 0 prints the bits of each loss, and a sum of all params after step UNTIL. The exit status is
  * that of sluice_open where the run is refused. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/api/toy_module.h"
+#include "tests/unit.h"
 
 static int usage(const char *name)
 {

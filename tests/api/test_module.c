@@ -1,23 +1,16 @@
 /* Runs whose passes a program computes (sluice_module_*): they train as the program would in
  * memory, to the bit, wherever their states rest; they can be left, closed and resumed at any
  * point; and wrong calls get a sentence. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <dirent.h>
 #include <math.h>
 #include <sched.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "kernels/ops.h"
 #include "tests/api/toy_module.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 static char dir[FIXTURE_PATH_BYTES + 32], drive[FIXTURE_PATH_BYTES + 32];
 

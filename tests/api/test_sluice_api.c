@@ -1,17 +1,10 @@
 /* The public interface. Its steps are bit for bit those of a whole run. A refused call returns a
  * status with a sentence. A run that is closed and opened again continues. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <unistd.h>
 
 #include "sluice.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 enum { STEPS = 7 };
 

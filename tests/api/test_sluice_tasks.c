@@ -1,20 +1,13 @@
 /* The public interface: tasks without an open run. Training by one call has the losses of a whole
  * run, and a stop from a callback commits and resumes. A job can be a text. Plans, texts, losses
  * and checkpoints come from the calls that a program makes. Refusals are values. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <jansson.h>
 #include <math.h>
 #include <unistd.h>
 
 #include "sluice.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 enum { STEPS = 6 };
 

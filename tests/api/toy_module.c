@@ -1,16 +1,8 @@
 /* See toy_module.h. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "tests/api/toy_module.h"
+#include "tests/unit.h"
 
 enum { HEAD = TOY_BLOCKS + 1, TEXT_BYTES = 16384 };
 

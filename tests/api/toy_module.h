@@ -5,7 +5,7 @@
  *   stage 1..L     block.i   x = x + W2 relu(W1 x + b1)                 W1 [F,C], b1 [F], W2 [C,F]
  *   stage L+1      root      logits = E (g * x), loss = mean of -log softmax
  *
- * Tokens follow from (step, micro-batch, rank) alone. Include after cmocka.h. */
+ * Tokens follow from (step, micro-batch, rank) alone. */
 #ifndef SLUICE_TESTS_TOY_MODULE_H
 #define SLUICE_TESTS_TOY_MODULE_H
 

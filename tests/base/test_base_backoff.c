@@ -1,17 +1,11 @@
 /* The pauses of a wait, on a simulated clock: yields first, then sleeps that grow with the wait, so
  * that a wait ends late by no more than backoff.h says. The linker puts the functions here in the
  * place of the clock's and the system's. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #include "base/backoff.h"
 #include "base/size.h"
+#include "tests/unit.h"
 
 enum { BEGIN_NS = 1000, YIELD_NS = 700, SHORTEST_SLEEP_NS = 60000 };
 

@@ -1,13 +1,6 @@
 /* Base helpers: sizes, conversions, counters, random numbers, errors. */
 #include <errno.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/dtype.h"
 #include "base/error.h"
@@ -17,6 +10,7 @@
 #include "base/size.h"
 #include "base/tile.h"
 #include "base/utf8.h"
+#include "tests/unit.h"
 
 static void sizes_parse(void **state)
 {

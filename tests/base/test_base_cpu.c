@@ -1,17 +1,10 @@
 /* The choice of the instruction set. It is made once in a process, so that each case has its
  * own. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/cpu.h"
+#include "tests/unit.h"
 
 /* Runs `body` in a child with SLUICE_ISA set so, or unset; it returns true if all is as it
  * should be. */

@@ -1,24 +1,15 @@
 /* Whole files and directories: limits, atomic writes and their failures, directories and paths. */
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/file.h"
 #include "base/mem.h"
+#include "tests/unit.h"
 
 static char directory[] = "/tmp/sluice-test-file-XXXXXX";
 
@@ -156,15 +147,15 @@ static void pipes_are_read(void **state)
     mem_free(text);
     close(ends[0]);
 
-    assert_int_equal(file_read_any("/dev/zero", 200000, &text, &bytes), ERR_INPUT);
-    assert_non_null(strstr(err_text(), "/dev/zero has more than the 200000 bytes"));
+    assert_error(file_read_any("/dev/zero", 200000, &text, &bytes), ERR_INPUT,
+                 "/dev/zero has more than the 200000 bytes");
     assert_null(text);
-    assert_int_equal(file_read_any(directory, 10, &text, &bytes), ERR_INPUT);
-    assert_non_null(strstr(err_text(), " is a directory, no file"));
+    assert_error(file_read_any(directory, 10, &text, &bytes), ERR_INPUT,
+                 " is a directory, no file");
     /* It waits for a slow writer of a pipe, but not for one that does not exist. */
     assert_int_equal(mkfifo(in_directory("lonely"), 0600), 0);
-    assert_int_equal(file_read_any(in_directory("lonely"), 10, &text, &bytes), ERR_INPUT);
-    assert_non_null(strstr(err_text(), "lonely gives no text: it is a pipe that nobody writes to"));
+    assert_error(file_read_any(in_directory("lonely"), 10, &text, &bytes), ERR_INPUT,
+                 "lonely gives no text: it is a pipe that nobody writes to");
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
     pid_t writer = fork();
     assert_true(writer >= 0);

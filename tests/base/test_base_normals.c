@@ -1,16 +1,9 @@
 /* Normal random numbers drawn together have the bits of those drawn one by one, in the instruction
  * set that SLUICE_ISA names: large and small indices, counts that end within a block, and enough
  * numbers that some are computed again. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/cpu.h"
 #include "base/rng.h"
+#include "tests/unit.h"
 
 enum { COUNT = 200000 };
 

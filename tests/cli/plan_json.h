@@ -2,15 +2,10 @@
 #ifndef SLUICE_TESTS_CLI_PLAN_JSON_H
 #define SLUICE_TESTS_CLI_PLAN_JSON_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
+#include <jansson.h>
 #include <sys/wait.h>
 
-#include <cmocka.h>
-#include <jansson.h>
+#include "tests/unit.h"
 
 enum { PLAN_COMMAND_BYTES = 4096 };
 

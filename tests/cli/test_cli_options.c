@@ -1,17 +1,11 @@
 /* The command line's parts: options, suggestions, exit statuses, durations. */
 #include <errno.h>
 #include <pty.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "cli/cli.h"
+#include "tests/unit.h"
 
 struct values {
     bool fresh;
@@ -84,27 +78,21 @@ static void wrong_lines_are_refused(void **state)
 {
     (void)state;
     struct values got;
-    assert_int_equal(PARSE(&got, "job", "--frehs"), ERR_USAGE);
-    assert_non_null(strstr(err_text(), "\"--frehs\"; nearest is --fresh"));
-    assert_int_equal(PARSE(&got, "job", "-fresh"), ERR_USAGE);
-    assert_non_null(strstr(err_text(), "nearest is --fresh"));
-    assert_int_equal(PARSE(&got, "job", "--zzzzzzzz"), ERR_USAGE);
-    assert_non_null(strstr(err_text(), "sluice train --help"));
+    assert_error(PARSE(&got, "job", "--frehs"), ERR_USAGE, "\"--frehs\"; nearest is --fresh");
+    assert_error(PARSE(&got, "job", "-fresh"), ERR_USAGE, "nearest is --fresh");
+    assert_error(PARSE(&got, "job", "--zzzzzzzz"), ERR_USAGE, "sluice train --help");
     assert_int_equal(PARSE(&got, "job", "--a-name-that-is-longer-than-all-that-we-have-here=1"),
                      ERR_USAGE);
-    assert_int_equal(PARSE(&got, "--fresh"), ERR_USAGE);
-    assert_non_null(strstr(err_text(), "JOB is missing"));
-    assert_int_equal(PARSE(&got, "one", "two"), ERR_USAGE);
-    assert_non_null(strstr(err_text(), "\"one\" and \"two\""));
-    assert_int_equal(PARSE(&got, "job", "--set"), ERR_USAGE);
-    assert_non_null(strstr(err_text(), "--set needs a value"));
+    assert_error(PARSE(&got, "--fresh"), ERR_USAGE, "JOB is missing");
+    assert_error(PARSE(&got, "one", "two"), ERR_USAGE, "\"one\" and \"two\"");
+    assert_error(PARSE(&got, "job", "--set"), ERR_USAGE, "--set needs a value");
     assert_int_equal(PARSE(&got, "job", "--fresh=yes"), ERR_USAGE);
     assert_int_equal(PARSE(&got, "job", "-"), ERR_USAGE);
 
     static const char *const numbers[] = {"0", "101", "1.5", "ten", "", "1e999", "nan", "5x"};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        assert_int_equal(PARSE(&got, "job", "--tokens", numbers[i]), ERR_USAGE);
-        assert_non_null(strstr(err_text(), "whole number from 1 to 100"));
+        assert_error(PARSE(&got, "job", "--tokens", numbers[i]), ERR_USAGE,
+                     "whole number from 1 to 100");
     }
 }
 

@@ -1,20 +1,11 @@
 /* Checks the JSON that `sluice plan` prints: ZeRO's tables cell by cell, and a plan whose figures
  * follow from each other. Runs the program. */
+#include <jansson.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 
-#include <cmocka.h>
-#include <jansson.h>
-
 #include "tests/cli/plan_json.h"
+#include "tests/unit.h"
 
 enum { COMMAND_BYTES = 2048 };
 

@@ -2,21 +2,12 @@
  * fits, the bytes at rest, which follow from ZeRO's formulas, and the largest models by name. A row
  * that differs by more than 10 % from the paper must give its reason. The jobs of DeepSpeed's
  * tutorial in configs/jobs must plan to the same bytes as their rows. Runs the program. */
+#include <jansson.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 
-#include <cmocka.h>
-#include <jansson.h>
-
 #include "tests/cli/plan_json.h"
+#include "tests/unit.h"
 
 enum { COMMAND_BYTES = 1024 };
 

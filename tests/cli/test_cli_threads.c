@@ -1,18 +1,9 @@
 /* Restarting the program keeps its allowed cores, even if OpenMP, by the user's settings, has bound
  * the first thread to one of them before main began. The program runs itself as a child with each
  * environment. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/thread.h"
 #include "cli/cli.h"
+#include "tests/unit.h"
 
 static const char *self_path;
 

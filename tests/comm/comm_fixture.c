@@ -1,13 +1,4 @@
 /* See comm_fixture.h. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -17,6 +8,7 @@
 #include <unistd.h>
 
 #include "tests/comm/comm_fixture.h"
+#include "tests/unit.h"
 
 /* The results that a rank gives to the test, in shared memory. */
 struct outcome {

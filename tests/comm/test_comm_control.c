@@ -1,25 +1,16 @@
 /* The control plane between forked ranks: whatever becomes of one rank ends all, soon, with one
  * text that names it; and a rank that works is waited for. */
 #include <errno.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/progress.h"
 #include "comm/comm_internal.h"
-
 #include "tests/comm/comm_fixture.h"
+#include "tests/unit.h"
 
 /* Shared by a test and its ranks. */
 struct board {

@@ -6,15 +6,6 @@
  *   test_comm_exchange          forked ranks of one host
  *   test_comm_exchange mpirun   four ranks of mpirun that are told to be on 1 to 4 hosts */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -29,6 +20,7 @@
 #include "comm/segment.h"
 #include "comm/sum.h"
 #include "tests/comm/comm_fixture.h"
+#include "tests/unit.h"
 
 static uint64_t seed;
 

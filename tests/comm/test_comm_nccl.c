@@ -2,21 +2,13 @@
  * processes on hosts of different names; on a real GPU with the NCCL that is there, one rank.
  * Instances: one (a world of one rank), ranks (values, refusals), failures (simulated alone). */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "kernels/ops.h"
 #include "tests/comm/comm_fixture.h"
+#include "tests/unit.h"
 #include "tiers/device.h"
 
 #ifdef SLUICE_SIMULATED_GPU

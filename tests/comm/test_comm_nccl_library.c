@@ -1,16 +1,9 @@
 /* NCCL as it is found at run time (src/comm/nccl_library.c). Loading it needs no GPU. Exit 77: this
  * build has no NCCL, or the machine has none; the error then says how to get it. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "comm/comm.h"
+#include "tests/unit.h"
 
 static int code;
 

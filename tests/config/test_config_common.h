@@ -2,22 +2,13 @@
 #ifndef SLUICE_TESTS_TEST_CONFIG_COMMON_H
 #define SLUICE_TESTS_TEST_CONFIG_COMMON_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "config/config.h"
+#include "tests/unit.h"
 
 /* The least that is a job. */
 #define SMALL_MODEL                                                                                \

@@ -471,23 +471,18 @@ static void presets_are_refused(void **state)
 {
     (void)state;
     job *self;
-    assert_int_equal(
-        read_text("{\"model\": {\"preset\": \"gpt2-1.5\"}, " SMALL_REST "}", NULL, &self),
-        ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "model.preset"));
+    assert_error(read_text("{\"model\": {\"preset\": \"gpt2-1.5\"}, " SMALL_REST "}", NULL, &self),
+                 ERR_CONFIG, "model.preset");
     assert_non_null(strstr(err_text(), "\"gpt2-1.5b\""));
-    assert_int_equal(
-        read_text("{\"model\": {\"preset\": \"../secret\"}, " SMALL_REST "}", NULL, &self),
-        ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "\"../secret\" is not the name of a preset"));
+    assert_error(read_text("{\"model\": {\"preset\": \"../secret\"}, " SMALL_REST "}", NULL, &self),
+                 ERR_CONFIG, "\"../secret\" is not the name of a preset");
 }
 
 static void files_are_refused(void **state)
 {
     (void)state;
     job *self;
-    assert_int_equal(job_read("no/such/file.json", NULL, 0, &self), ERR_INPUT);
-    assert_non_null(strstr(err_text(), "no/such/file.json"));
+    assert_error(job_read("no/such/file.json", NULL, 0, &self), ERR_INPUT, "no/such/file.json");
     assert_int_equal(job_read(".", NULL, 0, &self), ERR_INPUT);
     write_job("{}", 2);
     assert_int_equal(truncate(test_file, (off_t)CONFIGI_FILE_BYTES_MAX + 1), 0);
@@ -500,8 +495,7 @@ static void training_needs_data(void **state)
 {
     (void)state;
     job *self = read_good(SMALL_WITH("\"data\": {\"train\": \"x\"},"), "run.eval_every=5");
-    assert_int_equal(job_check_for_training(self), ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "data.valid"));
+    assert_error(job_check_for_training(self), ERR_CONFIG, "data.valid");
     job_destroy(self);
 }
 

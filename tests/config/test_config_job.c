@@ -46,8 +46,7 @@ static void defaults_hold(void **state)
     assert_true(self->optimizer.beta2 == 0.999 && self->optimizer.epsilon == 1e-8);
     assert_true(self->optimizer.weight_decay == 0.0);
     assert_int_equal(self->scheduler.type, JOB_SCHEDULE_NONE);
-    assert_int_equal(job_check_for_training(self), ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "data.train"));
+    assert_error(job_check_for_training(self), ERR_CONFIG, "data.train");
     job_destroy(self);
 }
 
@@ -495,9 +494,7 @@ static void set_overrides(void **state)
                                   "\"bf16\": {\"enabled\": false}, \"gradient_clipping\": -5,");
     write_job(text, strlen(text));
     job *self;
-    int rc = job_read(test_file, set, sizeof set / sizeof set[0], &self);
-    if (rc < 0)
-        fail_msg("%s", err_text());
+    assert_ok(job_read(test_file, set, sizeof set / sizeof set[0], &self));
     assert_int_equal(self->run.steps, 7);
     assert_string_equal(self->run.dir, "12");
     assert_int_equal(self->tiers.nvme_count, 2);

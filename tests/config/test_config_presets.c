@@ -173,17 +173,15 @@ static void places_in_order(void **state)
     self = read_good("{\"model\": {\"preset\": \"other\"}, " SMALL_REST "}", NULL);
     assert_int_equal(self->model.num_layers, 3);
     job_destroy(self);
-    assert_int_equal(read_text("{\"model\": {\"preset\": \"othr\"}, " SMALL_REST "}", NULL, &self),
-                     ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "the nearest is \"other\""));
+    assert_error(read_text("{\"model\": {\"preset\": \"othr\"}, " SMALL_REST "}", NULL, &self),
+                 ERR_CONFIG, "the nearest is \"other\"");
     unsetenv("SLUICE_CONFIG_DIR");
     self = read_good("{\"model\": {\"preset\": \"mine\"}, " SMALL_REST "}", NULL);
     assert_int_equal(self->model.seq_length, 9);
     job_destroy(self);
     write_file(beside, "{\"family\": \"gpt2\", \"num_layer\": 1}");
-    assert_int_equal(read_text("{\"model\": {\"preset\": \"mine\"}, " SMALL_REST "}", NULL, &self),
-                     ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "mine.json: model.num_layer: "));
+    assert_error(read_text("{\"model\": {\"preset\": \"mine\"}, " SMALL_REST "}", NULL, &self),
+                 ERR_CONFIG, "mine.json: model.num_layer: ");
     assert_non_null(strstr(err_text(), "\"num_layers\""));
     assert_int_equal(unlink(first) | unlink(beside) | unlink(all) | rmdir(models), 0);
 }
@@ -201,8 +199,7 @@ static job *read_finetune(const char *path)
     job *self;
     int rc = job_read(path, sets, 1, &self);
     assert_int_equal(unlink(config), 0);
-    if (rc < 0)
-        fail_msg("%s", err_text());
+    assert_ok(rc);
     assert_string_equal(self->model.hf, test_dir);
     assert_int_equal(self->model.seq_length, strstr(path, "finetune-small") ? 256 : 512);
     return self;
@@ -222,9 +219,7 @@ static job *read_example(const char *name)
     uint32_t count =
         strcmp(name, "deepspeed-infinity.json") == 0 ? sizeof blocks / sizeof blocks[0] : 0;
     job *self;
-    int rc = job_read(path, blocks, count, &self);
-    if (rc < 0)
-        fail_msg("%s", err_text());
+    assert_ok(job_read(path, blocks, count, &self));
     return self;
 }
 
@@ -258,8 +253,7 @@ static void cluster_example_reads(void **state)
     job *self;
     int rc =
         job_read_ranks(SLUICE_SOURCE_DIR "/configs/cluster/zero3-nvme.json", NULL, 0, 8, &self);
-    if (rc < 0)
-        fail_msg("%s", err_text());
+    assert_ok(rc);
     assert_int_equal(job_check_for_training(self), 0);
     assert_int_equal(self->accumulation, 4);
     assert_int_equal(self->comm.wire, DTYPE_BF16);
@@ -317,8 +311,8 @@ static void keys_beside_a_preset(void **state)
     (void)state;
     static char log[TEST_LOG_BYTES];
     job *self;
-    assert_int_equal(read_text(SMALL_JOB, "model.preset=nonexistent", &self), ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "there is no preset \"nonexistent\"; the nearest is "));
+    assert_error(read_text(SMALL_JOB, "model.preset=nonexistent", &self), ERR_CONFIG,
+                 "there is no preset \"nonexistent\"; the nearest is ");
     read_logged(SMALL_JOB, "model.preset=gpt2-124m", log);
     assert_non_null(strstr(log, "model.preset \"gpt2-124m\" is overridden by the job's own keys"));
     assert_non_null(strstr(log, "model.num_layers 2 instead of 12"));

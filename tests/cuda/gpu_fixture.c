@@ -1,18 +1,12 @@
 /* The GPU of a test, real or simulated: calls of CUDA's runtime alone. */
 #include <assert.h>
+#include <cuda_runtime_api.h>
 #include <inttypes.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-#include <cuda_runtime_api.h>
 
 #include "base/mem.h"
 #include "tests/cuda/gpu_fixture.h"
+#include "tests/unit.h"
 
 enum { EXIT_SKIP = 77, CANARY_BYTES = 4096, ALIGNMENT = 256 };
 
@@ -54,8 +48,7 @@ gpu_fixture *gpu_begin(void)
 #endif
     const char *seed = getenv("SLUICE_TEST_SEED");
     gpu->seed = seed ? strtoull(seed, NULL, 0) : default_seed;
-    if (cudai_context_fill(&gpu->context, 0) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(cudai_context_fill(&gpu->context, 0));
     size_t free_bytes, total_bytes;
     expect_success(cudaMemGetInfo(&free_bytes, &total_bytes), "asking for the GPU's memory");
     gpu->total_bytes = total_bytes;

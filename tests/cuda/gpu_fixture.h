@@ -15,8 +15,7 @@
  *   }
  *
  * A thread has one fixture at a time. A failure in here fails the running cmocka test. If there
- * is no GPU, the program ends with status 77 and prints the reason. Include the cmocka headers
- * before. */
+ * is no GPU, the program ends with status 77 and prints the reason. */
 #ifndef SLUICE_TESTS_GPU_FIXTURE_H
 #define SLUICE_TESTS_GPU_FIXTURE_H
 

@@ -1,17 +1,12 @@
 /* See gpu_lanes_rig.h. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/size.h"
 #include "tests/cuda/gpu_lanes_rig.h"
+#include "tests/unit.h"
 
 #ifdef SLUICE_SIMULATED_GPU
 #include "tests/simulated_gpu/simulated_gpu.h"
@@ -187,16 +182,14 @@ static void init(gpu_rig *self, uint32_t depth, bool is_timed)
     self->depth = depth;
     self->is_untimed = !is_timed;
     self->break_idx = self->fail_enqueue_idx = self->fail_finish_idx = PROGRAM_NONE;
-    if (device_open(0, &self->gpu) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(device_open(0, &self->gpu));
     assert_int_equal(device_reserve(self->gpu, ARENA_BYTES, &self->device_base), 0);
     self->pinned =
         mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(self->pinned != MAP_FAILED);
     assert_int_equal(device_pin(self->gpu, self->pinned, ARENA_BYTES), 0);
     lane_stream_config config = gpu_rig_config(self);
-    if (lane_stream_create(&config, &self->lanes[LANE_H2D]) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(lane_stream_create(&config, &self->lanes[LANE_H2D]));
     self->lanes[LANE_D2H] = self->lanes[LANE_COMM] = self->lanes[LANE_COMPUTE] =
         self->lanes[LANE_H2D];
     self->lanes[LANE_READ] = make_worker(self, "read", OWNER_READ);
@@ -221,8 +214,7 @@ void gpu_rig_init_prepared(gpu_rig *self, uint32_t depth, bool is_timed,
 {
     lane_stream_graphs graphs = {.may_replay = gpu_rig_may_replay, .bytes_max = graph_bytes};
     init(self, depth, is_timed);
-    if (lane_stream_prepare(self->lanes[LANE_H2D], programs, count, &graphs) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(lane_stream_prepare(self->lanes[LANE_H2D], programs, count, &graphs));
 }
 
 void gpu_rig_fini(gpu_rig *self)

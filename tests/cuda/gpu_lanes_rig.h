@@ -1,5 +1,5 @@
 /* For the tests of the lanes under the executor: a GPU with its lanes (swap/lane_stream.h), worker
- * lanes for the host's ops, and ops that move values about. Include after cmocka.h.
+ * lanes for the host's ops, and ops that move values about.
  *
  * Ops on the compute and comm lanes are copies and fills within the device, so that they are the
  * same on the simulated GPU and on a real one: each leaves its own bytes in what it writes, and

@@ -9,11 +9,11 @@
 #define SLUICE_TESTS_GPU_MATMUL_CHECK_H
 
 #include <math.h>
-#include <string.h>
 
 #include "base/mem.h"
-#include "tests/cuda/gpu_fixture.h"
 #include "kernels/cuda/cuda_internal.h"
+#include "tests/cuda/gpu_fixture.h"
+#include "tests/unit.h"
 
 /* Elements before the first one of an operand. */
 struct product_offsets {

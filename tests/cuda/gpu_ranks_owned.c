@@ -1,14 +1,7 @@
 /* Ranks that own experts, on a GPU: tests of the groups `owned` and `owned-nccl` of
  * test_gpu_ranks.c. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-
-#include <cmocka.h>
-
 #include "tests/cuda/gpu_ranks_rig.h"
+#include "tests/unit.h"
 
 static const fixture_model owned_shape = {.family = "mixtral", .layers = 2, .hidden = 64};
 

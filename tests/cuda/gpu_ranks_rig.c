@@ -1,18 +1,10 @@
 /* See gpu_ranks_rig.h. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
 
 #include "tests/cuda/gpu_ranks_rig.h"
+#include "tests/unit.h"
 
 #ifdef GPU_RANKS_FAKE_NCCL
 #include "tests/fake_nccl/fake_nccl.h"

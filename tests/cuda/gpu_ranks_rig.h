@@ -1,6 +1,6 @@
 /* Runs of forked ranks with a GPU, or the simulated one, for test_gpu_ranks.c: jobs, train_run on
- * all ranks, what happens to one of them meanwhile. Include after cmocka.h. The test's own process
- * makes no call of CUDA. Every function fails the test if it cannot do its work. */
+ * all ranks, what happens to one of them meanwhile. The test's own process makes
+ * no call of CUDA. Every function fails the test if it cannot do its work. */
 #ifndef SLUICE_TESTS_GPU_RANKS_RIG_H
 #define SLUICE_TESTS_GPU_RANKS_RIG_H
 

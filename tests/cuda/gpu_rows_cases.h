@@ -10,19 +10,11 @@
 #define SLUICE_TESTS_CUDA_GPU_ROWS_CASES_H
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "tests/cuda/gpu_fixture.h"
+#include "tests/unit.h"
 
 enum { BLOCKS_MAX = 32 };
 

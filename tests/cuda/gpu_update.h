@@ -1,5 +1,5 @@
 /* Shared by the files of test_gpu_update, beside the CPU's variants: values that meet every path of
- * rounding and of IEEE arithmetic, and large shapes. Include the cmocka headers before. */
+ * rounding and of IEEE arithmetic, and large shapes. */
 #ifndef SLUICE_TESTS_GPU_UPDATE_H
 #define SLUICE_TESTS_GPU_UPDATE_H
 

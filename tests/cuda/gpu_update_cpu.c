@@ -1,13 +1,8 @@
 /* The CPU's optimizer variants for test_gpu_update. See gpu_update_cpu.h. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include "base/mem.h"
 #include "tests/cuda/gpu_update_cpu.h"
+#include "base/mem.h"
 #include "kernels/cpu/cpu_internal.h"
+#include "tests/unit.h"
 
 const kernel_ops cpu_update_ops = {
     .name = "cpu",

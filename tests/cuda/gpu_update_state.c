@@ -1,19 +1,11 @@
 /* Adam on packed state of the CUDA backend for test_gpu_update: every byte of all streams against
  * every variant of the CPU, over all formats and types, blocks that are not full, alignments,
  * values that are not finite, and a unit of more than 2^32 elements. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/tile.h"
 #include "tests/cuda/gpu_update.h"
+#include "tests/unit.h"
 
 enum { STREAM_COUNT = 5, SLACK_BYTES = 64, STEPS = 2 };
 enum stream { MASTER, M, V, GRADS, PARAMS };
@@ -122,8 +114,7 @@ static void compare(gpu_fixture *gpu, const cpu_variants *variants,
         device[i] = gpu_alloc_copy(gpu, start[i], bytes[i]);
     }
     for (uint64_t step = 0; step < STEPS; step++)
-        if (update(&gpu_update_ops, &gpu->context, gpu->stream, shape, device, step) < 0)
-            fail_msg("%s", err_text());
+        assert_ok(update(&gpu_update_ops, &gpu->context, gpu->stream, shape, device, step));
     for (int i = 0; i < STREAM_COUNT; i++)
         gpu_download(gpu, got[i], device[i], bytes[i]);
     for (int variant = 0; variant < variants->count; variant++) {

@@ -1,22 +1,15 @@
 /* Working copies, closing of gradients and the norm on a GPU: to the bit what each variant of the
  * CPU backend gives. Part of test_gpu_update. */
+#include <cuda_runtime_api.h>
 #include <inttypes.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-#include <cuda_runtime_api.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "tests/cuda/gpu_update.h"
+#include "tests/unit.h"
 
 enum { SLACK_ELEMS = 8, BLOCK = SHARD_ELEMS_STEP };
 
@@ -110,9 +103,8 @@ static void compare_copies(gpu_fixture *gpu, const cpu_variants *variants, const
     char *copy = gpu_alloc(gpu, bytes);
     char *got = mem_alloc(bytes, 1, "copy"), *want = mem_alloc(bytes, 1, "copy");
     assert_true(got && want);
-    if (cudai_working_copy(&gpu->context, gpu->stream, source + shift, copy + skip, type, count) <
-        0)
-        fail_msg("%s", err_text());
+    assert_ok(
+        cudai_working_copy(&gpu->context, gpu->stream, source + shift, copy + skip, type, count));
     gpu_download(gpu, got, copy, bytes);
     for (int variant = 0; variant < variants->count; variant++) {
         memset(want, 0xff, bytes);
@@ -225,8 +217,7 @@ static void compare_closing(gpu_fixture *gpu, const cpu_variants *variants,
                             .grads = grads + skip,
                             .grad_type = type,
                             .block_sums = sums};
-    if (cudai_grad_close(&gpu->context, gpu->stream, &args) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(cudai_grad_close(&gpu->context, gpu->stream, &args));
     gpu_download(gpu, got, grads, bytes);
     gpu_download(gpu, got_sums, sums, blocks * sizeof *sums);
     for (int variant = 0; variant < variants->count; variant++) {
@@ -382,8 +373,7 @@ static void compare_norm(gpu_fixture *gpu, const cpu_variants *variants, const d
                          cudaSuccess);
     else
         total = gpu_alloc(gpu, sizeof *total);
-    if (cudai_norm_reduce(&gpu->context, gpu->stream, source + shift, count, total) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(cudai_norm_reduce(&gpu->context, gpu->stream, source + shift, count, total));
     gpu_sync(gpu);
     if (is_pinned)
         got = *total;

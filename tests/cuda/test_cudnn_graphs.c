@@ -4,19 +4,12 @@
  * nothing leaks. No GPU and no cuDNN are needed, only its header. */
 #include <errno.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kernels/cuda/cudnn_internal.h"
 #include "tests/fake_cudnn/fake_cudnn.h"
+#include "tests/unit.h"
 
 enum { SEED = 77, PAD = 8, GUARD_BYTES = 256, GUARD = 0x5a };
 
@@ -312,20 +305,17 @@ static void test_engines(void **state)
     assert_int_equal(fake_cudnn.planned_engine_idx, 103);
     cudai_cudnn_plan_destroy(plan);
     fake_cudnn.config_count = 3; /* two that do not finalize, one that is nondeterministic */
-    assert_int_equal(cudai_cudnn_plan_create(&context, &desc, &plan), ERR_BACKEND);
-    assert_non_null(strstr(err_text(), "not deterministic"));
+    assert_error(cudai_cudnn_plan_create(&context, &desc, &plan), ERR_BACKEND, "not deterministic");
     fake_cudnn.config_count = 2;
-    assert_int_equal(cudai_cudnn_plan_create(&context, &desc, &plan), ERR_BACKEND);
-    assert_non_null(strstr(err_text(), "this configuration is refused"));
+    assert_error(cudai_cudnn_plan_create(&context, &desc, &plan), ERR_BACKEND,
+                 "this configuration is refused");
     fake_cudnn.config_count = 0;
-    assert_int_equal(cudai_cudnn_plan_create(&context, &desc, &plan), ERR_BACKEND);
-    assert_non_null(strstr(err_text(), "no engine"));
+    assert_error(cudai_cudnn_plan_create(&context, &desc, &plan), ERR_BACKEND, "no engine");
     assert_null(plan);
     fake_cudnn.refused_config_count = fake_cudnn.unsound_config_count = 0;
     fake_cudnn.config_count = 1;
     fake_cudnn.workspace_bytes = context.cudnn->workspace_bytes_max + 1; /* of the forward */
-    assert_int_equal(cudai_cudnn_plan_create(&context, &desc, &plan), ERR_BACKEND);
-    assert_non_null(strstr(err_text(), "workspace"));
+    assert_error(cudai_cudnn_plan_create(&context, &desc, &plan), ERR_BACKEND, "workspace");
     cudai_cudnn_destroy(&context);
     assert_int_equal(fake_cudnn.live_descriptor_count, 0);
 }
@@ -344,8 +334,7 @@ static void test_run_errors(void **state)
     struct block scratch = new_block(cudai_cudnn_plan_backward_scratch_bytes(plan));
     int live = fake_cudnn.live_descriptor_count;
     fake_cudnn.fail_run = 2; /* the backward's second part */
-    assert_int_equal(run_backward(plan, &t, scratch.data), ERR_BACKEND);
-    assert_non_null(strstr(err_text(), "this run fails"));
+    assert_error(run_backward(plan, &t, scratch.data), ERR_BACKEND, "this run fails");
     assert_int_equal(fake_cudnn.live_descriptor_count, live);
     assert_int_equal(cudai_cudnn_forward(plan, NULL, t.qkv.data + 2, t.qkv.data, t.qkv.data,
                                          t.output.data, (float *)t.lse.data, scratch.data),
@@ -442,8 +431,7 @@ static void expect_absence(const char *reason)
     assert_null(context.cudnn);
     assert_null(cudai_cudnn_version(&context));
     assert_non_null(strstr(context.cudnn_absence, reason));
-    assert_int_equal(cudai_cudnn_plan_create(&context, &desc, &plan), ERR_BACKEND);
-    assert_non_null(strstr(err_text(), reason));
+    assert_error(cudai_cudnn_plan_create(&context, &desc, &plan), ERR_BACKEND, reason);
     assert_null(plan);
     cudai_cudnn_destroy(&context);
 }

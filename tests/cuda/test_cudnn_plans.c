@@ -4,17 +4,9 @@
  * engines and the compiling of kernels are cuDNN's own; nothing runs. Exits with 77 where cuDNN is
  * absent or describes devices otherwise. The argument is the GPU. */
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels/cuda/cudnn_internal.h"
+#include "tests/unit.h"
 
 struct gpu {
     const char *name;

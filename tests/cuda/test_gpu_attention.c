@@ -5,20 +5,13 @@
  * extreme scores, NaN, refusals; and, on a real GPU alone, long sequences and tensors of more
  * than 2^31 elements. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "tests/cuda/gpu_fixture.h"
 #include "tests/kernels/attention_truth.h"
+#include "tests/unit.h"
 
 /* The last `pad` elements of each packed row are unused; `sharpness` scales the scores. */
 struct shape {

@@ -3,20 +3,13 @@
  * The library is made up here: its plan runs our own kernels, exactly, or by way of fp32 (as far
  * from ours as a correct library is), or with one of the defects that the check is there to find.
  * On the simulated GPU alone, since the real backend brings its own cudai_cudnn_*. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <cuda_runtime_api.h>
 
 #include "base/mem.h"
 #include "base/size.h"
 #include "simulated_gpu.h"
 #include "tests/cuda/gpu_fixture.h"
+#include "tests/unit.h"
 
 enum behaviour {
     EXACT,          /* our own kernels' bits */

@@ -1,17 +1,11 @@
 /* Attention over kept keys and values on a GPU against the reference backend: all types, grouped
  * heads, fewer and more positions than a block has warps, windows and soft caps; sinks with odd
  * windows. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <math.h>
 
 #include "base/mem.h"
 #include "tests/cuda/gpu_fixture.h"
+#include "tests/unit.h"
 
 struct shape {
     uint64_t begin, rows, heads, kv_heads, head_dim, window;

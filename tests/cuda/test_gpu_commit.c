@@ -1,18 +1,11 @@
 /* Commits of runs whose optimizer state is in the memory of a GPU. A commit that follows the work
  * of a step must save the state of that step and of no other. A run ends in its n-th commit, is
  * started again, and must end with the bits of a run without interruption. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <errno.h>
 
 #include "base/failpoint.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 enum { STEPS = 8 };
 

@@ -2,21 +2,13 @@
  * that fills the GPU gives the same bits, parts agree with the whole, and attention.c, which checks
  * cuDNN against our own kernels, accepts it. On the simulated GPU, cuDNN must be absent
  * and the backend must say why. Exits with 77 if there is no GPU or no suitable cuDNN. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <cuda_runtime_api.h>
+#include <math.h>
 
 #include "base/mem.h"
 #include "base/size.h"
 #include "tests/cuda/gpu_fixture.h"
+#include "tests/unit.h"
 
 struct shape {
     uint64_t batch, tokens, heads, kv_heads, head_dim;
@@ -120,8 +112,7 @@ static void run(gpu_fixture *gpu, const struct tensors *t, const attention_desc 
     uint64_t q = head * group * dim * 2, k = (t->desc.heads + head) * dim * 2;
     uint64_t v = k + t->desc.kv_heads * dim * 2;
     cudai_cudnn_plan *plan;
-    if (cudai_cudnn_plan_create(&gpu->context, desc, &plan) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(cudai_cudnn_plan_create(&gpu->context, desc, &plan));
     void *scratch = gpu_alloc(gpu, cudai_cudnn_plan_forward_scratch_bytes(plan));
     void *back_scratch = gpu_alloc(gpu, cudai_cudnn_plan_backward_scratch_bytes(plan));
     if (cudai_cudnn_forward(plan, gpu->stream, d->qkv + q, d->qkv + k, d->qkv + v, d->output,
@@ -372,8 +363,7 @@ static void test_chosen(void **state)
             kernel_attention *attention;
             before = free_bytes(gpu);
             gpu->context.description[0] = '\0';
-            if (cudai_attention_create(&gpu->context, &desc, &attention) < 0)
-                fail_msg("%s", err_text());
+            assert_ok(cudai_attention_create(&gpu->context, &desc, &attention));
             assert_string_equal(gpu->context.description, expected);
             cudai_attention_destroy(attention);
         }

@@ -5,20 +5,12 @@
  * held against a sum in double. Parts of the table must give the bits of the whole, and the grid
  * must not matter. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kernels/ops.h"
 #include "tests/cuda/gpu_fixture.h"
+#include "tests/unit.h"
 
 enum {
     PARTS_MAX = 6,

@@ -1,18 +1,10 @@
 /* The CUDA backend's embedding and its gradient with over 2^31 elements in the table, the output
  * and the gradients; on the simulated GPU, or one with little memory, the same with small
  * numbers. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/mem.h"
-#include "tests/cuda/gpu_fixture.h"
 #include "kernels/ops.h"
+#include "tests/cuda/gpu_fixture.h"
+#include "tests/unit.h"
 
 static void *block(uint64_t bytes)
 {

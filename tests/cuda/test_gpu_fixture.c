@@ -1,21 +1,13 @@
 /* The fixture of the GPU tests finds the mistakes that it should. Each mistake is made by a process
  * of its own (this program, with the mistake's name as its argument), which must fail with the
  * message that names it. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-
-#include <cmocka.h>
 #include <cuda_runtime_api.h>
+#include <math.h>
+#include <sys/wait.h>
 
 #include "tests/cuda/gpu_fixture.h"
 #include "tests/simulated_gpu/simulated_gpu.h"
+#include "tests/unit.h"
 
 enum { COUNT = 1000 };
 

@@ -3,20 +3,12 @@
  * whatever the timing; as a stream, an op that never ends (a collective whose peers are gone) is
  * ended by config.watch. The simulated GPU's streams delay each piece of work at random. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #include "base/log.h"
 #include "tests/cuda/gpu_lanes_rig.h"
+#include "tests/unit.h"
 
 /* --- on the host ------------------------------------------------------------------------------ */
 

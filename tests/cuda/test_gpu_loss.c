@@ -2,20 +2,12 @@
  * simulated GPU or a real one: against the reference's sums in double within fp32's rounding,
  * against itself (other grids, other rows, one part) to the bit. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kernels/ops.h"
 #include "tests/cuda/gpu_fixture.h"
+#include "tests/unit.h"
 
 enum { PARTS_MAX = 6 };
 

@@ -2,17 +2,11 @@
  * losses and gradients, whole and in parts, in place and not. The gaps may hold anything (NaN here)
  * and keep their bytes. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "tests/cuda/gpu_fixture.h"
+#include "tests/unit.h"
 
 enum { ROWS = 7, COLUMNS_MAX = 2051, STRIDE_MAX = 2080 };
 

@@ -2,17 +2,9 @@
  * kernel, every combination of transposition, type, bias and accumulation at odd and even shapes,
  * with gaps and offsets; the promise of equal bits; refusals; on a real GPU, matrices of over 2^31
  * elements. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/log.h"
 #include "tests/cuda/gpu_matmul_check.h"
+#include "tests/unit.h"
 
 #ifdef SLUICE_SIMULATED_GPU
 #include "tests/simulated_gpu/simulated_gpu.h"

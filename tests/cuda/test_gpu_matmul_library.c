@@ -1,15 +1,8 @@
 /* Matrix products if cuBLASLt is absent or the GPU is full or failing, and the rules that a call of
  * a product must keep. Only the simulated GPU can show these cases. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
-
 #include "tests/cuda/gpu_matmul_check.h"
 #include "tests/simulated_gpu/simulated_gpu.h"
+#include "tests/unit.h"
 
 static void expect_text(const char *text)
 {

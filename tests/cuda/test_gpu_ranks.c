@@ -8,21 +8,13 @@
  * The test's own process makes no call of CUDA, which does not outlive a fork. */
 #include <inttypes.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/size.h"
 #include "infer/infer.h"
 #include "setup/summary.h"
 #include "state/verify.h"
 #include "tests/cuda/gpu_ranks_rig.h"
+#include "tests/unit.h"
 #include "tiers/device.h"
 
 #ifdef GPU_RANKS_FAKE_NCCL

@@ -1,19 +1,13 @@
 /* The CUDA backend's read_back: rows of device memory come to the host end to end, and a watch ends
  * the wait for a stream that hangs. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>
 #include <sched.h>
+#include <stdatomic.h>
 
 #include "base/error.h"
 #include "tests/cuda/gpu_fixture.h"
+#include "tests/unit.h"
 
 #ifdef SLUICE_SIMULATED_GPU
 #include "tests/simulated_gpu/simulated_gpu.h"

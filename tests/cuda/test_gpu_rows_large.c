@@ -6,19 +6,11 @@
  * index that is cut to 32 bits writes or reads elsewhere: it gives wrong values here, or touches
  * the guards. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "tests/cuda/gpu_fixture.h"
+#include "tests/unit.h"
 
 enum { TAIL = 5, CHANNELS = 4096 }; /* rows compared, the first of them zero; as a model has them */
 

@@ -1,18 +1,11 @@
 /* The simulated GPU's streams, events, memory and faults behave as CUDA documents them. Work is
  * made of host functions, copies, fills and simulated_gpu_enqueue. */
+#include <cuda_runtime_api.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-#include <cuda_runtime_api.h>
-
 #include "tests/simulated_gpu/simulated_gpu.h"
+#include "tests/unit.h"
 
 #define OK(call) assert_int_equal((call), cudaSuccess)
 

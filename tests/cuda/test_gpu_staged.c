@@ -1,20 +1,12 @@
 /* Collectives of a GPU's memory through the host (src/comm, backend staged): ranks that share one
  * GPU, against a serial sum by memcmp. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "tests/comm/comm_fixture.h"
+#include "tests/unit.h"
 #include "tiers/device.h"
 
 enum { COUNT_MAX = 30000, UNTOUCHED = 999 };

@@ -1,15 +1,8 @@
 /* Expanding stored formats by the CUDA backend: the reference backend's bits, for odd shapes, every
  * code and memory that is aligned for packs or not. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-
-#include <cmocka.h>
-
 #include "tests/cuda/gpu_fixture.h"
 #include "tests/kernels/stored_draw.h"
+#include "tests/unit.h"
 
 /* shift: elements of the target, and bytes of the codes, after an aligned address. */
 static void check(gpu_fixture *gpu, const struct stored_matrix *m, enum dtype type, uint64_t shift)

@@ -2,20 +2,12 @@
  * every placement, across a stop, and with budgets that do not fit. Argument: FAMILY-DTYPE for the
  * curves and placements, or a word for the rest. Exits with 77 if there is no GPU. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/size.h"
 #include "infer/infer.h"
 #include "tests/cuda/gpu_fixture.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 #include "tiers/device.h"
 
 static fixture_model shape = {.family = "gpt2", .layers = 2, .hidden = 64};
@@ -284,8 +276,7 @@ static void a_run_can_be_sampled(void **state)
                                            .token_count = 4,
                                            .on_token = count_bytes,
                                            .user = &bytes};
-    if (infer_generate(&asked) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(infer_generate(&asked));
     assert_int_equal(bytes, 7);
 }
 

@@ -2,21 +2,14 @@
  * run (argv[1]): every byte against every variant of the CPU backend that this machine runs, over
  * random and special values, random bits, all types, tails and alignments, and in place. Copies,
  * closing and norm are in gpu_update_sums.c, Adam on packed state in gpu_update_state.c. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <cuda_runtime_api.h>
+#include <math.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "tests/cuda/gpu_update.h"
+#include "tests/unit.h"
 
 enum optimizer { ADAM, LION, ADAGRAD, OPTIMIZER_COUNT };
 static const char *const optimizer_names[OPTIMIZER_COUNT] = {"adam", "lion", "adagrad"};
@@ -243,8 +236,7 @@ static void compare(gpu_fixture *gpu, const cpu_variants *variants, const struct
     for (int i = 0; i < STREAM_COUNT; i++)
         device[i] = gpu_alloc_copy(gpu, start[i], bytes);
     for (int step = 0; step < STEPS; step++)
-        if (update(&gpu_update_ops, &gpu->context, gpu->stream, shape, device, setting) < 0)
-            fail_msg("%s", err_text());
+        assert_ok(update(&gpu_update_ops, &gpu->context, gpu->stream, shape, device, setting));
     for (int i = 0; i < STREAM_COUNT; i++)
         gpu_download(gpu, got[i], device[i], bytes);
     for (int variant = 0; variant < variants->count; variant++) {

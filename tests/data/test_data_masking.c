@@ -1,19 +1,11 @@
 /* Masked tokens: which are chosen and what becomes of them; what it depends on; the mask token and
  * the special tokens of a tokenizer; windows of a mixture. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/error.h"
 #include "base/rng.h"
 #include "data/mixture.h"
+#include "tests/unit.h"
 
 enum { SEED = 29, VOCAB = 500, MASK = 3, COUNT = 200000, LENGTH = 64 };
 
@@ -140,10 +132,8 @@ static void the_tokenizer_knows_the_tokens(void **state)
     /* the job's own token comes first */
     assert_int_equal(masking_init(&self, 0.15, 7, 5, words), 0);
     assert_int_equal(self.mask_token, 5);
-    assert_int_equal(masking_init(&self, 0.15, 4, -1, words), ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "model.vocab_size is 4"));
-    assert_int_equal(masking_init(&self, 0.15, 7, -1, NULL), ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "data.mask_token"));
+    assert_error(masking_init(&self, 0.15, 4, -1, words), ERR_CONFIG, "model.vocab_size is 4");
+    assert_error(masking_init(&self, 0.15, 7, -1, NULL), ERR_CONFIG, "data.mask_token");
     tokenizer_close(words);
 }
 

@@ -180,8 +180,8 @@ static void keys_and_stops(void **state)
     assert_int_not_equal(access(in_directory("made.tokens.partial"), F_OK), 0);
     assert_int_equal(truncate(path, 31), 0);
     options.stop = NULL;
-    assert_int_equal(prepare_make(&other, &options, in_directory("made.tokens")), ERR_INPUT);
-    assert_non_null(strstr(err_text(), "has changed"));
+    assert_error(prepare_make(&other, &options, in_directory("made.tokens")), ERR_INPUT,
+                 "has changed");
 }
 
 /* ---- damage ---- */

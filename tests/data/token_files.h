@@ -6,16 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -24,6 +15,7 @@
 #include "data/corpus.h"
 #include "data/prepare.h"
 #include "data/token_file.h"
+#include "tests/unit.h"
 #include "text/chat.h"
 
 enum { SEED = 20240520, TOKENS = 3001, VOCAB = 50257 };
@@ -177,8 +169,7 @@ static inline corpus *open_good(const char *const *paths, uint32_t count, enum d
                                 uint64_t vocab)
 {
     corpus *source;
-    if (corpus_open_as(paths, count, format, vocab, &source) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(corpus_open_as(paths, count, format, vocab, &source));
     return source;
 }
 
@@ -255,8 +246,7 @@ static inline corpus *make_in(const char *path, enum data_format format,
     }
     assert_true(token_file_is_made(made, work.key));
     assert_false(token_file_is_made(made, work.key + 1));
-    if (corpus_open_as(&made, 1, DATA_AUTO, 256, &source) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(corpus_open_as(&made, 1, DATA_AUTO, 256, &source));
     return source;
 }
 

@@ -1,20 +1,11 @@
 /* Reserved, sealed, and nothing afterwards: no allocation of ours and no new mapping after the
  * second step, arenas exactly as large as the plan's peaks, and a process that stays within its
  * budgets. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 #include "tiers/arena.h"
 
 /* Beside the arenas a process holds code, thread stacks, the product library's own buffers, the

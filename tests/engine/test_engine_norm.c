@@ -1,14 +1,6 @@
 /* The global norm in parts: to the bit what norm_reduce makes of all blocks at once, at any number
  * of ranks, of units of any size, wherever the parts begin. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
@@ -16,6 +8,7 @@
 #include "engine/engine.h"
 #include "engine/engine_internal.h"
 #include "setup/setup.h"
+#include "tests/unit.h"
 
 enum {
     UNITS_MAX = 40,

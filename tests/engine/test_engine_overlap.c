@@ -1,16 +1,8 @@
 /* Transfers and computing of different units overlap in time, shown by the trace; and the bytes
  * that each lane says it moved are those of the program. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 enum { EVENTS_MAX = 1 << 16, UNIT_TEXT_BYTES = 32 };
 

@@ -2,23 +2,15 @@
  * pool, fp32 gradients, evaluation. Nothing of ours is allocated or mapped after the second step,
  * the arenas are as large as the plan's peaks, and the process stays within them and a fixed slack,
  * also with everything on the drives. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
-#include "tiers/arena.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
+#include "tiers/arena.h"
 
 /* The same as in test_engine_memory.c: code, stacks, the product library's buffers, trace ring,
  * programs, rings. */

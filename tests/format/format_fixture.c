@@ -1,21 +1,14 @@
 /* See format_fixture.h. */
-#include "tests/format/format_fixture.h"
-
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 #include <xxhash.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/shard.h"
 #include "base/tile.h"
+#include "tests/format/format_fixture.h"
+#include "tests/unit.h"
 
 struct format_syncs format_syncs = {.fail_at = -1};
 

@@ -1,19 +1,12 @@
 /* The manifest of several ranks: their shards are equal, in order and apart, each on its slab; and
  * the paths of their slabs. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/log.h"
 #include "base/shard.h"
 #include "base/tile.h"
 #include "tests/format/format_fixture.h"
+#include "tests/unit.h"
 
 enum { SEED = 4711 };
 

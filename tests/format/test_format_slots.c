@@ -2,24 +2,17 @@
  * each point of a write, and what is synced when. */
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "tests/format/format_fixture.h"
+#include "tests/unit.h"
 
 enum { SEED = 4711 };
 

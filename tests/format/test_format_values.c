@@ -4,15 +4,6 @@
  * leaks, or takes more memory than the bytes allow. */
 #include <errno.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <xxhash.h>
 
 #include "base/log.h"
@@ -21,6 +12,7 @@
 #include "base/shard.h"
 #include "base/tile.h"
 #include "tests/format/format_fixture.h"
+#include "tests/unit.h"
 
 enum { SEED = 4711, ROUNDS = 30000 };
 

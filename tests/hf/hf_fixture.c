@@ -1,21 +1,13 @@
 /* See hf_fixture.h. */
-#include "tests/hf/hf_fixture.h"
-
 #include <ftw.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 #include <xxhash.h>
 
 #include "format/hf_checkpoint.h"
 #include "hf/layout.h"
+#include "tests/hf/hf_fixture.h"
+#include "tests/unit.h"
 
 char hf_dir[256];
 
@@ -390,8 +382,7 @@ void hf_fixture_compare(const char *dir, const hf_fixture_shape *shape, const hf
     hf_checkpoint *files;
     list.count = 0;
     list_rows(shape, form, &list);
-    if (hf_open(dir, &files) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(hf_open(dir, &files));
     assert_int_equal(hf_count(files), list.count);
     for (uint32_t i = 0; i < list.count; i++)
         compare_tensor(files, &list.rows[i]);

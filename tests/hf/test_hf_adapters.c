@@ -2,21 +2,12 @@
  * exported come back with all bits from another that begins with them, however experts are cut into
  * units, and an evaluation takes them too. Adapters of another shape, of other layers or of a kind
  * that is not read are refused. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/file.h"
 #include "base/mem.h"
 #include "hf/hf.h"
 #include "infer/infer.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 static const fixture_model *shape;
 /* A mixture with a shared expert, whose first block has none: shapes beside the fixture's. */
@@ -68,8 +59,7 @@ static void export(const char *run, const char *hf, bool adapters)
                                               .hf_dir = fixture_path(NULL, hf),
                                               .adapters = adapters,
                                               .force = true};
-    if (hf_export(&options, &sum) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(hf_export(&options, &sum));
 }
 
 static void expect_same(const char *a, const char *b, const char *file)

@@ -4,22 +4,14 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "hf/hf.h"
 #include "tests/hf/hf_fixture.h"
+#include "tests/unit.h"
 #include "text/tokenizer.h"
 
 static const hf_fixture_shape gpt2 = HF_FIXTURE_GPT2(300), llama = HF_FIXTURE_LLAMA(300),
@@ -255,8 +247,8 @@ static void damage_is_found_and_nothing_is_exported(void **state)
     assert_true(fd >= 0);
     assert_int_equal(pwrite(fd, "x", 1, 4096 + 777), 1); /* after the header: unit 0's masters */
     close(fd);
-    assert_int_equal(export("run", "again", NULL, 0, false, &out), ERR_CORRUPT);
-    assert_non_null(strstr(err_text(), "1 tiles of the commit are damaged, nothing is exported"));
+    assert_error(export("run", "again", NULL, 0, false, &out), ERR_CORRUPT,
+                 "1 tiles of the commit are damaged, nothing is exported");
     assert_non_null(strstr(err_text(), "unit 0, tile 0"));
     assert_int_equal(rmdir(hf_fixture_path("again")), 0); /* it is empty */
 }
@@ -271,24 +263,23 @@ static void directories_that_hold_something_are_kept(void **state)
     fresh("run");
     fresh("again");
     /* A job whose units are not the checkpoint's could not read its own import. */
-    assert_int_equal(import("model", "run", "train.lora.rank=4", &in), ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "train.lora of this job"));
+    assert_error(import("model", "run", "train.lora.rank=4", &in), ERR_CONFIG,
+                 "train.lora of this job");
     assert_int_equal(import("model", "run", "train.only=norms", &in), ERR_CONFIG);
     /* For Muon an import has as many units, but others. */
     beside = "optimizer={\"type\":\"Muon\",\"params\":{\"lr\":0.01}}";
-    assert_int_equal(import("model", "run", "train.lora.rank=4", &in), ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "train.lora of this job"));
-    assert_int_equal(import("model", "run", "train.only=norms", &in), ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "train.only of this job"));
+    assert_error(import("model", "run", "train.lora.rank=4", &in), ERR_CONFIG,
+                 "train.lora of this job");
+    assert_error(import("model", "run", "train.only=norms", &in), ERR_CONFIG,
+                 "train.only of this job");
     beside = NULL;
     assert_false(is_there("run"));
     expect_good(import("model", "run", NULL, &in));
-    assert_int_equal(import("model", "run", NULL, &in), ERR_INPUT);
-    assert_non_null(strstr(err_text(), "holds a run with a commit of step 0"));
+    assert_error(import("model", "run", NULL, &in), ERR_INPUT,
+                 "holds a run with a commit of step 0");
     expect_good(export("run", "again", NULL, 40000, false, &out));
     assert_true(out.file_count > 3);
-    assert_int_equal(export("run", "again", NULL, 0, false, &out), ERR_INPUT);
-    assert_non_null(strstr(err_text(), "is not empty"));
+    assert_error(export("run", "again", NULL, 0, false, &out), ERR_INPUT, "is not empty");
     assert_true(is_there("again/model.safetensors.index.json"));
     expect_good(export("run", "run/hf/above/new", NULL, 0, false, &out)); /* directories are made */
     assert_true(is_there("run/hf/above/new/config.json"));

@@ -2,15 +2,6 @@
  * turns, or in mxfp4, where matrices are not transposed. Any range of a unit is read, with strips
  * that hold a matrix at most. What each element is, this test says by itself. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/rng.h"
 #include "base/size.h"
@@ -18,6 +9,7 @@
 #include "hf/layout.h"
 #include "hf/weights.h"
 #include "tests/hf/hf_fixture.h"
+#include "tests/unit.h"
 
 enum { SEED = 5, RANGES = 40, EXPERTS = 3, WIDTH = 32, HIDDEN = 64, TENSORS_MAX = 64 };
 
@@ -156,8 +148,7 @@ static void check_range(const model *net, hf_weights *from, uint32_t u, uint64_t
 {
     const model_unit *unit = &net->units[u];
     float *values = malloc(count * sizeof *values);
-    if (hf_weights_read(from, u, begin, count, values) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(hf_weights_read(from, u, begin, count, values));
     for (uint32_t i = 0; i < unit->tensor_count; i++) {
         const model_tensor *tensor = &unit->tensors[i];
         uint64_t first = tensor->row_begin * tensor->columns;
@@ -183,8 +174,7 @@ static void check_reads(bool is_packed)
     for (uint64_t per_unit = 1; per_unit <= EXPERTS; per_unit++) {
         model *net = make_model(per_unit);
         hf_weights *from;
-        if (hf_weights_open_sized(hf_dir, net, 512, 64, &from) < 0)
-            fail_msg("%s", err_text());
+        assert_ok(hf_weights_open_sized(hf_dir, net, 512, 64, &from));
         assert_true(hf_weights_has_strips(from));
         for (uint32_t u = 0; u < net->unit_count; u++)
             check_range(net, from, u, 0, net->units[u].elems, is_packed);

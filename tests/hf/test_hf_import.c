@@ -1,22 +1,14 @@
 /* Runs that begin with a checkpoint, through train_run: its weights are there to the bit, on any
  * placement and for units in parts; what belongs to the model goes along; going on reads the
  * checkpoint no more. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 #include <xxhash.h>
 
 #include "config/config.h"
 #include "hf/hf.h"
 #include "tests/hf/hf_fixture.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 static const fixture_model gpt2 = {.family = "gpt2", .layers = 3, .hidden = 64};
 static const fixture_model llama = {.family = "llama", .bf16 = true, .layers = 3, .hidden = 64};
@@ -152,8 +144,7 @@ static void import_into(const char *name, const char *dir, const char *set)
     snprintf(run_dir, sizeof run_dir, "%s", path_in_run(name, ""));
     const struct hf_import_options options = {
         .hf_dir = dir, .run_dir = run_dir, .set = sets, .set_count = set ? 1 : 0};
-    if (hf_import(&options, &sum) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(hf_import(&options, &sum));
 }
 
 /* Any job of the same model continues from an import, with any values of its other keys. A job of
@@ -221,8 +212,7 @@ static uint64_t import_peak(uint32_t layers, uint64_t *written_bytes)
         snprintf(run_dir, sizeof run_dir, "%s",
                  path_in_run(i == 0 ? "streamed-first" : "streamed", ""));
         const struct hf_import_options options = {.hf_dir = dir, .run_dir = run_dir};
-        if (hf_import(&options, &sum) < 0)
-            fail_msg("%s", err_text());
+        assert_ok(hf_import(&options, &sum));
         fixture_remove(i == 0 ? "streamed-first" : "streamed");
     }
     *written_bytes = sum.written_bytes;

@@ -1,21 +1,14 @@
 /* Several ranks, as forked processes: each reads its part of a checkpoint, and the export of their
  * commit is that checkpoint again, whether the ranks share the state among them or each has the
  * whole. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "config/config.h"
 #include "hf/hf.h"
 #include "tests/comm/comm_fixture.h"
 #include "tests/hf/hf_fixture.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 #include "train/train.h"
 
 enum { RANKS_MAX = 3 };
@@ -80,8 +73,7 @@ static void train_and_export(const char *name, const fixture_model *kind, uint32
     struct hf_export_summary sum;
     const struct hf_export_options options = {
         .run_dir = run_dir, .hf_dir = again, .shard_bytes = 200000};
-    if (hf_export(&options, &sum) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(hf_export(&options, &sum));
     assert_int_equal(sum.step, 2);
     assert_true(sum.file_count > 1);
     hf_fixture_compare(again, &shape, &form);

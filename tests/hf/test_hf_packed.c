@@ -3,15 +3,6 @@
  * breaks the layout is refused in one sentence. */
 #include <inttypes.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/rng.h"
 #include "base/size.h"
@@ -21,6 +12,7 @@
 #include "kernels/ops.h"
 #include "model/pack.h"
 #include "tests/hf/hf_fixture.h"
+#include "tests/unit.h"
 
 enum { SEED = 77, RANGES = 24, ROWS_MAX = 1024, STATE_BYTES = 256 };
 
@@ -277,8 +269,7 @@ static model *make_model(enum shape shape, enum stored_format format)
         spec.ffn_size = 512;
         spec.max_part_bytes = 256 * 128 * 4;
     }
-    if (model_create(&spec, DTYPE_FP32, 1, &net) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(model_create(&spec, DTYPE_FP32, 1, &net));
     return net;
 }
 
@@ -323,8 +314,7 @@ static void check_packed(const model *net, hf_weights *from, model_packer *packe
     const model_unit *unit = &net->units[u];
     const model_source source = {.values = read_values, .codes = hf_weights_codes, .user = from};
     const void *packed;
-    if (model_pack(packer, &kernels_reference, context, u, &source, &packed) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(model_pack(packer, &kernels_reference, context, u, &source, &packed));
     for (uint32_t i = 0; i < unit->tensor_count; i++) {
         const model_tensor *tensor = &unit->tensors[i];
         float *values = malloc(tensor->rows * tensor->columns * sizeof *values);
@@ -503,8 +493,8 @@ static void another_format_in_config(void **state)
         assert_int_equal(hf_weights_open(hf_dir, net, &from), 0);
         hf_weights_close(from);
         net->spec.is_stored_so = true;
-        assert_int_equal(hf_weights_open(hf_dir, net, &from), ERR_INPUT);
-        assert_non_null(strstr(err_text(), "comes as nf4, and quantization_config"));
+        assert_error(hf_weights_open(hf_dir, net, &from), ERR_INPUT,
+                     "comes as nf4, and quantization_config");
         assert_non_null(strstr(err_text(), stored_format_name(said[i])));
         written->spec.is_stored_so = true;
         assert_int_equal(hf_weights_open(hf_dir, written, &from), 0);
@@ -529,8 +519,7 @@ static void refuse_parts(enum stored_format format)
     for (uint32_t u = 0; rc == 0 && u < net->unit_count; u++)
         if (net->units[u].is_packed)
             rc = model_pack(packer, &kernels_reference, context, u, &source, &packed);
-    assert_int_equal(rc, ERR_INPUT);
-    assert_non_null(strstr(err_text(), "max_part_bytes"));
+    assert_error(rc, ERR_INPUT, "max_part_bytes");
     model_packer_destroy(packer);
     hf_weights_close(from);
     model_destroy(net);

@@ -1,20 +1,11 @@
 /* Runs with a packed base, from a checkpoint and back to one. An export whose matrices stay packed
  * has the codes of the run, a run that begins with it has them again, and so has its export. An
  * import expands them. Formats that no checkpoint can hold are refused. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/file.h"
 #include "base/mem.h"
 #include "hf/hf.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 static const fixture_model llama = {.family = "llama", .layers = 2, .hidden = 64};
 static const fixture_model mixtral = {.family = "mixtral", .layers = 2, .hidden = 64};
@@ -91,8 +82,7 @@ static void import(void)
     struct hf_import_summary sum;
     const struct hf_import_options options = {.hf_dir = fixture_path(NULL, "packed"),
                                               .run_dir = fixture_path(NULL, "imported")};
-    if (hf_import(&options, &sum) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(hf_import(&options, &sum));
     assert_int_equal(export("imported", "expanded-3", false), 0);
     expect_same_file("expanded", "expanded-3");
     expect_config("expanded-3", "quantization_config", false);
@@ -160,8 +150,7 @@ static void quantized_again(void **state)
 static void refuse(const char *params, const char *text)
 {
     train("wrong", params, HEAD, 0, NULL);
-    assert_int_equal(export("wrong", "none", true), ERR_CONFIG);
-    assert_non_null(strstr(err_text(), text));
+    assert_error(export("wrong", "none", true), ERR_CONFIG, text);
     assert_false(fixture_exists(fixture_path(NULL, "none")));
     fixture_remove("wrong");
 }

@@ -1,18 +1,9 @@
 /* Evaluation and generation from runs of every mode. A run in one order, update, placement or set
  * of drives gives the same held-out losses and text as any other, to the bit. Drawing text does not
  * change how a run continues. Argument: FAMILY-DTYPE and any of untied, cut. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "infer/infer.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 enum { STEPS = 6, EVALS = 3, TEXT_BYTES = 256, TOKEN_COUNT = 48, SETS_MAX = 7 };
 

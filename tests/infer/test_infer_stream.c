@@ -1,15 +1,6 @@
 /* Generation and evaluation of parameters that do not fit in memory, packed and not: the bits are
  * those of parameters on the device, wherever they rest; drives are found without a word; nothing
  * stays on them; bytes that a drive changes are seen. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <dirent.h>
 
 #include "engine/engine.h"
@@ -18,6 +9,7 @@
 #include "infer/infer_internal.h"
 #include "setup/setup.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 enum { TEXT_BYTES = 256, TOKEN_COUNT = 24, SETS_MAX = 3, WIDE_VOCAB = 36000, CALL_TOKENS = 6 };
 
@@ -202,11 +194,9 @@ static void open_at(infer_model *from, const char *path, const char *set)
 {
     const model_window window = {.tokens = CALL_TOKENS, .cache_positions = CALL_TOKENS};
     void *logits;
-    if (infer_model_begin(from, path, &set, 1) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(infer_model_begin(from, path, &set, 1));
     from->asked->micro_batch = 1;
-    if (infer_model_start(from, &window, NULL) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(infer_model_start(from, &window, NULL));
     assert_int_equal(engine_result_memory(from->engine, WIDE_VOCAB * sizeof(float), &logits), 0);
     from->engine->logits = logits;
 }
@@ -250,8 +240,7 @@ static void parts_are_filled_and_compared(void **state)
     const char *run = fixture_path("run", NULL), *hf = fixture_path("hf", NULL);
     struct hf_export_options asked = {.run_dir = run, .hf_dir = hf};
     struct hf_export_summary summary;
-    if (hf_export(&asked, &summary) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(hf_export(&asked, &summary));
     logits_at(run, near, wanted);
     snprintf(drive, sizeof drive,
              "tiers={\"nvme\":[{\"path\":\"%s\"}],\"place\":{\"params\":\"nvme\"}}",

@@ -7,19 +7,13 @@
  * fp32's noise on the latter: sums over D and T, and the error of a score, which exp() turns into a
  * relative one. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "kernels/dropout_mask.h"
 #include "tests/kernels/attention_truth.h"
+#include "tests/unit.h"
 
 enum { HEAD_DIM_MAX = 256 };
 

@@ -1,4 +1,4 @@
-/* Finite differences of an op of the reference backend, for tests that include cmocka.h before.
+/* Finite differences of an op of the reference backend.
  *
  * The loss is sum(weight[i] * output[i]) in double. Derivatives are taken by the five-point stencil
  * with h = 1/32: its error is h^4 f'''''/30 (below 1e-6 for these functions) and the rounding of
@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kernels/ops.h"
+#include "tests/unit.h"
 
 static const kernel_ops *const ops = &kernels_reference;
 enum { SEED = 20260 };

@@ -3,6 +3,8 @@
 #ifndef SLUICE_TESTS_KERNELS_ROW_OPS_CASES_H
 #define SLUICE_TESTS_KERNELS_ROW_OPS_CASES_H
 
+#include "tests/unit.h"
+
 /* ---- norms, and sums of columns ---- */
 
 /* The parameters of a norm, by two bits: a weight (and a bias); one that adds 1; no bias; none that

@@ -4,11 +4,11 @@
 #define SLUICE_TESTS_STORED_DRAW_H
 
 #include <math.h>
-#include <string.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kernels/ops.h"
+#include "tests/unit.h"
 
 struct stored_matrix {
     enum stored_format format;

@@ -2,20 +2,13 @@
  * the bit against the reference variant, and the arithmetic itself against textbook double
  * precision. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/tile.h"
 #include "kernels/cpu/cpu_internal.h"
 #include "tests/kernels/kernels_isa.h"
+#include "tests/unit.h"
 
 enum { SEED = 20261121, MAX_ELEMS = 100001, STREAM_COUNT = 5, STREAM_BYTES = 4 * MAX_ELEMS + 64 };
 

@@ -2,19 +2,12 @@
  * the process: means equal the values, slow averages do not stall, codes that need no change stay,
  * zeros, blocks with values that are not finite, and the reference backend's search for codes. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/rng.h"
 #include "base/tile.h"
 #include "kernels/cpu/cpu_internal.h"
 #include "tests/kernels/kernels_isa.h"
+#include "tests/unit.h"
 
 enum { SEED = 20261123, COUNT = 2 * 4096 };
 
@@ -57,9 +50,7 @@ static void update(const kernel_ops *ops, enum tile_format m, enum tile_format v
                              .param_type = DTYPE_FP32,
                              .scalars = scalars,
                              .rounding_key = key};
-    int rc = ops ? ops->adam_packed(NULL, NULL, &args) : cpui_adam_packed(&tested, NULL, &args);
-    if (rc < 0)
-        fail_msg("%s", err_text());
+    assert_ok(ops ? ops->adam_packed(NULL, NULL, &args) : cpui_adam_packed(&tested, NULL, &args));
 }
 
 static uint8_t *code_at(void *stream, uint64_t i)

@@ -2,14 +2,6 @@
  * head dimensions that fill no vector, many blocks of keys, windows and soft caps; and that neither
  * threads nor the number of rows in a call touch a bit. Argument: the backend, "cpu" or
  * "reference". */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <math.h>
 
 #include "base/mem.h"
@@ -17,6 +9,7 @@
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/ops.h"
 #include "tests/kernels/kernels_isa.h"
+#include "tests/unit.h"
 
 enum { SEED = 31, PAD = 3, SPARE = 2 }; /* elements behind a row, positions behind the last */
 

@@ -2,21 +2,13 @@
  * hardware's conversions against base/dtype.h bit for bit, products cut into blocks against a loop
  * in double, and results beyond 65504, which must become infinity in every op and on every set. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "kernels/cpu/rows_internal.h"
 #include "tests/kernels/kernels_isa.h"
+#include "tests/unit.h"
 
 enum { SEED = 1606 };
 

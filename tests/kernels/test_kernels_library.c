@@ -1,17 +1,9 @@
 /* Loading libraries at run time (kernels/cuda/library.c): order, places, reasons. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "kernels/cuda/cuda_internal.h"
+#include "tests/unit.h"
 
 static void finds_the_first_that_is_there(void **state)
 {

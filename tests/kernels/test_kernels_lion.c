@@ -3,20 +3,13 @@
  * arithmetic itself against textbook double precision over 50 steps and against the reference
  * backend; and by hand. A canary shows that the comparison sees a single bit. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/tile.h"
 #include "kernels/cpu/cpu_internal.h"
 #include "tests/kernels/kernels_isa.h"
+#include "tests/unit.h"
 
 enum { SEED = 20261122, MAX_ELEMS = 70001, STREAM_COUNT = 4, STREAM_BYTES = 4 * MAX_ELEMS + 64 };
 

@@ -1,23 +1,16 @@
 /* Matrix products of the CPU backend: every combination of transposition, dtype, bias and
  * accumulation over odd shapes against a loop in double, and the promise that only shapes, dtypes
  * and the thread count touch the bits. */
+#include <math.h>
 #include <omp.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-#include <math.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/ops.h"
+#include "tests/unit.h"
 
 enum { THREADS = 2, SEED = 20, GAP = 3 };
 

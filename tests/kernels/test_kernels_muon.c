@@ -2,19 +2,12 @@
  * the same bits for all thread counts, and where a tile is updated in pieces; a matrix of rank one
  * against the polynomial by hand; nearly equal singular values; and values that are not finite. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kernels/cpu/cpu_internal.h"
 #include "tests/kernels/kernels_isa.h"
+#include "tests/unit.h"
 
 enum { SEED = 31, STEPS = 5, ELEMS = 40003, THREADS = 3 };
 

@@ -5,20 +5,12 @@
  * parts of the softmax are held against the uncut cross-entropy and against the reference's parts
  * within fp32's rounding, and against the baseline and other thread counts to the bit. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kernels/cpu/rows_internal.h"
 #include "tests/kernels/kernels_isa.h"
+#include "tests/unit.h"
 
 enum { SEED = 30211, PARTS_MAX = 6 };
 

@@ -2,19 +2,13 @@
  * the bit, whatever the transpositions, rests, threads and pieces; and matmul takes it from m, n =
  * 160 and k = 128 on. Exit 77 where the CPU lacks AVX-512. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "kernels/cpu/product_own.h"
 #include "tests/kernels/kernels_isa.h"
+#include "tests/unit.h"
 
 enum {
     SEED = 5,

@@ -1,19 +1,12 @@
 /* The row ops against PyTorch's and transformers' own operations in fp32: activations, norms,
  * losses and rotary positions, with gradients (reference/rows.json, which its README describes).
  * Arguments: none; both the reference backend and the CPU's run. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <jansson.h>
+#include <math.h>
 
 #include "base/rng.h"
 #include "tests/kernels/kernels_isa.h"
+#include "tests/unit.h"
 
 enum { SEED = 20262, ROWS = 3, WIDTH = 8, HEADS = 2, PAIRS = 8, POSITION = 700, MOST = 64 };
 enum { CHOICES = 3, EXPERTS = 4, FEATURES = 5 }; /* of routers; of mixtures, with 2 choices */

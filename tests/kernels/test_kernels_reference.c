@@ -2,16 +2,9 @@
  * op, in fp32, so that a backend which agrees with the reference has the right gradients. Attention
  * is in test_kernels_reference_attention.c. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "tests/kernels/finite_differences.h"
+#include "tests/unit.h"
 
 static int forward_norm(struct probe *self)
 {

@@ -2,17 +2,10 @@
  * its results against the definition, and its gradients against finite differences. The heads of
  * latent attention. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels/dropout_mask.h"
 #include "tests/kernels/finite_differences.h"
+#include "tests/unit.h"
 
 enum { B = 2, T = 7, H = 4, G = 2, D = 3, E = 5, STRIDE = (H + G) * D + G * E };
 

@@ -1,16 +1,9 @@
 /* The reference's ops of mixtures of experts: their gradients against finite differences of the
  * forward ops, in fp32. Logits lie so far apart that no difference changes a choice. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "tests/kernels/finite_differences.h"
+#include "tests/unit.h"
 
 enum { ROWS = 5, E = 8, K = 3, N = ROWS * E };
 

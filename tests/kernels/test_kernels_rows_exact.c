@@ -4,19 +4,11 @@
 #include <assert.h>
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "kernels/cpu/rows_internal.h"
 #include "tests/kernels/kernels_isa.h"
+#include "tests/unit.h"
 
 static enum cpu_isa tested_isa;
 

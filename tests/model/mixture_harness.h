@@ -1,8 +1,9 @@
-/* Small mixtures of experts for the tests of them. Include after cmocka.h. */
+/* Small mixtures of experts for the tests of them. */
 #ifndef SLUICE_TESTS_MIXTURE_HARNESS_H
 #define SLUICE_TESTS_MIXTURE_HARNESS_H
 
 #include "tests/model/model_harness.h"
+#include "tests/unit.h"
 
 enum { SEED = 11, EXPERTS = 5 };
 

@@ -8,8 +8,6 @@
 #define SLUICE_TESTS_MODEL_HARNESS_H
 
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
@@ -17,6 +15,7 @@
 #include "model/model.h"
 #include "model/model_internal.h"
 #include "tests/model/model_instances.h"
+#include "tests/unit.h"
 
 struct harness {
     const kernel_ops *ops;
@@ -67,8 +66,7 @@ static inline void harness_create(harness *h, const kernel_ops *ops, const model
     h->seed = 17;
     kernel_context_config config = {.thread_count = 1};
     assert_int_equal(ops->context_create(&config, &h->context), 0);
-    if (model_create(spec, type, micro_batch, &h->self) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(model_create(spec, type, micro_batch, &h->self));
     if (chunk_rows != 0) {
         h->self->chunk_rows = size_min(chunk_rows, micro_batch * h->self->tokens);
         modeli_size_stages(h->self);

@@ -4,17 +4,10 @@
  * step begins gets zeros only where the pass says so, and then ends with the values of one that
  * began as zeros. Argument: the family or variant. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "model/costs.h"
 #include "tests/model/model_harness.h"
+#include "tests/unit.h"
 
 enum { SEED = 7, MADE_MAX = 256 };
 

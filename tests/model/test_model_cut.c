@@ -3,16 +3,9 @@
  * activations give the bits of recomputation; fp16 under a loss scale. The harness gives each pass
  * exactly what the pass says that it uses. Argument: the family or variant. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "tests/model/model_harness.h"
+#include "tests/unit.h"
 
 enum { SEED = 5, PROBES_PER_TENSOR = 2 };
 

@@ -1,17 +1,8 @@
 /* Documents that share a window: losses and gradients are those of a batch that has a sequence for
  * each document; every family, whole and in parts, on the reference backend and the CPU's, with
  * activations kept and recomputed. Argument: the family or variant. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/model/model_harness.h"
+#include "tests/unit.h"
 
 enum { WINDOWS = 2, TOKENS = 47, LONGEST = 30, DOCUMENTS = 7, VOCAB = 61, SEED = 5 };
 

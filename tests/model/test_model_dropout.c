@@ -2,15 +2,8 @@
  * computed, and another for another seed, step or sequence. The tests of gradients, of parts and of
  * adapters check, with the same instances, that it changes the gradients as it should. Argument:
  * the family, and "-dropout". */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/model/model_harness.h"
+#include "tests/unit.h"
 
 enum { SEED = 29, SEQUENCES = 3, TOKENS = 12, ROWS = SEQUENCES * TOKENS };
 
@@ -106,8 +99,7 @@ static void wrong_shares_are_refused(void **state)
         model_spec spec = small(0);
         double *shares[] = {&spec.hidden_dropout, &spec.embedding_dropout, &spec.attention_dropout};
         *shares[i] = 1;
-        assert_int_equal(model_create(&spec, DTYPE_FP32, 1, &self), ERR_CONFIG);
-        assert_non_null(strstr(err_text(), "_dropout is 1"));
+        assert_error(model_create(&spec, DTYPE_FP32, 1, &self), ERR_CONFIG, "_dropout is 1");
     }
 }
 

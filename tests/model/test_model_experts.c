@@ -2,16 +2,9 @@
  * and that the cut changes no bit; experts that no token or every token chose; the losses of the
  * routers; what is refused. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "tests/model/mixture_harness.h"
+#include "tests/unit.h"
 
 /* ---- units ---- */
 

@@ -2,16 +2,9 @@
  * chunk sizes, and the same bits on every call whatever the scratch held. Argument: the family or
  * variant. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "tests/model/model_harness.h"
+#include "tests/unit.h"
 
 enum { SEED = 3, PROBES_PER_TENSOR = 5 };
 

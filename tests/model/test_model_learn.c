@@ -3,17 +3,9 @@
  * others: frozen units are given no gradients (the harness gives a pass what it says that it uses),
  * stages before the first that learns have no backward, and that one makes no gradient of its
  * input. Argument: the family or variant. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/error.h"
 #include "tests/model/model_harness.h"
+#include "tests/unit.h"
 
 enum { SEED = 11, LAYERS = 3 };
 

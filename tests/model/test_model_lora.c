@@ -7,17 +7,10 @@
  * Kept activations give the bits of recomputation. A fresh adapter has its stated values. Wrong
  * settings are refused. Argument: the family or variant. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/error.h"
 #include "tests/model/model_harness.h"
+#include "tests/unit.h"
 
 enum { SEED = 23, RANK = 3, PROBES = 2 };
 

@@ -1,16 +1,9 @@
 /* Adapters in mixtures of experts: those of routed and of shared experts and of blocks without
  * experts, against the model whose weights hold the adapters' products; and their dropout. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "tests/model/mixture_harness.h"
+#include "tests/unit.h"
 
 /* 1 for layers that are not those of routed experts. */
 static uint64_t experts_of(const harness *h, const model_tensor *whole)

@@ -1,19 +1,11 @@
 /* Which parts models are cut into: every row of every tensor once, no unit above the limit, names
  * and numbers, the passes and what they use, flops and parameters of the whole, the same initial
  * weights; and which limits are refused. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "base/tile.h"
 #include "model/model.h"
 #include "model/model_internal.h"
+#include "tests/unit.h"
 
 enum { SEED = 23 };
 
@@ -53,8 +45,7 @@ static bool is_mixture(uint32_t family)
 static model *create(const model_spec *spec, enum dtype type)
 {
     model *self;
-    if (model_create(spec, type, 2, &self) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(model_create(spec, type, 2, &self));
     return self;
 }
 

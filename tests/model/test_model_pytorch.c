@@ -1,19 +1,12 @@
 /* Fifty optimizer steps of tiny models against the loss curves that plain PyTorch modules gave
  * (reference/README.md), in a small training loop over model_* and the ops table: clipping, AdamW,
  * gradient accumulation, warm-up and cosine. Argument: the fixture's name. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <jansson.h>
+#include <math.h>
 
 #include "base/tile.h"
 #include "tests/model/model_harness.h"
+#include "tests/unit.h"
 
 #define STREAM_CORPUS 0x636f7270757300u
 

@@ -1,19 +1,12 @@
 /* Models as lists: published parameter counts, where tensors lie, what is refused, initial
  * weights. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/tile.h"
 #include "model/model.h"
+#include "tests/unit.h"
 
 static const model_spec gpt2_small = {
     .family = MODEL_GPT2,

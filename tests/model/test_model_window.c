@@ -2,18 +2,11 @@
  * are wider than a sequence; what windows cost; wrong settings. On the reference backend and the
  * CPU's, whole and in parts. Argument: the family. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/error.h"
 #include "model/costs.h"
 #include "tests/model/model_harness.h"
+#include "tests/unit.h"
 
 enum { TOKENS = 24, LAYERS = 3, WINDOW = 4, BATCH = 2, VOCAB = 61, SEED = 11 };
 
@@ -161,8 +154,7 @@ static void wrong_settings_are_refused(void **state)
         spec.window_rope_theta = cases[i].theta;
         spec.attention_soft_cap = cases[i].caps[0];
         spec.logits_soft_cap = cases[i].caps[1];
-        assert_int_equal(model_create(&spec, DTYPE_FP32, BATCH, &self), ERR_CONFIG);
-        assert_non_null(strstr(err_text(), cases[i].words));
+        assert_error(model_create(&spec, DTYPE_FP32, BATCH, &self), ERR_CONFIG, cases[i].words);
     }
 }
 

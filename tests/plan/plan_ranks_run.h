@@ -13,11 +13,10 @@
 #ifndef SLUICE_TESTS_PLAN_RANKS_RUN_H
 #define SLUICE_TESTS_PLAN_RANKS_RUN_H
 
-#include <stdlib.h>
-
 #include "base/shard.h"
 #include "plan/search_internal.h"
 #include "tests/plan/plan_fixture.h"
+#include "tests/unit.h"
 
 enum { RUN_RANKS_MAX = 5, RUN_STEPS_MAX = 6 };
 

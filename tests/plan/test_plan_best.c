@@ -13,18 +13,10 @@
  * more of one budget. */
 #include <limits.h>
 #include <malloc.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "config/machine.h"
 #include "tests/plan/plan_family.h"
+#include "tests/unit.h"
 
 static uint64_t job_count, first_seed = 1; /* no count: a short part, for every change */
 static const uint64_t short_seeds[] = {8, 10};
@@ -109,8 +101,7 @@ enum {
 static void describe(const char *name, uint32_t ranks, plan_machine *out)
 {
     static struct machine on;
-    if (machine_read(name, &on) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(machine_read(name, &on));
     plan_machine_default_gpu(out, (uint32_t)size_max(on.host.core_count / ranks, 1), 8, 0);
     double read = 0, write = 0, link = on.link_all_ranks > 0 ? on.link_all_ranks / ranks : INFINITY;
     for (uint32_t d = 0; d < on.drive_count; d++) {

@@ -6,19 +6,12 @@
  * The critical path: its parts add up to the program, and where the chain is known by construction
  * it is found, with the reason why each op had to wait. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/rng.h"
 #include "plan/simulate_internal.h"
 #include "plan/waits.h"
 #include "plan/waits_internal.h"
+#include "tests/unit.h"
 
 enum { PROGRAMS = 400, ORDERS = 200, OPS_MOST = 24 };
 

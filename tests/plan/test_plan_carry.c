@@ -7,19 +7,10 @@
  *   - a transient that outlives the first fill keeps off the region, and others use it;
  *   - where a program has no room for the region, fewer tiles are carried, and no less than fit;
  *   - the step gets shorter, and nothing is carried with other updates. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "plan/search_internal.h"
 #include "tests/plan/plan_fixture.h"
 #include "tests/plan/plan_ranks_run.h"
+#include "tests/unit.h"
 
 enum { SEEDS = 120 };
 

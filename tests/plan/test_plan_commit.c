@@ -2,18 +2,9 @@
  * the update wants them and nowhere else, ordered against each write of state, and not a trace of
  * them where a job does not commit. Random jobs: cut and tied models, both orders, all updates,
  * mixed homes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "plan/simulate_internal.h"
 #include "tests/plan/plan_fixture.h"
+#include "tests/unit.h"
 
 enum { SEEDS = 250 };
 
@@ -598,8 +589,8 @@ static void a_refusal_names_the_second_places(void **state)
         uint64_t need = figure_at("tiers.nvme[].budget=");
         assert_true(less > 0 && need > 2 * less - 1);
         r.job.nvme_advice = "buy a drive";
-        assert_int_equal(plan_compile(&r.job, &set), ERR_NO_FIT);
-        assert_non_null(strstr(err_text(), "; buy a drive; run.commit_every=0 needs "));
+        assert_error(plan_compile(&r.job, &set), ERR_NO_FIT,
+                     "; buy a drive; run.commit_every=0 needs ");
 
         r.job.nvme_advice = NULL;
         r.job.commits = false;

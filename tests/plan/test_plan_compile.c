@@ -2,18 +2,10 @@
  * whose figures are right (the job compiles with exactly the bytes named, and not with one block
  * less). */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "tests/plan/plan_fixture.h"
+#include "tests/unit.h"
 
 static bool is_cut(const random_job *r)
 {

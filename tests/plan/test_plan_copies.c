@@ -6,20 +6,11 @@
  *     the state that has copies;
  *   - copies make the step shorter than it was and lie within the host's budget;
  *   - there are no copies where nothing begins with an update. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "plan/search_internal.h"
 #include "tests/plan/plan_fixture.h"
 #include "tests/plan/plan_large.h"
 #include "tests/plan/plan_ranks_run.h"
+#include "tests/unit.h"
 
 enum { SEEDS = 80 };
 

@@ -2,15 +2,6 @@
  * 1000 billion parameters is placed with bounded work, refusals name what fits.
  *
  * test_plan_place [JOBS [DRAWS]]: how many jobs, and random placements of each (2 and 50). */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <time.h>
 
 #include "base/rng.h"
@@ -19,6 +10,7 @@
 #include "plan/plan.h"
 #include "tests/plan/plan_fixture.h"
 #include "tests/plan/plan_large.h"
+#include "tests/unit.h"
 
 enum { UNITS_MAX = LARGE_UNITS_MAX, WORK_MOST = 13000000 };
 

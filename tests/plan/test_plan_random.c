@@ -15,18 +15,10 @@
  * work; in 48, 178 and 183 other rules gave orders that were up to 4% shorter. The cause in the
  * others is not known. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "plan/search_internal.h"
 #include "tests/plan/plan_family.h"
+#include "tests/unit.h"
 
 enum { JOBS_SHORT = 60, JOBS_LONG = 200 };
 enum verdict { WITHIN, BY_ORDER, BY_MEMORY, BEYOND, VERDICTS };

@@ -8,18 +8,9 @@
  *
  * Random jobs: cut and tied models, both orders, all updates, mixed homes, 1 to 5 ranks, stages 0
  * to 3. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/plan/plan_fixture.h"
 #include "tests/plan/plan_ranks_run.h"
+#include "tests/unit.h"
 
 enum { SEEDS = 200 };
 

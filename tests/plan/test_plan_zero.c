@@ -3,17 +3,11 @@
  * rank of a real model what they say, for every stage, but for padding. The tables' cells are in
  * test_cli_plan.c. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-
-#include <cmocka.h>
 
 #include "plan/zero.h"
 #include "setup/setup.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 static void near(double found, double expected, double tolerance)
 {

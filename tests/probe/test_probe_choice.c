@@ -1,18 +1,11 @@
 /* Which setting of a drive is chosen from measured points, and medians of rounds. Pure. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #include "base/rng.h"
 #include "base/size.h"
 #include "probe/probe_internal.h"
+#include "tests/unit.h"
 
 static void the_smallest_that_is_near_the_best(void **state)
 {

@@ -5,19 +5,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
 
-#include <cmocka.h>
-
 #include "probe/probe.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tests/unit.h"
 
 static machine found; /* large */
 static volatile sig_atomic_t stop_flag;
@@ -262,8 +255,7 @@ static void a_full_drive_is_refused(void **state)
         }
         int rc = probe_run(&options, &found);
         assert_int_equal(umount(mount_point), 0); /* nothing of ours is open there */
-        assert_int_equal(rc, ERR_NO_FIT);
-        assert_non_null(strstr(err_text(), mount_point));
+        assert_error(rc, ERR_NO_FIT, mount_point);
         assert_int_equal(watcher.line_count, 0);
     }
     assert_int_equal(rmdir(mount_point), 0);

@@ -1,18 +1,10 @@
 /* One rank of ranks that are not there (comm_pretend) does what that rank does among real ones: the
  * same bytes on every lane, the same memory, the same slab, as many bytes sent. Real ranks are
  * forked processes; so is the one that pretends, since no thread outlives a fork. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/comm/comm_fixture.h"
-#include "train/train.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
+#include "train/train.h"
 
 enum { RANKS_MAX = 4, STEPS = 3, STAGES = 4 };
 

@@ -1,19 +1,12 @@
 /* sluice profile as a function: steady steps alone count, bytes are those of the plan, and nothing
  * stays. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <dirent.h>
 #include <math.h>
 
 #include "profile/profile.h"
 #include "setup/summary.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 #include "train/train.h"
 
 enum { STEPS = 4 };
@@ -141,8 +134,7 @@ static void steady_steps_are_measured(void **state)
         fixture_set(&sets, "schedule.update=%s", ways[i].update);
         struct seen seen = {0};
         struct profile_options options = {.steps = STEPS, .no_advice = true};
-        if (profile_it("drives", &sets, options, &seen) < 0)
-            fail_msg("%s", err_text());
+        assert_ok(profile_it("drives", &sets, options, &seen));
         assert_measured(STEPS);
         assert_int_equal(summary.warmup_steps, ways[i].warmups);
         assert_int_equal(seen.steps, STEPS + ways[i].warmups);
@@ -173,8 +165,7 @@ static void blocks_are_the_machines(void **state)
         if (is_asked)
             fixture_set(&sets, "aio.block_size=%llu", (unsigned long long)asked);
         seen = (struct seen){0};
-        if (profile_it("blocks", &sets, options, &seen) < 0)
-            fail_msg("%s", err_text());
+        assert_ok(profile_it("blocks", &sets, options, &seen));
         for (int way = 0; way < 2; way++) {
             uint64_t bytes = summary.lanes[way ? LANE_WRITE : LANE_READ].measured_bytes * STEPS;
             uint64_t count = summary.drives[0].times[way].count;
@@ -229,8 +220,7 @@ static void a_rank_is_measured_alone(void **state)
         seen = (struct seen){0};
         options.scale_down = i + 1;
         options.only_transfers = i == 1;
-        if (profile_run(&options, &summary) < 0)
-            fail_msg("%s", err_text());
+        assert_ok(profile_run(&options, &summary));
         assert_measured(STEPS);
         assert_int_equal(seen.plans, 1);
         assert_int_equal(summary.block_count_asked, 4);
@@ -264,8 +254,7 @@ static void experts_are_counted(void **state)
     fixture_set(&sets, "schedule.experts=hit");
     job *asked = fixture_job("experts", &mixture, &sets);
     struct profile_options options = {.job = asked, .steps = STEPS, .no_advice = true};
-    if (profile_run(&options, &summary) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(profile_run(&options, &summary));
     job_destroy(asked);
     assert_true(fabs(summary.expert_passes - 2.0 * 2 * 24) < 1e-9); /* both ways, blocks */
     assert_true(fabs(summary.expert_passes - summary.plan.expert_passes) < 1e-9);
@@ -296,8 +285,7 @@ static void ranks_that_own_experts_are_pretended(void **state)
                                           .of_ranks = 2,
                                           .comm_bytes_per_second = 1e7,
                                           .only_transfers = only};
-        if (profile_run(&options, &summary) < 0)
-            fail_msg("%s", err_text());
+        assert_ok(profile_run(&options, &summary));
         assert_int_equal(summary.plan.expert_parallel_size, 2);
         assert_true(summary.plan.expert_rows_bytes > 0);
         const struct profile_lane *sent = &summary.lanes[LANE_COMM];

@@ -1,13 +1,4 @@
 /* See mpi_fixture.h. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <errno.h>
 #include <unistd.h>
 
@@ -16,6 +7,7 @@
 #include "setup/summary.h"
 #include "state/verify.h"
 #include "tests/ranks/mpi_fixture.h"
+#include "tests/unit.h"
 #include "train/train.h"
 
 enum { SKIPPED = 77, TIMEOUT_SECONDS = 120 };
@@ -85,8 +77,7 @@ void mpi_launch(int argc, char **argv)
 
 void mpi_barrier(void)
 {
-    if (comm_barrier(mpi_comm, "the test's barrier") < 0)
-        fail_msg("%s", err_text());
+    assert_ok(comm_barrier(mpi_comm, "the test's barrier"));
 }
 
 int mpi_setup(void **state)
@@ -123,8 +114,7 @@ job *mpi_job(const char *name, const fixture_model *shape, const fixture_sets *s
         job_destroy(fixture_job(name, shape, sets)); /* the file */
     mpi_barrier();
     job *asked;
-    if (job_read_ranks(fixture_path(name, ".json"), texts, count, mpi_world, &asked) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(job_read_ranks(fixture_path(name, ".json"), texts, count, mpi_world, &asked));
     mpi_barrier(); /* the file may be another's from here on */
     return asked;
 }

@@ -5,7 +5,7 @@
  *                                    processes each run the same tests in the same order
  *
  * Only rank 0 sees the files of runs, so it alone compares. A failure on any rank ends its process
- * at once, and with it all ranks. Include after cmocka.h. */
+ * at once, and with it all ranks. */
 #ifndef SLUICE_TESTS_MPI_FIXTURE_H
 #define SLUICE_TESTS_MPI_FIXTURE_H
 

@@ -1,13 +1,4 @@
 /* See ranks_rig.h. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -29,6 +20,7 @@
 #include "state/verify.h"
 #include "tests/comm/comm_fixture.h"
 #include "tests/ranks/ranks_rig.h"
+#include "tests/unit.h"
 #include "train/train.h"
 
 const char *const rig_points[RIG_POINT_COUNT] = {

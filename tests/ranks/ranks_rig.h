@@ -12,7 +12,7 @@
  * standard error what a user sees. The test's own process trains and reads nothing, so that no
  * thread is lost by fork.
  *
- * Include after cmocka.h. One thread. Every function fails the test if it cannot do its part. */
+ * One thread. Every function fails the test if it cannot do its part. */
 #ifndef SLUICE_TESTS_RANKS_RIG_H
 #define SLUICE_TESTS_RANKS_RIG_H
 

@@ -1,15 +1,6 @@
 /* One rank of 4 hangs, has a bad drive, computes differently, gets no memory, was started with
  * something else, or misses a file: all end in time, with one sentence that names it, and what was
  * committed is there to go on from. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <errno.h>
 #include <glob.h>
 #include <signal.h>
@@ -20,6 +11,7 @@
 #include "base/rng.h"
 #include "comm/comm.h"
 #include "tests/ranks/ranks_rig.h"
+#include "tests/unit.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"

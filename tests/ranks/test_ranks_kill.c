@@ -15,15 +15,6 @@
  *
  * Arguments: [mpirun] FIRST-LAST, or one seed; "points": every other point, on one rank alone;
  * "all-points": on each rank. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -32,6 +23,7 @@
 #include "base/rng.h"
 #include "base/trace.h"
 #include "tests/ranks/ranks_rig.h"
+#include "tests/unit.h"
 
 enum {
     STREAM_KILLS = 610,

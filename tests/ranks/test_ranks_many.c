@@ -1,19 +1,11 @@
 /* One of 64 forked ranks is killed (SIGKILL) after a commit. The other 63 end, and one of them says
  * which rank is gone. Then 48 ranks go on from the commit in another stage. Their losses,
  * evaluations and weights are those of a run of 64 and then 48 ranks that nobody killed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <signal.h>
 #include <sys/wait.h>
 
 #include "tests/ranks/ranks_rig.h"
+#include "tests/unit.h"
 
 enum { MANY = 64, LEFT = 48, VICTIM = 37, COMMITTED = 2 * RIG_COMMIT_EVERY };
 

@@ -3,15 +3,6 @@
  * base/shard.h.
  *
  * test_ranks_memory RANKS FAMILY-DTYPE */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -20,6 +11,7 @@
 #include "setup/summary.h"
 #include "state/verify.h"
 #include "tests/ranks/mpi_fixture.h"
+#include "tests/unit.h"
 #include "train/train.h"
 
 enum {
@@ -167,8 +159,7 @@ static void check_drive(const char *what, const char *name, const struct setup_s
                         const struct formulas *must_be, unsigned stage)
 {
     static struct state_inspect_summary found;
-    if (state_inspect(fixture_path(name, NULL), &found) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(state_inspect(fixture_path(name, NULL), &found));
     expect(what, "extents", found.record.extent_count, must_be->extent_count);
     expect(what, "bytes of extents", found.extents_bytes, must_be->extents_bytes);
     expect(what, "replicated", found.record.is_replicated, stage == 0 && mpi_world > 1);
@@ -237,12 +228,10 @@ static void check_run(const struct placement *place, unsigned stage, const uint6
         fail_msg("%s: %s", what, result.run.error);
     own.sealed_alloc_count = result.run.summary.sealed_alloc_count;
     own.sealed_mapped_bytes = result.run.summary.sealed_mapped_bytes;
-    if (comm_exchange(mpi_comm, "what ranks saw", &own, sizeof own, all) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(comm_exchange(mpi_comm, "what ranks saw", &own, sizeof own, all));
     struct setup_summary plan;
     if (mpi_rank == 0) {
-        if (setup_plan_on(asked, &(struct setup_plan_options){0}, &plan) < 0)
-            fail_msg("%s", err_text());
+        assert_ok(setup_plan_on(asked, &(struct setup_plan_options){0}, &plan));
         expect(what, "the plan of a run",
                memcmp(plan.peak_bytes, result.run.plan.peak_bytes, sizeof plan.peak_bytes), 0);
         struct formulas must_be = {.elems = 0};

@@ -8,15 +8,6 @@
  * What is exported is that of a run with ZeRO, byte for byte.
  *
  * test_ranks_owned RANKS [NAME OF A TEST] */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <math.h>
 
 #include "base/file.h"
@@ -25,6 +16,7 @@
 #include "infer/infer.h"
 #include "setup/summary.h"
 #include "tests/ranks/mpi_fixture.h"
+#include "tests/unit.h"
 #include "train/train.h"
 
 static const fixture_model mixtral = {.family = "mixtral", .layers = 2, .hidden = 64};
@@ -398,8 +390,7 @@ static void check_evaluation(const mpi_result *of)
                                                    .files = files,
                                                    .file_count = 1,
                                                    .batches = 2 * mpi_world};
-    if (infer_evaluate(&options, &result) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(infer_evaluate(&options, &result));
     double own = of->eval_losses[of->eval_count - 1];
     if (!(fabs(result.loss / own - 1) < 1e-6))
         fail_msg("an evaluation has %.9g, and the run had %.9g", result.loss, own);

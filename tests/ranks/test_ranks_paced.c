@@ -11,23 +11,14 @@
  * disturbed is run again, up to three times. Only SLUICE_TEST_TIMES, which the suite's slow line
  * sets, also asks that a step is not slower. Argument "all": also the cases that the suite has no
  * time for; or the name of a case. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include "tests/comm/comm_fixture.h"
-#include "tests/swap/lane_pace.h"
 #include "plan/plan.h"
 #include "setup/setup.h"
 #include "setup/summary.h"
-#include "train/train.h"
+#include "tests/comm/comm_fixture.h"
+#include "tests/swap/lane_pace.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
+#include "train/train.h"
 
 enum { RANKS = 4, TRIES = 3, STEPS = 3, SETS_MAX = 8 };
 

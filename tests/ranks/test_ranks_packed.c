@@ -3,17 +3,9 @@
  * differ from each other and from the working dtype, so what is packed reaches the losses.
  *
  * test_ranks_packed RANKS */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/stored.h"
 #include "tests/ranks/mpi_fixture.h"
+#include "tests/unit.h"
 
 enum { STEPS = 3 };
 

@@ -4,15 +4,6 @@
  *
  * Arguments: worlds, from, memory, or moves=COUNT: so many kills, seeds 1 on. Without: all, with
  * 5. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <errno.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -21,6 +12,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "tests/ranks/ranks_rig.h"
+#include "tests/unit.h"
 #include "train/train.h"
 
 enum { STREAM_MOVES = 630, HOPS = 4 };

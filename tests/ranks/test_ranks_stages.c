@@ -6,21 +6,13 @@
  *
  * -split: split masters; -m16, -m8: moments in bf16 or in 8 bits; -muon: the optimizer. CASE is one
  * of stages, parts, canary, curve, experts, draws=SEED-SEED, overflow, scale, stop. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <math.h>
 
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "tests/ranks/mpi_fixture.h"
 #include "tests/train/drawn_job.h"
+#include "tests/unit.h"
 #include "train/train.h"
 
 #define TOLERANCE 1e-4 /* relative, of a loss: sums over ranks are taken in another order */
@@ -439,8 +431,7 @@ static double find_scale(mpi_result *parts)
         mpi_train_alone("part", &shape, &sets, MICRO_BATCHES, parts);
         bool is_too_much = parts->run.rc < 0; /* ten skips in a row end a run */
         uint8_t verdict = is_too_much ? 2 : is_mixed(parts) ? 1 : count_skips(parts) ? 2 : 0;
-        if (comm_broadcast(mpi_comm, "verdict", &verdict, sizeof verdict) < 0)
-            fail_msg("%s", err_text());
+        assert_ok(comm_broadcast(mpi_comm, "verdict", &verdict, sizeof verdict));
         if (verdict == 1)
             return middle;
         *(verdict == 0 ? &low : &high) = middle;
@@ -531,8 +522,7 @@ static void a_stop_of_one_is_a_stop_of_all(void **state)
     failpoint_hook(NULL, NULL);
     is_asked = 0;
     assert_int_equal(half.run.rc, ERR_STOPPED);
-    if (comm_exchange(mpi_comm, "summaries", &half.run.summary, sizeof seen[0], seen) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(comm_exchange(mpi_comm, "summaries", &half.run.summary, sizeof seen[0], seen));
     for (uint32_t r = 0; r < mpi_world; r++)
         assert_int_equal(seen[r].step, seen[0].step);
     assert_true(seen[0].step >= 3 && seen[0].step < 20);

@@ -21,19 +21,11 @@
  * rank.
  *
  * test_ranks_volume RANKS FAMILY-DTYPE */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <math.h>
 
 #include "setup/summary.h"
 #include "tests/ranks/mpi_fixture.h"
+#include "tests/unit.h"
 
 enum { STEP_ELEMS = 4096, MICRO_BATCHES = 2 /* fixture_job's */ };
 

@@ -1,21 +1,12 @@
 /* Reads back what src/report writes: metrics.jsonl and trace.json with a JSON parser, the live line
  * by its width and words. */
 #include <errno.h>
+#include <jansson.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
-#include <jansson.h>
 
 #include "base/dtype.h"
 #include "base/file.h"
@@ -23,6 +14,7 @@
 #include "report/chrome_trace.h"
 #include "report/live.h"
 #include "report/metrics.h"
+#include "tests/unit.h"
 
 static char directory[] = "test_prof_XXXXXX";
 
@@ -253,11 +245,11 @@ static void only_regular_files_are_read(void **state)
     metrics_file file;
     for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
         assert_int_equal(symlink(devices[i], path), 0);
-        assert_int_equal(metrics_file_open(&file, path, FILE_PRIVATE, 5), -ELOOP);
-        assert_non_null(strstr(err_text(), "odd.jsonl is a symbolic link"));
+        assert_error(metrics_file_open(&file, path, FILE_PRIVATE, 5), -ELOOP,
+                     "odd.jsonl is a symbolic link");
         unlink(path);
-        assert_int_equal(metrics_file_open(&file, devices[i], FILE_PRIVATE, 5), -EINVAL);
-        assert_non_null(strstr(err_text(), "is not a regular file"));
+        assert_error(metrics_file_open(&file, devices[i], FILE_PRIVATE, 5), -EINVAL,
+                     "is not a regular file");
     }
     assert_int_equal(mkfifo(path, 0600), 0);
     assert_int_equal(metrics_file_open(&file, path, FILE_PRIVATE, UINT64_MAX), -EINVAL);
@@ -286,8 +278,7 @@ static void failed_write_leaves_whole_lines(void **state)
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &limited), 0);
     int rc = metrics_file_write(&file, &line);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
-    assert_int_equal(rc, -EFBIG);
-    assert_non_null(strstr(err_text(), "full.jsonl"));
+    assert_error(rc, -EFBIG, "full.jsonl");
     assert_int_equal(stat(path, &after), 0);
     assert_int_equal(after.st_size, before.st_size);
     assert_int_equal(metrics_file_write(&file, &line), 0);

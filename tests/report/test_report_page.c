@@ -1,15 +1,6 @@
 /* Pages of the report from made-up run directories: what they hold, what they say of files that are
  * missing or damaged, that they stay small and well formed, and that no name breaks out of its
  * place. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
@@ -21,6 +12,7 @@
 #include "report/chrome_trace.h"
 #include "report/metrics.h"
 #include "report/report.h"
+#include "tests/unit.h"
 
 enum { PATH_BYTES = 256, TAGS_MAX = 64, TAG_BYTES = 16 };
 
@@ -124,8 +116,7 @@ static void report(void)
     page = NULL;
     json_decref(data);
     data = NULL;
-    if (report_write(directory, NULL) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(report_write(directory, NULL));
     FILE *file = fopen(in_directory("report.html"), "rb");
     assert_non_null(file);
     struct stat info;
@@ -227,8 +218,8 @@ static void end_trace(FILE *file)
 static void needs_a_run(void **state)
 {
     (void)state;
-    assert_int_equal(report_write("/tmp/no-such-directory-of-a-run", NULL), ERR_INPUT);
-    assert_non_null(strstr(err_text(), "no-such-directory-of-a-run"));
+    assert_error(report_write("/tmp/no-such-directory-of-a-run", NULL), ERR_INPUT,
+                 "no-such-directory-of-a-run");
     assert_int_equal(report_write("/dev/null", NULL), ERR_INPUT);
     assert_int_equal(report_write(directory, NULL), ERR_INPUT); /* empty */
     assert_non_null(strstr(err_text(), "holds no run"));

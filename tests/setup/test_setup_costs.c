@@ -2,17 +2,10 @@
  * them, more work takes longer, nothing is negative, and a machine that was not measured gives
  * nothing. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/rng.h"
 #include "setup/pass_costs.h"
+#include "tests/unit.h"
 
 static double flops_of(uint64_t m, uint64_t n, uint64_t k)
 {

@@ -1,19 +1,12 @@
 /* Figures of a stated machine as the plan takes them, field by field: what a host has is divided by
  * its ranks, what is not stated keeps the plan's default. Every expected number is worked out by
  * hand beside it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/size.h"
 #include "base/tile.h"
 #include "config/machine.h"
 #include "setup/setup.h"
 #include "setup/setup_internal.h"
+#include "tests/unit.h"
 
 static struct machine stated;
 static struct job asked;

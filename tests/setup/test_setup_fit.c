@@ -1,15 +1,7 @@
 /* A job that does not fit is refused before anything is made, with figures that are right: with the
  * budgets named it runs, and with a block less it does not. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <glob.h>
+#include <math.h>
 #include <sys/stat.h>
 
 #include "base/log.h"
@@ -17,6 +9,7 @@
 #include "base/tile.h"
 #include "setup/summary.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 #include "tiers/arena.h"
 
 static const fixture_model shape = {.family = "llama", .bf16 = true, .layers = 3, .hidden = 128};
@@ -239,8 +232,7 @@ static void plan_steps(const char *update, uint64_t commit_every, struct setup_s
     fixture_set(&sets, "schedule.tile_elems=1048576"); /* each tile has padding of its own */
     fixture_set(&sets, "run.commit_every=%llu", (unsigned long long)commit_every);
     job *asked = fixture_job("mean", &shape, &sets);
-    if (setup_plan_on(asked, &(struct setup_plan_options){0}, plan) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(setup_plan_on(asked, &(struct setup_plan_options){0}, plan));
     job_destroy(asked);
 }
 

@@ -1,20 +1,12 @@
 /* Plans for a small described machine. The model that --max-model names fits as `plan` places it,
  * the next larger one does not, and more room on the drives gives a larger one. If the GPUs are too
  * old for the kernels, the plan says so and refuses bf16. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/error.h"
 #include "base/size.h"
 #include "config/config.h"
 #include "config/machine.h"
 #include "setup/summary.h"
+#include "tests/unit.h"
 
 static const char text[] =
     "{\"model\": {\"preset\": \"gpt2-124m\"}, \"data\": {\"train\": [\"none.txt\"]},"
@@ -37,8 +29,7 @@ static struct machine described(uint64_t host_bytes, uint64_t drive_bytes)
 static job *read_job(const char *const *set, uint32_t count)
 {
     job *asked;
-    if (job_read_text("small.json", text, strlen(text), set, count, &asked) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(job_read_text("small.json", text, strlen(text), set, count, &asked));
     return asked;
 }
 
@@ -72,8 +63,7 @@ static void largest(const struct machine *on, struct setup_max_model *out)
     /* A rule about units of the job's own model, which the search drops. */
     asked->tiers.rules[0] = (struct job_rule){"", 0, 100000, STATE_PARAMS, TIER_NVME};
     asked->tiers.rule_count = 1;
-    if (setup_max_model(asked, "gpt", &options, out) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(setup_max_model(asked, "gpt", &options, out));
     job_destroy(asked);
 }
 
@@ -105,8 +95,8 @@ static void refusals(void **state)
     struct machine on = described(16 * GIB, 100 * MIB);
     struct setup_plan_options options = {.machine = &on, .is_described = true};
     job *asked = read_job(NULL, 0);
-    assert_int_equal(setup_max_model(asked, "gpt", &options, &found), ERR_NO_FIT);
-    assert_non_null(strstr(err_text(), "not even the smallest model of family gpt"));
+    assert_error(setup_max_model(asked, "gpt", &options, &found), ERR_NO_FIT,
+                 "not even the smallest model of family gpt");
     assert_int_equal(setup_max_model(asked, "gpt3", &options, &found), ERR_USAGE);
     job_destroy(asked);
 }
@@ -130,8 +120,8 @@ static void old_gpus(void **state)
 {
     (void)state;
     char said[SETUP_CANNOT_RUN_BYTES];
-    assert_int_equal(plan_old(7.0, NULL, said), ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "capability 7.0, and bf16 products need 8.0"));
+    assert_error(plan_old(7.0, NULL, said), ERR_CONFIG,
+                 "capability 7.0, and bf16 products need 8.0");
     assert_int_equal(plan_old(7.5, "bf16={\"enabled\":false}", said), 0); /* fp32 */
     assert_non_null(strstr(said, "compute capability 7.5"));
     assert_int_equal(plan_old(7.0, "device.backend=cpu", said), 0);

@@ -1,17 +1,8 @@
 /* The figures of a plan where they can be worked out by hand: a llama of six blocks on a machine of
  * stated speeds. Traffic by state kind, T* of each link, commits and wear, memory that adds up, the
  * buffer at the peak, and the figures that a machine file adds. No training run, no drive. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <jansson.h>
+#include <math.h>
 
 #include "base/size.h"
 #include "config/machine.h"
@@ -19,6 +10,7 @@
 #include "setup/setup.h"
 #include "setup/summary.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 static const fixture_model shape = {.family = "llama", .bf16 = true, .layers = 6, .hidden = 128};
 
@@ -48,9 +40,7 @@ static void plan_model(struct planned *self, const fixture_model *of, const fixt
 {
     struct setup_options options = {.figures = &stated};
     self->asked = fixture_job_ranks("figures", of, sets, world);
-    int rc = setup_create(self->asked, &options, &self->setup);
-    if (rc < 0)
-        fail_msg("%s", err_text());
+    assert_ok(setup_create(self->asked, &options, &self->setup));
     setup_summarize(self->setup, &self->sum);
 }
 
@@ -425,8 +415,7 @@ static void a_cpu_is_measured_as_it_computes(void **state)
     on.device.thread_count = 7;
     struct setup_plan_options options = {.machine = &on, .is_described = true};
     struct job *asked = fixture_job("threads", &shape, &sets);
-    if (setup_plan_on(asked, &options, &whole) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(setup_plan_on(asked, &options, &whole));
     assert_true(whole.computing_seconds > 0);
     near("rate", whole.hardware_flops / whole.computing_seconds, 1e12);
     on.device.thread_count = 0; /* of all 8 */

@@ -1,12 +1,4 @@
 /* See crash_case.h. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <glob.h>
 #include <poll.h>
 #include <signal.h>
@@ -19,6 +11,7 @@
 #include "base/tile.h"
 #include "format/manifest.h"
 #include "tests/state/crash_case.h"
+#include "tests/unit.h"
 
 enum { STREAM_BITS = 501, STREAM_LAYOUT = 502, KINDS = 5 };
 
@@ -260,8 +253,7 @@ uint64_t crash_committed_step(const char *name)
 {
     manifest_slot slots[2];
     uint64_t step = 0;
-    if (manifest_examine(fixture_path(name, "state"), slots, NULL) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(manifest_examine(fixture_path(name, "state"), slots, NULL));
     for (int i = 0; i < 2; i++)
         if (slots[i].outcome == MANIFEST_SLOT_VALID && slots[i].step > step)
             step = slots[i].step;

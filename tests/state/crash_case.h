@@ -5,7 +5,7 @@
  *   crash_trail_read           loss bits, norms, scales, evaluations, in the order of metrics.jsonl
  *   crash_trail_difference     NULL, or what is different
  *
- * Include after cmocka.h. One thread. */
+ * One thread. */
 #ifndef SLUICE_TESTS_CRASH_CASE_H
 #define SLUICE_TESTS_CRASH_CASE_H
 

@@ -1,19 +1,12 @@
 /* See crash_image.h. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/state/crash_case.h"
 #include "tests/state/crash_image.h"
+#include "tests/unit.h"
 
 enum { STREAM_TEAR = 530, SECTOR_BYTES = 512, METRICS = 4 };
 

@@ -11,8 +11,7 @@
  * bytes and length, after fsync of its directory its name; before, each sector and the length are
  * old or new, and a rename, a removal and a new name have happened or not.
  *
- * Include after cmocka.h. One caller at a time. Memory is static: a run's manifests and metrics are
- * small. */
+ * One caller at a time. Memory is static: a run's manifests and metrics are small. */
 #ifndef SLUICE_TESTS_CRASH_IMAGE_H
 #define SLUICE_TESTS_CRASH_IMAGE_H
 

@@ -1,15 +1,6 @@
 /* See ranks_fixture.h. */
 #include <errno.h>
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -20,6 +11,7 @@
 #include "swap/checksum.h"
 #include "tests/state/ranks_fixture.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tests/unit.h"
 
 uint64_t ranks_seed = 20261122;
 /* One that each rank has a part of, one that leaves ranks without, and some in between. */
@@ -109,16 +101,14 @@ void ranks_open_rank(struct ranks_run *self, uint32_t rank, uint64_t total_bytes
     assert_int_equal(state_slab_config(&self->record.slabs, rank, drives, &config), 0);
     config.total_bytes = total_bytes;
     config.stripe_bytes = MIB;
-    if (slab_open(&self->disks[rank], &config) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(slab_open(&self->disks[rank], &config));
 }
 
 io *ranks_open_io(slab *disk)
 {
     const io_config config = {.target = disk, .backend = IO_POOL, .pool_threads = 1};
     io *transport;
-    if (io_create(&config, &transport) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(io_create(&config, &transport));
     return transport;
 }
 
@@ -133,8 +123,7 @@ static void write_rank(struct ranks_run *self, uint32_t rank, manifest_extent *e
         manifest_extent *tile = &extents[i];
         ranks_fill_tile(tile, data);
         tile->checksum = checksum_sum(data, tile->size_bytes, tile->elem_count, RANKS_STREAMS);
-        if (io_transfer(transport, IO_WRITE, tile->offset_bytes, data, tile->size_bytes) < 0)
-            fail_msg("%s", err_text());
+        assert_ok(io_transfer(transport, IO_WRITE, tile->offset_bytes, data, tile->size_bytes));
     }
     io_destroy(transport);
     mem_free(block);

@@ -1,6 +1,6 @@
 /* Makes a committed run of several ranks for tests: its manifest in memory and its slabs in files,
- * with units of known elements that are cut over the ranks or whole on each rank. Include after
- * cmocka.h. Every function fails the test if it cannot do its part. */
+ * with units of known elements that are cut over the ranks or whole on each rank. Every
+ * function fails the test if it cannot do its part. */
 #ifndef SLUICE_TESTS_RANKS_FIXTURE_H
 #define SLUICE_TESTS_RANKS_FIXTURE_H
 

@@ -12,15 +12,6 @@
  *
  * Argument: FIRST-LAST, or one seed, which runs that job again. Its timers are drawn alike, but the
  * machine's pace differs. With "victim ..." the program is the process that dies. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
@@ -36,6 +27,7 @@
 #include "format/manifest.h"
 #include "state/verify.h"
 #include "tests/state/crash_case.h"
+#include "tests/unit.h"
 #include "train/train.h"
 
 enum {

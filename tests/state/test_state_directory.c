@@ -1,15 +1,6 @@
 /* Run directories that are copied, named in other ways, or left between the manifests of a move: no
  * slab is removed that a manifest names, none is copied without need; and which commits are kept
  * where the steps that would make them do not come. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
@@ -21,6 +12,7 @@
 #include "plan/plan.h"
 #include "state/verify.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 static const fixture_model shape = {.family = "gpt2", .bf16 = true, .layers = 1, .hidden = 64};
 
@@ -140,8 +132,7 @@ static void moved_directory_goes_on(void **state)
     assert_int_equal(rename(fixture_path("first", NULL), fixture_path("moved", NULL)), 0);
     struct state_verify_options kept = {.run_dir = fixture_path("moved", "keep/step-000000003")};
     struct state_verify_summary sum;
-    if (state_verify(&kept, &sum) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(state_verify(&kept, &sum));
     assert_int_equal(sum.step, 3);
     assert_int_equal(rename(fixture_path("moved", NULL), fixture_path("first", NULL)), 0);
     copy_run("first", "parts");

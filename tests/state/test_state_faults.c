@@ -14,20 +14,12 @@
  * every place. Without it every place meets one fault; with resumes every third place does, and on
  * real drives every fifth. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "setup/setup.h"
 #include "tests/state/crash_case.h"
+#include "tests/unit.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
 #include "tiers/sim.h"

@@ -4,16 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <xxhash.h>
@@ -26,6 +17,7 @@
 #include "state/state_internal.h"
 #include "swap/checksum.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tests/unit.h"
 
 enum { SEED = 20261121, DRIVES = 2, EXTENTS = 4, STREAMS = 2, STEP = 50, GENERATION = 9 };
 
@@ -195,8 +187,7 @@ static void open_run(const char *name, uint8_t uuid)
                           .total_bytes = 4 * MIB,
                           .uuid = {uuid, 0xcd},
                           .stripe_bytes = MIB};
-    if (slab_open(&rig.disk, &config) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(slab_open(&rig.disk, &config));
     make_record();
     write_extents(0);
 }
@@ -226,8 +217,7 @@ static const struct ranks alone = {.world = 1};
 static state_keeper *make_keeper(void)
 {
     state_keeper *self;
-    if (state_keeper_create(rig.dir, &rig.asked, EXTENTS, &self) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(state_keeper_create(rig.dir, &rig.asked, EXTENTS, &self));
     return self;
 }
 
@@ -254,8 +244,7 @@ static void open_copy(void)
     memcpy(config.uuid, rig.read.slabs.uuid, sizeof config.uuid);
     for (uint32_t d = 0; d < DRIVES; d++)
         memcpy(drives[d].path, rig.read.slabs.drives[d], sizeof drives[d].path);
-    if (slab_open(&rig.copy, &config) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(slab_open(&rig.copy, &config));
 }
 
 /* killed between the manifest and the note's removal, which harms nobody */
@@ -265,8 +254,7 @@ static bool may_have_note;
 static void check_copy(int turn)
 {
     int found = 0;
-    if (manifest_read(path_of("run/keep/step-000000050/state"), &rig.read, &found) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(manifest_read(path_of("run/keep/step-000000050/state"), &rig.read, &found));
     assert_int_equal(found, 1);
     assert_true(exists(path_of("run/keep/step-000000050/state/manifest-1")));
     assert_true(may_have_note || !exists(path_of("run/keep/step-000000050/state/manifest-0")));

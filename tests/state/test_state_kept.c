@@ -1,15 +1,6 @@
 /* Kept commits of real runs: keeping changes no bit of the run; each copy holds the state of its
  * step, and trains on from there to what the run became, where it lies or moved to other drives and
  * tiles. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <glob.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -18,6 +9,7 @@
 #include "base/failpoint.h"
 #include "state/verify.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 enum { STEPS = 10 };
 

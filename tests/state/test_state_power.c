@@ -13,15 +13,6 @@
  *
  * A canary proves that this test can fail: the same run with a sync that does nothing must lose
  * something. Argument: FIRST-LAST, one seed, or "canary". */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sys/stat.h>
@@ -34,6 +25,7 @@
 #include "state/verify.h"
 #include "tests/state/crash_case.h"
 #include "tests/state/crash_image.h"
+#include "tests/unit.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
 #include "tiers/sim.h"
@@ -208,8 +200,7 @@ static void forget_drives(void)
 static bool find_drives(void)
 {
     struct state_inspect_summary summary;
-    if (state_inspect(fixture_path(name, NULL), &summary) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(state_inspect(fixture_path(name, NULL), &summary));
     grid.store = NULL;
     for (uint32_t i = 0; i < drives_count; i++) {
         char hex[2 * SLAB_UUID_BYTES + 1];
@@ -348,8 +339,7 @@ static bool lose_power(story *self, const moment *when, counts *sums, char why[C
     bool is_torn = crash_files_tear(&grid.disk, &grid.files, seed);
     crash_files_write(&grid.files, name);
     for (uint32_t i = 0; i < drives_count; i++)
-        if (sim_store_lose_power(drives[i].store, seed + i) < 0)
-            fail_msg("%s", err_text());
+        assert_ok(sim_store_lose_power(drives[i].store, seed + i));
     self->committed = crash_committed_step(name);
     self->had_commit |= self->committed > 0;
     self->losses++;

@@ -4,14 +4,6 @@
  * drives. */
 #include <errno.h>
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/failpoint.h"
 #include "base/log.h"
@@ -21,6 +13,7 @@
 #include "state/state_internal.h"
 #include "swap/checksum.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tests/unit.h"
 #include "tiers/io_faults.h"
 
 enum { SEED = 20261121, UNITS_MAX = 4, DRIVES_TESTED = 3, CASES = 10, STREAM_DRAWS = 7 };
@@ -82,8 +75,7 @@ static io *open_io(struct side *side)
 {
     io_config config = {.target = &side->disk, .backend = backend, .store = side->store};
     io *transport;
-    if (io_create(&config, &transport) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(io_create(&config, &transport));
     return transport;
 }
 
@@ -130,8 +122,7 @@ static void open_side(struct side *side, const char *name, uint32_t drive_count)
                           .total_bytes = side->total_bytes,
                           .uuid = {(uint8_t)name[0], 2, 3},
                           .stripe_bytes = MIB};
-    if (slab_open(&side->disk, &config) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(slab_open(&side->disk, &config));
     if (backend == IO_SIM)
         assert_int_equal(sim_store_create(&side->disk, &side->store), 0);
 }
@@ -184,8 +175,7 @@ static void make_places(void)
                           .newest = PLACE_NONE,
                           .committed = PLACE_NONE};
     }
-    if (place_table_create(entries, rig.fresh.extent_count, &rig.places) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(place_table_create(entries, rig.fresh.extent_count, &rig.places));
     mem_free(entries);
 }
 
@@ -324,8 +314,7 @@ static void memory_is_that_of_a_few_tiles(void **state)
     start(1, 1);
     mem_stats before, after;
     mem_get_stats(&before);
-    if (move() < 0)
-        fail_msg("%s", err_text());
+    assert_ok(move());
     mem_get_stats(&after);
     uint64_t most = before.live_bytes + 2 * 32 * MIB + 2 * MIB;
     assert_true(rig.old.total_bytes > 120 * MIB);
@@ -349,8 +338,7 @@ static void every_bit_arrives(void **state)
         manifest_extent swapped = rig.old.extents[0]; /* in no order */
         rig.old.extents[0] = rig.old.extents[rig.old.extent_count - 1];
         rig.old.extents[rig.old.extent_count - 1] = swapped;
-        if (move() < 0)
-            fail_msg("%s", err_text());
+        assert_ok(move());
         assert_int_equal(rig.copied_count, 1);
         check_new();
         end();
@@ -372,8 +360,7 @@ static void many_tiles(void **state)
         rig.faults =
             (io_faults){.seed = SEED, .retry_rate = 30, .short_rate = 30, .latency_us_max = 1000};
         start(2, 3);
-        if (move() < 0)
-            fail_msg("%s", err_text());
+        assert_ok(move());
         check_new();
         end();
     }

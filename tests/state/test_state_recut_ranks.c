@@ -4,15 +4,6 @@
  * SLUICE_TEST_SEED draws the tiles. */
 #include <errno.h>
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -23,6 +14,7 @@
 #include "state/state_internal.h"
 #include "swap/checksum.h"
 #include "tests/state/ranks_fixture.h"
+#include "tests/unit.h"
 
 static struct ranks_run fresh;
 
@@ -44,8 +36,7 @@ static place_table *make_places(uint32_t rank)
                                    .newest = PLACE_NONE,
                                    .committed = PLACE_NONE};
     place_table *places;
-    if (place_table_create(entries, count, &places) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(place_table_create(entries, count, &places));
     return places;
 }
 

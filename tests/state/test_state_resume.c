@@ -1,14 +1,6 @@
 /* A clean stop and its resumption give the bits of an uninterrupted run. A run that cannot be
  * resumed is refused with a sentence that names the next step. With the arguments "victim DIR" the
  * program is the run that kills itself. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <sys/file.h>
@@ -19,6 +11,7 @@
 #include "format/manifest.h"
 #include "state/verify.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 #include "train/train.h"
 
 static const fixture_model shape = {.family = "llama", .bf16 = true, .layers = 2, .hidden = 128};
@@ -384,8 +377,7 @@ static void fresh_wants_an_empty_directory(void **state)
     job *asked = fixture_job("parts", &shape, &fresh);
     struct train_options options = {.job = asked, .fresh = true};
     struct train_summary summary;
-    assert_int_equal(train_run(&options, &summary), ERR_INPUT);
-    assert_non_null(strstr(err_text(), "new or empty"));
+    assert_error(train_run(&options, &summary), ERR_INPUT, "new or empty");
     assert_non_null(strstr(err_text(), "step 5"));
     job_destroy(asked);
     fixture_call again = {.name = "parts"};
@@ -440,8 +432,7 @@ static void run_is_moved(void **state)
     assert_int_equal(rename(fixture_path("before", NULL), fixture_path("parts", NULL)), 0);
     struct state_verify_options verify = {.run_dir = fixture_path("parts", NULL)};
     struct state_verify_summary verified;
-    if (state_verify(&verify, &verified) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(state_verify(&verify, &verified));
     call = (fixture_call){.name = "parts"};
     run("parts", &shape, &sets, &call, &result);
     assert_good(&result);

@@ -8,15 +8,6 @@
  *   test_state_scale 16 | 1       needs 10 GiB of memory; the slabs' files are sparse
  *
  * SLUICE_TEST_TIMES asks that a manifest is written and read in under a second each. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <math.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -31,6 +22,7 @@
 #include "tests/comm/comm_fixture.h"
 #include "tests/swap/lane_pace.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 #include "tiers/arena.h"
 #include "train/train.h"
 
@@ -85,8 +77,7 @@ static job *make_job(void)
     assert_true(used > 0 && (size_t)used < sizeof text);
     snprintf(path, sizeof path, "%s/job.json", fixture_dir);
     job *asked;
-    if (job_read_text_ranks(path, text, (size_t)used, NULL, 0, world, &asked) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(job_read_text_ranks(path, text, (size_t)used, NULL, 0, world, &asked));
     return asked;
 }
 

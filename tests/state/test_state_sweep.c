@@ -2,15 +2,6 @@
  * are those of the bytes in memory, in the record's order, whatever the tiles, drives, backends and
  * the order of completions. A stop, a failed read and a broken queue end the sweep with the right
  * error. SLUICE_TEST_SEED draws the tiles. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -20,6 +11,7 @@
 #include "base/tile.h"
 #include "state/sweep.h"
 #include "swap/checksum.h"
+#include "tests/unit.h"
 #include "tiers/io_faults.h"
 
 enum { DRIVES = 3, EXTENTS_MAX = 400 };
@@ -101,8 +93,7 @@ static struct rig *make_rig(uint32_t drives, uint64_t count, uint64_t elems, uin
                           .total_bytes = bytes,
                           .stripe_bytes = 1 << 20};
     memset(config.uuid, 7, sizeof config.uuid);
-    if (slab_open(&self->disk, &config) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(slab_open(&self->disk, &config));
     memcpy(self->record.slabs.uuid, config.uuid, sizeof config.uuid);
     self->record.slabs.drive_count = drives;
     for (uint32_t d = 0; d < drives; d++)
@@ -166,9 +157,7 @@ static void assert_whole(const struct rig *rig, enum io_backend backend, const i
 {
     struct seen seen = {.stop = 0};
     uint64_t hash, bytes = 0;
-    int rc = run_sweep(rig, backend, faults, &seen, &hash);
-    if (rc < 0)
-        fail_msg("%s", err_text());
+    assert_ok(run_sweep(rig, backend, faults, &seen, &hash));
     for (uint64_t i = 0; i < rig->record.extent_count; i++)
         bytes += rig->extents[i].size_bytes;
     assert_int_equal(seen.extent_count, rig->record.extent_count);

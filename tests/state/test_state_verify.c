@@ -1,21 +1,13 @@
 /* state_verify and state_inspect: an intact run is found intact, with the hash that training gave;
  * each bit that is flipped in what a commit names is found, with the unit, tile, file and offset
  * that it is in; what no commit names does not matter. SLUICE_TEST_SEED draws the places. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/rng.h"
 #include "base/tile.h"
 #include "tests/state/verify_rig.h"
+#include "tests/unit.h"
 
 enum { FLIPS = 12 };
 

@@ -1,18 +1,11 @@
 /* state_verify and state_inspect: what can be verified and what cannot, the output of inspect, kept
  * commits, old copies of slabs, and drives that are not mounted. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/state/verify_rig.h"
+#include "tests/unit.h"
 
 /* ---- what there is to verify ---- */
 

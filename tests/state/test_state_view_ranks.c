@@ -3,15 +3,7 @@
  * tiles. */
 #include <errno.h>
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include <xxhash.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -24,8 +16,7 @@
 #include "state/verify.h"
 #include "swap/checksum.h"
 #include "tests/state/ranks_fixture.h"
-
-#include <xxhash.h>
+#include "tests/unit.h"
 
 /* ---- views of a commit of several ranks ---- */
 
@@ -72,8 +63,7 @@ static void the_hash_is_that_of_one_rank(void **state)
                                                       .on_extent = take_extent};
             uint64_t hash;
             wrong_count = 0;
-            if (state_sweep(&asked, &hash) < 0)
-                fail_msg("%s", err_text());
+            assert_ok(state_sweep(&asked, &hash));
             assert_int_equal(wrong_count, 0);
             assert_true(hash == expected);
             ranks_remove_old();
@@ -100,8 +90,7 @@ static void write_run(void)
     snprintf(ranks_old.record.identity, sizeof ranks_old.record.identity, "test=1\n");
     ranks_old.record.fingerprint =
         XXH3_64bits(ranks_old.record.identity, strlen(ranks_old.record.identity));
-    if (manifest_write(dir.state, &ranks_old.record) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(manifest_write(dir.state, &ranks_old.record));
     state_run_dir_close(&dir);
     snprintf(path, sizeof path, "%s/job.json", run_dir());
     FILE *file = fopen(path, "w");
@@ -208,8 +197,7 @@ static void inspection_lists_ranks(void **state)
     static struct state_inspect_summary sum;
     ranks_make_old(3, true, TILE_ELEMS_STEP);
     write_run();
-    if (state_inspect(run_dir(), &sum) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(state_inspect(run_dir(), &sum));
     assert_int_equal(sum.record.world_size, 3);
     assert_false(sum.record.is_replicated);
     assert_int_equal(sum.file_count, 3 * RANKS_DRIVES);

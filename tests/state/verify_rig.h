@@ -1,11 +1,9 @@
 /* For the tests of state_verify and state_inspect: a trained run on two drives, what they find in
- * it, and bits that are flipped in its files. Include after cmocka.h, once. */
+ * it, and bits that are flipped in its files. Include it once. */
 #ifndef SLUICE_TESTS_VERIFY_RIG_H
 #define SLUICE_TESTS_VERIFY_RIG_H
 
 #include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +11,7 @@
 #include "format/manifest.h"
 #include "state/verify.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 #include "tiers/io_faults.h"
 #include "tiers/slab.h"
 
@@ -119,8 +118,7 @@ static struct opened *open_run(const char *run_dir)
                           .stripe_bytes = self->record.stripe_bytes,
                           .open_existing = true};
     memcpy(config.uuid, self->record.slabs.uuid, sizeof config.uuid);
-    if (slab_open(&self->disk, &config) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(slab_open(&self->disk, &config));
     return self;
 }
 

@@ -1,4 +1,4 @@
-/* A small program that is right; the tests of program_check break it. Include after cmocka.h. */
+/* A small program that is right; the tests of program_check break it. */
 #ifndef SLUICE_TESTS_SMALL_STEP_H
 #define SLUICE_TESTS_SMALL_STEP_H
 

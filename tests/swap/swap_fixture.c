@@ -1,17 +1,10 @@
 /* See swap_fixture.h: programs that are built by hand. Aborts where a test asks for the impossible.
  */
-#include "tests/swap/swap_fixture.h"
-
 #include <assert.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
+#include "tests/swap/swap_fixture.h"
+#include "tests/unit.h"
 
 void must(bool good, const char *what)
 {
@@ -183,8 +176,7 @@ void program_check_faults(void (*build)(program *out), const struct program_faul
 {
     program prog;
     build(&prog);
-    if (program_check(&prog) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(program_check(&prog));
     program_fini(&prog);
     uint64_t missed = 0;
     for (size_t i = 0; i < count; i++) {

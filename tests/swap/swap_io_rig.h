@@ -1,11 +1,7 @@
 /* An executor over a slab for one program: the nvme lane on a transport by name ("uring", "pool",
- * "sim"), real worker lanes beside them, the fixture's arithmetic in between. Include after
- * cmocka.h. */
+ * "sim"), real worker lanes beside them, the fixture's arithmetic in between. */
 #ifndef SLUICE_TESTS_SWAP_IO_RIG_H
 #define SLUICE_TESTS_SWAP_IO_RIG_H
-
-#include <stdio.h>
-#include <string.h>
 
 #include "base/mem.h"
 #include "base/tile.h"
@@ -15,6 +11,7 @@
 #include "tests/swap/lane_pace.h"
 #include "tests/swap/swap_fixture.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tests/unit.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
 #include "tiers/sim.h"
@@ -61,8 +58,7 @@ static void io_rig_open_drive(io_rig *self)
                           .stripe_bytes = MIB};
     self->drive = mem_alloc(1, sizeof *self->drive, "test slab");
     assert_non_null(self->drive);
-    if (slab_open(self->drive, &config) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(slab_open(self->drive, &config));
     if (self->backend == IO_SIM)
         assert_int_equal(sim_store_create(self->drive, &self->bytes), 0);
 }
@@ -81,8 +77,7 @@ static void io_rig_open_transport(io_rig *self, const io_faults *faults)
                            .stuck_ns = self->stuck_ns,
                            .test = &(io_test){.faults = faults},
                            .store = self->bytes};
-    if (io_create(&transport, &self->transport) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(io_create(&transport, &self->transport));
 }
 
 /* The nvme arena in memory, to or from the slab, through the host arena's first bytes. */
@@ -94,9 +89,7 @@ static void io_rig_move_slab(io_rig *self, enum io_direction direction)
     for (uint64_t at = 0; at < self->arenas.size_bytes[TIER_NVME]; at += IO_RIG_PAGE) {
         if (direction == IO_WRITE)
             memcpy(page, nvme + at, IO_RIG_PAGE);
-        int rc = io_transfer(self->transport, direction, at, page, IO_RIG_PAGE);
-        if (rc != 0)
-            fail_msg("%s", err_text());
+        assert_ok(io_transfer(self->transport, direction, at, page, IO_RIG_PAGE));
         if (direction == IO_READ)
             memcpy(nvme + at, page, IO_RIG_PAGE);
     }
@@ -276,8 +269,7 @@ __attribute__((unused)) static void io_rig_program(program *out)
     for (uint32_t i = 0; i < IO_RIG_TILES; i++)
         builder_dep(&build, last_writes[i]);
     builder_finish(&build, out);
-    if (program_check(out) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(program_check(out));
 }
 
 #endif

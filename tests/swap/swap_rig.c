@@ -1,19 +1,13 @@
 /* See swap_rig.h; and the values of swap_fixture.h: arenas with random content and ops that mix all
  * they read. */
-#include "tests/swap/swap_rig.h"
-
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "swap/lane.h"
 #include "tests/swap/swap_fixture.h"
+#include "tests/swap/swap_rig.h"
+#include "tests/unit.h"
 
 enum { OWNER_CORES = 1, OWNER_FIRST = 2 };
 

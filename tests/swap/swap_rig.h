@@ -1,5 +1,4 @@
-/* An executor on fake lanes, plain or in paranoid mode, for the tests of the executor. Include
- * after cmocka.h. */
+/* An executor on fake lanes, plain or in paranoid mode, for the tests of the executor. */
 #ifndef SLUICE_TESTS_SWAP_RIG_H
 #define SLUICE_TESTS_SWAP_RIG_H
 

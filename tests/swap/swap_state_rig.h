@@ -1,11 +1,8 @@
 /* An executor over a slab of two drives for optimizer state with two places: a transport by name,
  * extents, programs that write or read one of them, and a look at the slab past the lanes. Include
- * after cmocka.h, once. */
+ * it once. */
 #ifndef SLUICE_TESTS_SWAP_STATE_RIG_H
 #define SLUICE_TESTS_SWAP_STATE_RIG_H
-
-#include <stdio.h>
-#include <string.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
@@ -14,6 +11,7 @@
 #include "swap/lane_io.h"
 #include "tests/swap/swap_fixture.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tests/unit.h"
 #include "tiers/io_faults.h"
 
 enum {
@@ -95,8 +93,7 @@ static void make_program(program *out, enum op_kind kind, uint32_t first, uint32
     for (uint32_t i = first; i < first + count; i++)
         add_transfer(&build, kind, i);
     builder_finish(&build, out);
-    if (program_check(out) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(program_check(out));
 }
 
 static void open_disk(state_rig *self)
@@ -111,8 +108,7 @@ static void open_disk(state_rig *self)
                           .stripe_bytes = MIB};
     self->disk = mem_alloc(1, sizeof *self->disk, "test slab");
     assert_non_null(self->disk);
-    if (slab_open(self->disk, &config) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(slab_open(self->disk, &config));
     if (self->backend == IO_SIM)
         assert_int_equal(sim_store_create(self->disk, &self->bytes), 0);
 }
@@ -130,8 +126,7 @@ static io *open_io(state_rig *self, const io_faults *faults)
                         .test = &(io_test){.faults = faults},
                         .store = self->bytes};
     io *out;
-    if (io_create(&config, &out) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(io_create(&config, &out));
     return out;
 }
 
@@ -252,8 +247,7 @@ static bool has_content(const unsigned char *data, uint64_t number)
 static unsigned char *raw_move(state_rig *self, enum io_direction direction, uint64_t offset)
 {
     unsigned char *data = source(self, 2 * EXTENTS);
-    if (io_transfer(self->raw, direction, offset, data, EXTENT_BYTES) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(io_transfer(self->raw, direction, offset, data, EXTENT_BYTES));
     return data;
 }
 
@@ -283,14 +277,12 @@ static int read_extent(state_rig *self, uint32_t i)
 
 static void must_write(state_rig *self, uint32_t i, uint64_t number)
 {
-    if (write_extent(self, i, number) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(write_extent(self, i, number));
 }
 
 static void must_read(state_rig *self, uint32_t i, uint64_t number)
 {
-    if (read_extent(self, i) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(read_extent(self, i));
     if (!has_content(target(self, i), number))
         fail_msg("tile %u: the read did not bring content %llu", i, (unsigned long long)number);
 }

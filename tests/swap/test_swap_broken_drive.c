@@ -7,22 +7,15 @@
 #include <linux/loop.h>
 #include <poll.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <spawn.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "tests/swap/swap_io_rig.h"
+#include "tests/unit.h"
 
 enum { SEED = 78, REQUESTS = 8 };
 

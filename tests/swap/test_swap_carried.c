@@ -1,20 +1,12 @@
 /* Buffers that pass from one program to the next: program_check accepts them and names each single
  * fault, program_check_seam finds programs that do not fit together, and the executor keeps them in
  * paranoid mode, where nothing else but homes survives. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "base/tile.h"
 #include "swap/executor.h"
 #include "tests/swap/fake_lane.h"
 #include "tests/swap/swap_fixture.h"
+#include "tests/unit.h"
 
 enum { STATE_BYTES = 8192, GRAD_BYTES = 4096, HOST_BYTES = 4 * 65536 };
 enum { UNIT = 3, TILE = 1, ELEMS = 2048 };
@@ -107,8 +99,7 @@ static void build_pass(program *out)
 
 static void must_pass(const program *prog)
 {
-    if (program_check(prog) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(program_check(prog));
 }
 
 static void good_programs_fit_together(void **state)
@@ -125,10 +116,10 @@ static void good_programs_fit_together(void **state)
     assert_int_equal(program_check_seam(&fill, &pass), 0);
     assert_int_equal(program_check_seam(&pass, &use), 0);
     assert_int_equal(program_check_seam(&use, &fill), 0);
-    assert_int_equal(program_check_seam(&use, &use), ERR_INTERNAL);
-    assert_non_null(strstr(err_text(), "the flush program does not leave it"));
-    assert_int_equal(program_check_seam(&fill, &fill), ERR_INTERNAL);
-    assert_non_null(strstr(err_text(), "the first program does not take it"));
+    assert_error(program_check_seam(&use, &use), ERR_INTERNAL,
+                 "the flush program does not leave it");
+    assert_error(program_check_seam(&fill, &fill), ERR_INTERNAL,
+                 "the first program does not take it");
     uint64_t hash = program_hash(&fill);
     fill.buffers[B_STATE].carried = 0;
     assert_true(program_hash(&fill) != hash);
@@ -356,8 +347,7 @@ static void each_fault_of_a_seam_is_found(void **state)
         use.ops[0].elem_count -= fault == 7;
         fill.buffers[B_STATE].carried = fault == 8 ? 0 : CARRIED_OUT;
         in->carried = fault == 9 ? 0 : CARRIED_IN; /* its content would be lost */
-        assert_int_equal(program_check_seam(&fill, &use), ERR_INTERNAL);
-        assert_non_null(strstr(err_text(), "buffer 3 (tile"));
+        assert_error(program_check_seam(&fill, &use), ERR_INTERNAL, "buffer 3 (tile");
         program_fini(&fill);
         program_fini(&use);
     }
@@ -404,8 +394,7 @@ static void the_executor_keeps_what_is_carried(void **state)
     executor *exec;
     assert_int_equal(executor_create(&config, &exec), 0);
     for (int i = 0; i < 3; i++) {
-        if (executor_run(exec, all[i], 1, NULL) != 0)
-            fail_msg("%s", err_text());
+        assert_ok(executor_run(exec, all[i], 1, NULL));
         fixture_execute_all(&serial, all[i]);
         if (i == 2)
             break;

@@ -1,30 +1,20 @@
 /* program_check: accepts what is right, names each single fault, and agrees with a slow checker
  * that looks at all pairs. Also the program's names, hash and sizes. Commits and conditions are in
  * test_swap_check_commits.c. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "tests/swap/small_step.h"
+#include "tests/unit.h"
 
 static void accepts_the_step(void **state)
 {
     (void)state;
     program prog;
     build_step(&prog);
-    int rc = program_check(&prog);
-    if (rc < 0)
-        fail_msg("%s", err_text());
+    assert_ok(program_check(&prog));
     program_fini(&prog);
     assert_null(prog.ops);
     assert_int_equal(prog.op_count, 0);

@@ -1,14 +1,7 @@
 /* program_check: commits and writes of state name each other, and what is skipped under a condition
  * is read only under the same. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/swap/small_step.h"
+#include "tests/unit.h"
 
 /* Tile i goes from its piece of a host home to nvme; two commits in between:
  *
@@ -71,8 +64,7 @@ static void commits_and_writes_name_each_other(void **state)
     };
     program prog;
     build_commits(&prog);
-    if (program_check(&prog) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(program_check(&prog));
     program_fini(&prog);
     for (size_t i = 0; i < sizeof lost / sizeof *lost; i++) {
         build_commits(&prog);
@@ -94,12 +86,10 @@ static void commits_and_writes_name_each_other(void **state)
     build_commits(&prog);
     prog.ops[FIRST_COMMIT].operands[0] = prog.ops[0].operands[0];
     prog.ops[FIRST_COMMIT].operand_count = 1;
-    assert_int_equal(program_check(&prog), ERR_INTERNAL);
-    assert_non_null(strstr(err_text(), "a commit has none"));
+    assert_error(program_check(&prog), ERR_INTERNAL, "a commit has none");
     prog.ops[FIRST_COMMIT].operand_count = 0;
     prog.ops[FIRST_COMMIT].lane = LANE_COMPUTE;
-    assert_int_equal(program_check(&prog), ERR_INTERNAL);
-    assert_non_null(strstr(err_text(), "belongs on commit"));
+    assert_error(program_check(&prog), ERR_INTERNAL, "belongs on commit");
     program_fini(&prog);
 }
 
@@ -115,11 +105,9 @@ static void state_is_moved_as_state(void **state)
     prog.op_count--; /* nothing of params there */
     for (uint32_t i = 0; i < prog.op_count; i++)
         prog.ops[i].elem_count = 1024;
-    if (program_check(&prog) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(program_check(&prog));
     prog.ops[4].elem_count = 0;
-    assert_int_equal(program_check(&prog), ERR_INTERNAL);
-    assert_non_null(strstr(err_text(), "write of unit 4 (op 4), operand 1"));
+    assert_error(program_check(&prog), ERR_INTERNAL, "write of unit 4 (op 4), operand 1");
     assert_non_null(strstr(err_text(), "is not said to move elements"));
     prog.ops[4].elem_count = 1024;
     for (int kind = 0; kind <= STATE_KIND_COUNT; kind++) {
@@ -136,14 +124,13 @@ static void a_commit_has_all_its_writes(void **state)
     program prog;
     build_commits(&prog);
     prog.ops[1].if_commits = 1;
-    assert_int_equal(program_check(&prog), ERR_INTERNAL);
-    assert_non_null(strstr(err_text(), "commit of unit 2 (op 2) runs in any case, but write of "
-                                       "unit 1 (op 1), which it makes durable, does not"));
+    assert_error(program_check(&prog), ERR_INTERNAL,
+                 "commit of unit 2 (op 2) runs in any case, but write of "
+                 "unit 1 (op 1), which it makes durable, does not");
     prog.ops[FIRST_COMMIT].if_commits = 1;
     assert_int_equal(program_check(&prog), ERR_INTERNAL); /* the second one */
     prog.ops[SECOND_COMMIT].if_commits = 1;
-    if (program_check(&prog) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(program_check(&prog));
     program_fini(&prog);
 }
 

@@ -1,15 +1,7 @@
 /* The table of sums: what is summed and what is padding, which extents a table knows, what a write
  * makes it forget, and random writes and reads against a list of all that is known. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <xxhash.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
@@ -17,6 +9,7 @@
 #include "base/tile.h"
 #include "swap/checksum.h"
 #include "tests/swap/swap_fixture.h"
+#include "tests/unit.h"
 
 enum { PAGE = 4096, SEED = 20261121, NVME_PAGES = 64 };
 

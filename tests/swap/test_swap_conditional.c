@@ -2,19 +2,12 @@
  * under any timing; a skipped op releases nothing early, moves and records nothing. On fake lanes
  * and on real workers; once plain, once in paranoid mode. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/log.h"
 #include "tests/swap/swap_rig.h"
+#include "tests/unit.h"
 
 /* The flag before the run and what the norm makes of it, so that only the right one of both gives
  * the expected skip. */
@@ -294,8 +287,7 @@ static void a_commit_is_met_in_order(void **state)
     builder_finish(&b, &prog);
     prog.ops[SAVE].state_kind = prog.ops[WRITE].state_kind = STATE_OPTIMIZER;
     prog.ops[SAVE].if_commits = prog.ops[BUSY].if_commits = prog.ops[COMMIT].if_commits = 1;
-    if (program_check(&prog) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(program_check(&prog));
     for (uint64_t seed = 0; seed < 8; seed++) {
         bool commits = seed % 2 == 0;
         rig r;
@@ -319,8 +311,8 @@ static void a_commit_is_met_in_order(void **state)
     memcpy(config.lanes, r.lanes, sizeof config.lanes);
     config.lanes[LANE_COMMIT] = NULL;
     executor *exec;
-    assert_int_equal(executor_create(&config, &exec), ERR_INTERNAL);
-    assert_non_null(strstr(err_text(), "needs lane commit, which was not given"));
+    assert_error(executor_create(&config, &exec), ERR_INTERNAL,
+                 "needs lane commit, which was not given");
     rig_fini(&r);
     program_fini(&prog);
 }
@@ -497,8 +489,7 @@ static void creation_refuses_a_home_ahead(void **state)
     executor_config config = {.programs = &programs, .program_count = 1};
     memcpy(config.lanes, r.lanes, sizeof config.lanes);
     executor *exec;
-    assert_int_equal(executor_create(&config, &exec), ERR_INTERNAL);
-    assert_non_null(strstr(err_text(), "nothing orders it after the norm"));
+    assert_error(executor_create(&config, &exec), ERR_INTERNAL, "nothing orders it after the norm");
     rig_fini(&r);
     program_fini(&prog);
 }

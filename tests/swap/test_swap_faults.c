@@ -3,18 +3,11 @@
  * transport. The program is that of swap_io_rig.h; the first sums of its tiles are put in from
  * outside. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/log.h"
 #include "tests/swap/swap_io_rig.h"
+#include "tests/unit.h"
 
 enum { SEED = 77, SWEEP_STUCK_US = 2000 };
 
@@ -46,8 +39,7 @@ static uint64_t count_transfers(const program *prog, const fixture_arenas *seria
 {
     io_rig r;
     start(&r, prog, NULL, true);
-    if (executor_run(r.exec, prog, 1, NULL) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(executor_run(r.exec, prog, 1, NULL));
     assert_true(bytes_are_right(&r, serial));
     assert_int_equal(checksum_count(r.sums), IO_RIG_TILES);
     io_stats stats;

@@ -1,18 +1,10 @@
 /* Fetches of experts that depend on what a router found out: those of units that are not hit are
  * skipped, under any timing, and all results are those of serial execution. On fake lanes, once
  * plain, once in paranoid mode. And the programs that program_check refuses. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "swap/program_internal.h"
 #include "tests/swap/swap_rig.h"
+#include "tests/unit.h"
 
 /* Homes: the units' params on nvme, boundaries on the device, hits on the host. */
 enum { BLOCKS = 2, UNITS = 3, ROUNDS = 2, SLOTS = 2, BLOCK = 4096, HOST_BYTES = BLOCK * 3 };
@@ -125,8 +117,7 @@ static void what_is_not_hit_does_not_move(void **state)
     uint64_t skipped = 0, ran = 0;
     program prog;
     make_program(&prog);
-    if (program_check(&prog) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(program_check(&prog));
     for (uint64_t seed = 0; seed < 60; seed++) {
         rig r;
         fixture_arenas serial;
@@ -268,8 +259,7 @@ static void a_fetch_is_of_its_round(void **state)
     builder_use(&b, ROLE_HITS, ACCESS_READ, at.hits, 0, 1);
     add_deps(&b);
     builder_finish(&b, &prog);
-    assert_int_equal(program_check(&prog), ERR_INTERNAL);
-    assert_non_null(strstr(err_text(), "does not depend on the same hit"));
+    assert_error(program_check(&prog), ERR_INTERNAL, "does not depend on the same hit");
     program_fini(&prog);
 }
 
@@ -338,8 +328,7 @@ static void ranks_gather_what_is_hit_on_one(void **state)
     (void)state;
     program good;
     make_gathers(&good);
-    if (program_check(&good) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(program_check(&good));
     assert_ptr_equal(swapi_condition(&good.ops[GATHER]), hit_of(&good, GATHER));
     expect_refused(&good, own_hits_alone, "ranks have not united");
     expect_refused(&good, little_workspace, "2 ranks need 24");
@@ -360,8 +349,7 @@ static void hits_need_host_memory(void **state)
     const program *programs = &prog;
     executor_config config = {.programs = &programs, .program_count = 1};
     memcpy(config.lanes, r.lanes, sizeof config.lanes);
-    assert_int_equal(executor_create(&config, &exec), ERR_INTERNAL);
-    assert_non_null(strstr(err_text(), "hits in host memory"));
+    assert_error(executor_create(&config, &exec), ERR_INTERNAL, "hits in host memory");
     rig_fini(&r);
     program_fini(&prog);
 }

@@ -4,17 +4,10 @@
  * The argument names the transport. */
 #include <errno.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "tests/swap/swap_io_rig.h"
+#include "tests/unit.h"
 
 static const char *transport_name = "pool";
 

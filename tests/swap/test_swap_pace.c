@@ -2,16 +2,7 @@
  * small steps of time that shares nothing with it. Times are only looked at as a ratio, of the best
  * of several tries, since the machine has other work; but no run may be faster than it could. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -19,6 +10,7 @@
 #include "base/size.h"
 #include "tests/swap/lane_pace.h"
 #include "tests/swap/swap_rig.h"
+#include "tests/unit.h"
 
 enum { RESOURCES = 7, TRIES = 6 };
 
@@ -200,8 +192,7 @@ static double run_seconds(rig *self, const program *prog)
 {
     run_totals totals;
     rig_forget_run(self);
-    if (executor_run(self->exec, prog, 1, &totals) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(executor_run(self->exec, prog, 1, &totals));
     return (double)(totals.end_ns - totals.start_ns) * 1e-9;
 }
 
@@ -430,8 +421,7 @@ static void work_that_takes_longer_counts(void **state)
         assert_true(totals.lanes[LANE_COMM].stall_ns >= 59000000);
     }
     fails = 1;
-    assert_int_equal(executor_run(exec, &prog, 1, &totals), -EDOM);
-    assert_non_null(strstr(err_text(), "a peer did not come"));
+    assert_error(executor_run(exec, &prog, 1, &totals), -EDOM, "a peer did not come");
     executor_destroy(exec);
     run.lanes[LANE_COMM]->ops->destroy(run.lanes[LANE_COMM]);
     run.lanes[LANE_COMPUTE]->ops->destroy(run.lanes[LANE_COMPUTE]);

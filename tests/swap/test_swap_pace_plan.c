@@ -1,18 +1,10 @@
 /* The compiler's prediction for a step holds for the executor on lanes of the same speeds: compiled
  * jobs of one rank and of several run on paced lanes without work. The result is a ratio to the
  * predicted length, the best of several tries, since the machine has other work. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
-
-#include "tests/swap/lane_pace.h"
-#include "tests/plan/plan_fixture.h"
 #include "swap/executor.h"
+#include "tests/plan/plan_fixture.h"
+#include "tests/swap/lane_pace.h"
+#include "tests/unit.h"
 
 enum { TRIES = 4, RUNS = 12 };
 
@@ -54,8 +46,7 @@ static double measure(const program *prog, const plan_machine *machine)
     double best = 1e9;
     for (int i = 0; i < TRIES && best > 1.1; i++) {
         run_totals totals;
-        if (executor_run(exec, prog, 1, &totals) != 0)
-            fail_msg("%s", err_text());
+        assert_ok(executor_run(exec, prog, 1, &totals));
         double ratio = (double)(totals.end_ns - totals.start_ns) / (double)prog->predicted_ns;
         best = ratio < best ? ratio : best;
     }

@@ -1,18 +1,11 @@
 /* The table of places: random writes and commits against a model of the slab that remembers what
  * the last durable commit holds; look-ups; and the tables that are refused. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "swap/place_table.h"
+#include "tests/unit.h"
 
 enum { PAGE = 4096, SEED = 20261122, EXTENTS = 40, STEPS = 20000 };
 
@@ -56,8 +49,7 @@ static void make_entries(place_entry *entries, bool has_two)
 static place_table *create(const place_entry *entries, uint64_t count)
 {
     place_table *table;
-    if (place_table_create(entries, count, &table) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(place_table_create(entries, count, &table));
     return table;
 }
 

@@ -4,16 +4,9 @@
  * on the slab is looked at past the lanes. */
 #include <errno.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "tests/swap/swap_state_rig.h"
+#include "tests/unit.h"
 
 /* Writes, all or one, reads and commits at random. After each the slab holds, at the place that the
  * last commit names, what that commit found, and at the newest place what was written last. */
@@ -115,8 +108,7 @@ static void make_committing_program(program *out)
         builder_dep(&build, commit + 1 + i);
     }
     builder_finish(&build, out);
-    if (program_check(out) != 0)
-        fail_msg("%s", err_text());
+    assert_ok(program_check(out));
 }
 
 /* The commit runs on a thread of its own, and needs no lock. */
@@ -147,8 +139,7 @@ static void a_commit_runs_beside_reads(void **state)
     for (uint64_t run = 1; run <= 8; run++) {
         for (uint32_t i = 0; i < TILES; i++)
             draw_content(source(&r, i), 10 * run + i);
-        if (executor_run(exec, &prog, run, NULL) != 0)
-            fail_msg("%s", err_text());
+        assert_ok(executor_run(exec, &prog, run, NULL));
         assert_int_equal(view.run_count, run);
         for (uint32_t i = 0; i < TILES; i++) {
             const place_entry *item = entry_of(&r, i);

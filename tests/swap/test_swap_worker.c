@@ -3,19 +3,12 @@
 #include <errno.h>
 #include <poll.h>
 #include <semaphore.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "swap/executor.h"
 #include "tests/swap/fake_lane.h"
 #include "tests/swap/swap_fixture.h"
+#include "tests/unit.h"
 
 enum { OPS_MAX = 16 };
 

@@ -1,21 +1,13 @@
 /* Long words and long texts in bounded memory: the ids are those of the plain way, for windows of
  * any size. The tables of merges are random: orders of ranks that no training gives are among
  * them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "tests/text/tokenizer_folder.h"
+#include "tests/unit.h"
 #include "text/tokenizer_internal.h"
 
 enum { TOKENS_MAX = 200, LETTERS = 4, FIRST = 256 };

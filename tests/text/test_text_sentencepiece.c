@@ -2,18 +2,10 @@
  * a text, what is refused. The models are trained here. Without the library: *.model is refused
  * with what to install, and the rest is skipped. Against the Python package, on much text:
  * reference/check_sentencepiece.py. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
+#include "tests/unit.h"
 #include "text/tokenizer.h"
 
 enum { PATH_BYTES = 256, SKIPPED = 77 };
@@ -93,8 +85,7 @@ static tokenizer *open_model(const char *name)
     tokenizer *self;
     char file[64];
     snprintf(file, sizeof file, "%s.model", name);
-    if (tokenizer_open(in_folder(file), &self) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(tokenizer_open(in_folder(file), &self));
     return self;
 }
 
@@ -177,8 +168,7 @@ static void what_is_put_around_is_the_files(void **state)
     tokenizer_close(self);
     tokenizer_close(bare);
     write_file("tokenizer_config.json", wrong, sizeof wrong - 1);
-    assert_int_equal(tokenizer_open(in_folder("bpe.model"), &self), ERR_INPUT);
-    assert_non_null(strstr(err_text(), "add_bos_token"));
+    assert_error(tokenizer_open(in_folder("bpe.model"), &self), ERR_INPUT, "add_bos_token");
     assert_int_equal(unlink(in_folder("tokenizer_config.json")), 0);
 }
 

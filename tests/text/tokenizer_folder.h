@@ -1,13 +1,12 @@
-/* A folder with one tokenizer.json, which a test writes at `path` and opens. Include after
- * cmocka.h, once. */
+/* A folder with one tokenizer.json, which a test writes at `path` and opens. Include it
+ * once. */
 #ifndef SLUICE_TESTS_TOKENIZER_FOLDER_H
 #define SLUICE_TESTS_TOKENIZER_FOLDER_H
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "tests/unit.h"
 #include "text/tokenizer.h"
 
 enum { PATH_BYTES = 64 };
@@ -17,8 +16,7 @@ static char folder[PATH_BYTES], path[PATH_BYTES + 32];
 static tokenizer *open_it(void)
 {
     tokenizer *self;
-    if (tokenizer_open(folder, &self) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(tokenizer_open(folder, &self));
     return self;
 }
 

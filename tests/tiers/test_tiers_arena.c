@@ -1,21 +1,14 @@
 /* Arenas: exact size, alignment, refusal of what cannot be had, and what the kernel says of
  * memory. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "tests/unit.h"
 #include "tiers/arena.h"
 
 static arena_config config_of(uint64_t size_bytes)

@@ -4,21 +4,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 
-#include <cmocka.h>
-
 #include "base/rng.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tests/unit.h"
 #include "tiers/drive_speed.h"
 #include "tiers/tiers_internal.h"
 
@@ -58,8 +51,8 @@ static void failures_name_the_path_and_leave_nothing(void **state)
     int fds = helper_count_fds();
     drive_speed speed = {.read = 1};
     assert_int_equal(drive_speed_measure("", 0, backend, &speed), ERR_INPUT);
-    assert_int_equal(drive_speed_measure(helper_directory, 7 * MIB, backend, &speed), -ENOSPC);
-    assert_non_null(strstr(err_text(), helper_directory));
+    assert_error(drive_speed_measure(helper_directory, 7 * MIB, backend, &speed), -ENOSPC,
+                 helper_directory);
     assert_true(speed.read == 0);
     assert_true(drive_speed_measure("/proc/1", 16 * MIB, backend, &speed) < 0);
     assert_non_null(strstr(err_text(), "/proc/1"));

@@ -5,21 +5,14 @@
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-
-#include <cmocka.h>
 
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tests/unit.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"

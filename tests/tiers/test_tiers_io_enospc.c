@@ -3,17 +3,10 @@
  * backend. */
 #include <errno.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mount.h>
 
-#include <cmocka.h>
-
 #include "tests/tiers/tiers_helpers.h"
+#include "tests/unit.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
 
@@ -59,8 +52,8 @@ static void a_full_drive_fails_the_write(void **state)
     io_config io_settings = {.target = &store, .backend = backend};
     io *self = NULL;
     assert_int_equal(io_create(&io_settings, &self), 0);
-    assert_int_equal(io_transfer(self, IO_WRITE, 0, memory.base, 2 * MIB), -ENOSPC);
-    assert_non_null(strstr(err_text(), store.files[0].path));
+    assert_error(io_transfer(self, IO_WRITE, 0, memory.base, 2 * MIB), -ENOSPC,
+                 store.files[0].path);
     assert_non_null(strstr(err_text(), "No space left on device"));
     unlink(filler);
     assert_int_equal(io_transfer(self, IO_WRITE, 0, memory.base, 2 * MIB), 0);

@@ -5,22 +5,14 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/log.h"
 #include "base/mem.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tests/unit.h"
 
 enum { BLOCK = 4096, STUCK_MS = 10, STOP_MS = 1000 }; /* a busy drive answers sooner */
 
@@ -145,8 +137,7 @@ static void threads_that_hang_are_left_behind(void **state)
     mem_stats before, after;
     mem_get_stats(&before);
     io *self;
-    if (create(&self) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(create(&self));
     io_request requests[2] = {
         {.direction = IO_READ, .data = memory, .size_bytes = BLOCK},
         {.direction = IO_READ, .offset = BLOCK, .data = memory + BLOCK, .size_bytes = BLOCK}};
@@ -159,8 +150,7 @@ static void threads_that_hang_are_left_behind(void **state)
         struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
         assert_int_equal(poll(&waiter, 1, 20000), 1);
     }
-    assert_int_equal(rc, -ETIMEDOUT);
-    assert_non_null(strstr(err_text(), "the read of 4096 bytes at offset "));
+    assert_error(rc, -ETIMEDOUT, "the read of 4096 bytes at offset ");
     assert_int_equal(threads_hung(), 2);
     log_begin();
     io_destroy(self);
@@ -187,8 +177,7 @@ static void late_threads_are_joined(void **state)
     mem_stats before, after;
     mem_get_stats(&before);
     io *self;
-    if (create(&self) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(create(&self));
     set_hangs(true);
     assert_int_equal(io_transfer(self, IO_READ, 0, memory, BLOCK), -ETIMEDOUT);
     pthread_t helper;

@@ -2,18 +2,10 @@
  * over several drives (the argument: uring, pool, sim) counts of each drive and direction, slow
  * ones and failed ones too. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/rng.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tests/unit.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"

@@ -1,14 +1,6 @@
 /* Placement of threads and memory on described machines, which need not be present. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
-
 #include "tests/tiers/topology_machines.h"
+#include "tests/unit.h"
 
 /* Says the machine and the plan too, so that a failure shows both. */
 static core_plan plan_of(const topology *machine, const core_request *asked, uint64_t host_gib,
@@ -370,8 +362,7 @@ static void bad_sets(void **state)
     core_request asked = request(true);
     asked.update.threads = 70000;
     core_plan plan;
-    assert_int_equal(topology_place(&machine, &asked, &plan), ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "update.threads is 70000"));
+    assert_error(topology_place(&machine, &asked, &plan), ERR_CONFIG, "update.threads is 70000");
     asked.update.threads = 0;
     asked.compute.cores = " 0 - 2 , 2,5\n"; /* blanks and repeats are harmless */
     assert_int_equal(topology_place(&machine, &asked, &plan), 0);

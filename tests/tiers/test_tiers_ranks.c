@@ -1,15 +1,7 @@
 /* The cores and memory that ranks get when they divide a machine. The machines are described and
  * need not be present. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
-
 #include "tests/tiers/topology_machines.h"
+#include "tests/unit.h"
 
 /* Says the plan too, so that a failure shows it. */
 static core_plan plan_of(const topology *machine, const core_request *asked)

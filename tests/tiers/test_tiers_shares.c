@@ -4,19 +4,12 @@
 #include <errno.h>
 #include <math.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mount.h>
 #include <sys/statvfs.h>
 
-#include <cmocka.h>
-
 #include "base/rng.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tests/unit.h"
 #include "tiers/tiers_internal.h"
 
 #define STRIPE (8 * MIB) /* what a config without one gets: plan counts on it */
@@ -50,8 +43,7 @@ static uint64_t room_bytes(void)
 static void assert_no_fit(const slab_config *config, uint64_t held_bytes)
 {
     char text[SIZE_TEXT_BYTES];
-    assert_int_equal(helper_check_space(config), ERR_NO_FIT);
-    assert_non_null(strstr(err_text(), size_format(held_bytes, text)));
+    assert_error(helper_check_space(config), ERR_NO_FIT, size_format(held_bytes, text));
     for (uint32_t i = 0; i < config->drive_count; i++) {
         char figure[64];
         snprintf(figure, sizeof figure, "drive-%u: %s", i,

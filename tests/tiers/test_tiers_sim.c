@@ -3,18 +3,11 @@
  * writes since the last sync. */
 #include <errno.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tests/unit.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
 #include "tiers/sim.h"
@@ -101,10 +94,9 @@ static void a_store_outlives_its_queues(void **state)
     slab_map(&store, 0, BLOCK, &piece);
     sim_store_cut(bytes, piece.drive_idx, piece.file_offset + 2 * BLOCK);
     assert_int_equal(io_transfer(self, IO_READ, 0, memory, 2 * BLOCK), 0);
-    assert_int_equal(io_transfer(self, IO_READ, 0, memory, 3 * BLOCK), -EIO);
-    assert_non_null(strstr(err_text(), "end of file"));
-    assert_int_equal(io_transfer(self, IO_WRITE, 0, memory, 3 * BLOCK), -ENOSPC);
-    assert_non_null(strstr(err_text(), store.files[piece.drive_idx].path));
+    assert_error(io_transfer(self, IO_READ, 0, memory, 3 * BLOCK), -EIO, "end of file");
+    assert_error(io_transfer(self, IO_WRITE, 0, memory, 3 * BLOCK), -ENOSPC,
+                 store.files[piece.drive_idx].path);
     sim_store_cut(bytes, piece.drive_idx, UINT64_MAX);
     assert_int_equal(io_transfer(self, IO_WRITE, 0, memory, 3 * BLOCK), 0);
     io_destroy(self);
@@ -198,8 +190,7 @@ static void put_field(io *self, struct field *field, uint64_t seed, uint32_t wri
         1 + rng_below(seed, 12, write_idx, size_min(WRITE_BLOCKS_MAX, FIELD_BLOCKS - first));
     for (uint64_t i = 0; i < count * BLOCK; i += sizeof write_idx)
         memcpy(memory + i, &write_idx, sizeof write_idx);
-    if (io_transfer(self, IO_WRITE, first * BLOCK, memory, count * BLOCK) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(io_transfer(self, IO_WRITE, first * BLOCK, memory, count * BLOCK));
     field->first_block[write_idx] = first;
     field->block_count[write_idx] = count;
     for (uint64_t i = first * BLOCK / SECTOR; i < (first + count) * BLOCK / SECTOR; i++) {

@@ -3,19 +3,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
 #include <xxhash.h>
 
-#include <cmocka.h>
-
 #include "tests/tiers/tiers_helpers.h"
+#include "tests/unit.h"
 
 static slab_drive drives[DRIVES_MAX];
 static slab store;
@@ -82,8 +75,7 @@ static void create_reopen_remove(void **state)
         assert_int_equal(slab_remove(&store), 0);
         for (uint32_t i = 0; i < drive_count; i++)
             assert_int_equal(helper_count_entries(drives[i].path), 2);
-        assert_int_equal(slab_open(&store, &config), ERR_INPUT);
-        assert_non_null(strstr(err_text(), "is not there"));
+        assert_error(slab_open(&store, &config), ERR_INPUT, "is not there");
         assert_int_equal(helper_count_fds(), fds);
         helper_teardown(NULL);
         assert_int_equal(mkdir(helper_directory, 0700), 0);
@@ -132,8 +124,7 @@ static void leftovers_are_refused_and_kept(void **state)
     slab_close(&store);
     static slab second;
     int fds = helper_count_fds();
-    assert_int_equal(slab_open(&second, &config), -EEXIST);
-    assert_non_null(strstr(err_text(), "rank-3-drive-0.slab"));
+    assert_error(slab_open(&second, &config), -EEXIST, "rank-3-drive-0.slab");
     assert_int_equal(helper_count_fds(), fds);
     config.open_existing = true;
     assert_int_equal(slab_open(&store, &config), 0);
@@ -453,8 +444,7 @@ static void budgets_are_hard(void **state)
     uint64_t capacity;
     assert_int_equal(slab_capacity(drives, 2, &capacity), 0);
     assert_int_equal(capacity, 10 * MIB - 1);
-    assert_int_equal(helper_check_space(&config), ERR_NO_FIT);
-    assert_non_null(strstr(err_text(), "needs 10.00 MiB"));
+    assert_error(helper_check_space(&config), ERR_NO_FIT, "needs 10.00 MiB");
     assert_non_null(strstr(err_text(), "2 drives may hold 9.00 MiB"));
     assert_int_equal(slab_open(&store, &config), ERR_NO_FIT);
     assert_nothing_left();
@@ -490,8 +480,7 @@ static void bad_paths_are_input_errors(void **state)
     int fds = helper_count_fds();
     slab_config config = config_of(2, 4 * MIB);
     snprintf(drives[1].path, sizeof drives[1].path, "%s", file);
-    assert_int_equal(helper_check_space(&config), ERR_INPUT);
-    assert_non_null(strstr(err_text(), "plain"));
+    assert_error(helper_check_space(&config), ERR_INPUT, "plain");
     snprintf(drives[1].path, sizeof drives[1].path, "%s/below", file);
     assert_int_equal(helper_check_space(&config), ERR_INPUT);
     assert_int_equal(slab_open(&store, &config), ERR_INPUT);
@@ -522,8 +511,7 @@ static void failure_undoes_everything(void **state)
     snprintf(first, sizeof first, "%s", store.files[0].path);
     unlink(first); /* the second drive's file is now a leftover */
     slab_close(&store);
-    assert_int_equal(slab_open(&store, &config), -EEXIST);
-    assert_non_null(strstr(err_text(), "drive-1"));
+    assert_error(slab_open(&store, &config), -EEXIST, "drive-1");
     assert_int_not_equal(access(first, F_OK), 0);
 }
 

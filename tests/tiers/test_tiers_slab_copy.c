@@ -3,21 +3,13 @@
  * (btrfs, or xfs), and is skipped without. */
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tests/unit.h"
 
 enum { DRIVES = 2, STRIPES = 32, BLOCK = 4096, SEED = 77 };
 
@@ -167,16 +159,14 @@ static void a_copy_opens_as_the_slab(void **state)
     slab_config config = config_of(copy_drives);
     mem_stats before, after;
     mem_get_stats(&before);
-    if (slab_copy(&store, &config, ranges, RANGES, &copied) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(slab_copy(&store, &config, ranges, RANGES, &copied));
     mem_get_stats(&after);
     assert_int_equal(after.call_count, before.call_count);
     assert_int_equal(helper_count_fds(), fds);
     assert_int_equal(copied, denies_clones ? asked : 0);
     fill(0, STRIPES * MIB, 2); /* the next step */
     config.open_existing = true;
-    if (slab_open(&copy, &config) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(slab_open(&copy, &config));
     for (uint64_t at = 0; at < STRIPES * MIB; at += BLOCK)
         if (!holds(at, denies_clones && !is_asked_for(at), 1))
             fail_msg("the block at %llu", (unsigned long long)at);
@@ -187,15 +177,14 @@ static void a_copy_opens_as_the_slab(void **state)
     slab_close(&copy);
 
     /* Where it is already, nothing happens to it. */
-    assert_int_equal(slab_copy(&store, &config, ranges, RANGES, &copied), -EEXIST);
-    assert_non_null(strstr(err_text(), "keep/step-3/0/sluice-c0de"));
+    assert_error(slab_copy(&store, &config, ranges, RANGES, &copied), -EEXIST,
+                 "keep/step-3/0/sluice-c0de");
     assert_int_equal(copied, 0);
     assert_int_equal(slab_open(&copy, &config), 0);
     assert_true(holds(0, false, 1));
     slab_close(&copy);
     assert_int_equal(slab_remove_files(&config), 0);
-    if (slab_copy(&store, &config, ranges, RANGES, &copied) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(slab_copy(&store, &config, ranges, RANGES, &copied));
     assert_int_equal(slab_open(&copy, &config), 0);
     assert_true(holds(9 * MIB + 8 * BLOCK, false, 2));
     assert_int_equal(slab_remove(&copy), 0);
@@ -223,8 +212,7 @@ static void ranges_by_seed(void **state)
             memset(&asked[first], 1, count);
         }
         config.open_existing = false;
-        if (slab_copy(&store, &config, some, COUNT, &copied) < 0)
-            fail_msg("%s", err_text());
+        assert_ok(slab_copy(&store, &config, some, COUNT, &copied));
         config.open_existing = true;
         assert_int_equal(slab_open(&copy, &config), 0);
         for (uint64_t i = 0; i < STRIPES * MIB / BLOCK; i++)
@@ -275,8 +263,7 @@ static void failures_leave_nothing(void **state)
     assert_true(fd >= 0);
     close(fd);
     name_drive(&copy_drives[1], "plain/x");
-    assert_int_equal(slab_copy(&store, &config, ranges, RANGES, &copied), -ENOTDIR);
-    assert_non_null(strstr(err_text(), "plain"));
+    assert_error(slab_copy(&store, &config, ranges, RANGES, &copied), -ENOTDIR, "plain");
     assert_no_copy(fds);
     name_drive(&copy_drives[1], "keep/step-3/1");
     if (!denies_clones)

@@ -1,17 +1,9 @@
 /* Striping: shares by weight and limit, and a mapping that covers every byte of every file once.
  * Pure arithmetic; the file headers' share of the contract is in test_tiers_slab. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
+#include "tests/unit.h"
 #include "tiers/tiers_internal.h"
 
 static slab *make(uint32_t drive_count, const uint64_t *stripes, uint64_t stripe_bytes)

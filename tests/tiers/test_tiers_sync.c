@@ -3,18 +3,11 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/failpoint.h"
 #include "tests/tiers/tiers_helpers.h"
+#include "tests/unit.h"
 #include "tiers/arena.h"
 
 enum { BLOCK = 4096, BLOCKS = 400, SEED = 5 };
@@ -98,8 +91,7 @@ static void another_thread_syncs(void **state)
     assert_int_equal(pthread_create(&thread, NULL, sync_on, &self), 0);
     for (int i = 0; i < BLOCKS; i++) {
         memset(memory.base, 1 + i % 255, BLOCK);
-        if (io_transfer(transport, IO_WRITE, (uint64_t)i * BLOCK, memory.base, BLOCK) < 0)
-            fail_msg("%s", err_text());
+        assert_ok(io_transfer(transport, IO_WRITE, (uint64_t)i * BLOCK, memory.base, BLOCK));
         atomic_store(&self.written_count, i + 1);
         while (i == BLOCKS / 2 && atomic_load(&self.synced_count) < BLOCKS / 4 &&
                atomic_load(&self.result) == 0)

@@ -1,18 +1,16 @@
 /* Shared by the tests of drives: a directory of their own, slabs in it, a count of descriptors, the
- * backends by name. Include after cmocka.h. */
+ * backends by name. */
 #ifndef SLUICE_TESTS_TIERS_HELPERS_H
 #define SLUICE_TESTS_TIERS_HELPERS_H
 
 #include <dirent.h>
 #include <ftw.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/size.h"
+#include "tests/unit.h"
 #include "tiers/io.h"
 #include "tiers/sim.h"
 #include "tiers/slab.h"

@@ -3,9 +3,8 @@
 #ifndef SLUICE_TESTS_TOPOLOGY_MACHINES_H
 #define SLUICE_TESTS_TOPOLOGY_MACHINES_H
 
-#include <string.h>
-
 #include "base/size.h"
+#include "tests/unit.h"
 #include "tiers/topology.h"
 
 static inline core_set set_of(const char *text)

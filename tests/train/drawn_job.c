@@ -1,13 +1,5 @@
 /* See drawn_job.h. */
 #include <assert.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <unistd.h>
 
 #include "base/rng.h"
@@ -15,6 +7,7 @@
 #include "model/model.h"
 #include "setup/setup.h"
 #include "tests/train/drawn_job.h"
+#include "tests/unit.h"
 
 /* A row: settings that belong together, so that a job has all of them or none. */
 enum { ROW_SETS = 3, ROWS_MAX = 32, KINDS = 5 };

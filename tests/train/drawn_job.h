@@ -1,11 +1,10 @@
-/* Random jobs for the tests of training. The families of src/model take turns, each with some of
- * its options. The draw includes every optimizer, dtype and format of state, documents, dropout,
- * windows, adapters, frozen units, and units in parts. A job depends only on its stream and seed.
+/* Draws random jobs for the tests of training. The families of src/model take turns, each with
+ * some of its options. The draw includes every optimizer, dtype and format of state, documents,
+ * dropout, windows, adapters, frozen units, and units in parts. A job depends only on its stream
+ * and seed.
  *
- * No list says which options a family has: a setting that the job's reader or the model refuses is
- * left out. A new family is therefore drawn with all of its options once it has a table.
- *
- * Include after cmocka.h. */
+ * There is no list of a family's options: a setting that the job's reader or the model refuses is
+ * left out. A new family is therefore drawn with all of its options once it has a table. */
 #ifndef SLUICE_TESTS_TRAIN_DRAWN_JOB_H
 #define SLUICE_TESTS_TRAIN_DRAWN_JOB_H
 

@@ -3,17 +3,8 @@
  * and the final weights are those of a run in device memory, to the bit. Commits, evaluations,
  * skipped steps, paranoid mode, several ranks, and a kill after each step. With "victim DIR STEP"
  * the program is the process that dies after that step. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/train/train_parts.h"
+#include "tests/unit.h"
 
 static fixture_result whole;
 static uint64_t die_after;

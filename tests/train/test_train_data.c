@@ -3,21 +3,13 @@
  * its data; the loss is the mean over the targets that count, on one rank's micro-batches as on a
  * whole step's. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/rng.h"
 #include "infer/infer.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 enum { SEED = 15, STEPS = 8, STOP = 3 };
 
@@ -341,8 +333,7 @@ static void bytes_are_asked_for(void **state)
     const char *files[] = {path};
     const struct infer_evaluate_options asked = {.path = run, .files = files, .file_count = 1};
     struct infer_evaluate_result out;
-    if (infer_evaluate(&asked, &out) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(infer_evaluate(&asked, &out));
     fixture_remove("second");
     fixture_remove("first");
     assert_int_equal(unlink(path), 0);

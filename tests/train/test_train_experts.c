@@ -2,17 +2,10 @@
  * that fetches all of them, whatever learns, wherever params rest, in both orders. The bytes that
  * were moved and those that were spared add up to those of that run. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "infer/infer.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 enum { EXPERTS = 24, LAYERS = 2, TOKENS = 12, TEXT_BYTES = 128 };
 

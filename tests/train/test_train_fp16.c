@@ -2,18 +2,10 @@
  * fp16-*): the same steps skipped at the same scales, the same losses; and a run that is stopped in
  * the middle of a window of the scaler resumes with the same results. Argument: the curve's name.
  * */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <math.h>
 
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 /* Both sides round activations to fp16 (2^-11 each), at places that differ a little: measured are
  * 6e-5 and 5e-4. */

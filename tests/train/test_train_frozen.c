@@ -2,18 +2,9 @@
  * change, and are committed once; a run that is stopped, killed, moved to other places, tiles or
  * ranks goes on to the same bits; rot of frozen params is found; a run may begin with the state of
  * one in which others learned. Arguments "victim DIR TIER 2": the run that kills itself. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "state/verify.h"
 #include "tests/train/train_parts.h"
+#include "tests/unit.h"
 #include "train/train.h"
 
 /* The middle block and all norms: a unit of norms beside each block's matrices, no backward of the

@@ -1,17 +1,9 @@
 /* Where states rest, in what pieces they move and when they are updated changes no bit: losses
  * of all steps and final weights against a run with everything on the device. Argument:
  * FAMILY-DTYPE. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/rng.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 enum { SHAPE_COMBINATIONS = 27, RANDOM_SEED = 20, TIERS = 3 };
 

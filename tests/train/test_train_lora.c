@@ -1,17 +1,8 @@
 /* Runs with adapters: where states rest changes no bit, kept activations neither; a run that is
  * stopped goes on to the same bits; nothing but adapters learns; what is exported with and without
  * them agrees. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <fcntl.h>
 #include <math.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -20,6 +11,7 @@
 #include "hf/hf.h"
 #include "infer/infer.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 enum { STEPS = 6, STOP = 3 };
 
@@ -156,8 +148,7 @@ static void what_learns_is_not_set_anew(void **state)
         const struct infer_evaluate_options asked = {
             .path = from, .files = &data, .file_count = 1, .set = &sets[i], .set_count = 1};
         struct infer_evaluate_result out;
-        assert_int_equal(infer_evaluate(&asked, &out), ERR_CONFIG);
-        assert_non_null(strstr(err_text(), "cannot be set anew for the run in"));
+        assert_error(infer_evaluate(&asked, &out), ERR_CONFIG, "cannot be set anew for the run in");
     }
     fixture_remove("run");
 }

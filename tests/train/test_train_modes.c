@@ -5,18 +5,9 @@
  *
  * Argument: FAMILY-DTYPE[-tied|-untied][-cut][-unclipped][-lion|-adagrad|-muon][-m16|-m8]
  * [-documents][-dropout][-lora]. It names the numeric fingerprint that the runs of a group share. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/rng.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 enum { DRAW_SEED = 41, KINDS = 5 };
 

@@ -1,18 +1,10 @@
 /* The loss curves of plain PyTorch (reference/README.md) through the whole engine: from a text
  * file and a job file, with states spread over host memory and the drive. Argument: the
  * fixture's name. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <math.h>
 
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 static const char *fixture_name = "gpt2-tied";
 

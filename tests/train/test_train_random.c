@@ -3,19 +3,10 @@
  * programs pass the checker. Programs for several ranks are only planned, and pass it too.
  *
  * Argument: the seeds, FIRST-LAST. With 400 or more of them, each setting must have been drawn. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/tile.h"
 #include "setup/summary.h"
 #include "tests/train/drawn_job.h"
+#include "tests/unit.h"
 
 enum { PROGRAMS = 4, DRAW_STREAM = 91, MANY_MODELS = 400 };
 

@@ -3,23 +3,16 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/failpoint.h"
 #include "config/machine.h"
 #include "format/manifest.h"
 #include "tests/comm/comm_fixture.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 #include "train/train.h"
 
 enum { RANKS = 2, STEPS = 4 };
@@ -142,9 +135,7 @@ static struct run_of plain_run(const char *name)
 static void read_manifest(const char *name, manifest *found)
 {
     int is_there = 0;
-    int rc = manifest_read(fixture_path(name, "state"), found, &is_there);
-    if (rc < 0)
-        fail_msg("%s", err_text());
+    assert_ok(manifest_read(fixture_path(name, "state"), found, &is_there));
     assert_int_equal(is_there, 1);
 }
 

@@ -1,19 +1,12 @@
 /* Failures beside the training itself lose nothing that was trained: files that cannot be written,
  * and a loss that is no longer finite. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 #include "train/train.h"
 
 static const fixture_model shape = {.family = "gpt2", .bf16 = true, .layers = 2, .hidden = 64};
@@ -132,8 +125,7 @@ static void metrics_cannot_be_written(void **state)
         struct train_summary summary;
         int rc = train_run(&again, &summary);
         job_destroy(asked);
-        if (rc < 0)
-            fail_msg("%s", err_text());
+        assert_ok(rc);
         assert_true(summary.was_resumed);
         assert_int_equal(summary.steps_done, 4);
         assert_true(summary.weights_hash == whole.summary.weights_hash);

@@ -2,15 +2,6 @@
  * before the first step; several signals at once, a second one, and a second process on the same
  * run directory. Exit 75 and the same command goes on, to the bits of the run that nobody
  * stopped. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -21,6 +12,7 @@
 #include "base/trace.h"
 #include "state/verify.h"
 #include "tests/state/crash_case.h"
+#include "tests/unit.h"
 #include "train/train.h"
 
 enum { STREAM_SIGNALS = 540, CASES = 3, EXIT_STOPPED = 75, EXIT_REFUSED = 2, POLL_NS = 2000000 };
@@ -100,8 +92,7 @@ static void read_end(crash_trail *out)
     struct train_summary summary;
     int rc = train_run(&options, &summary);
     job_destroy(asked);
-    if (rc < 0)
-        fail_msg("%s", err_text());
+    assert_ok(rc);
     assert_int_equal(summary.steps_done, 0);
     out->hash = summary.weights_hash;
     if (!crash_trail_read(name, out, why))

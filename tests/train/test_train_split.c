@@ -4,21 +4,13 @@
  * found. With the argument "fp32" params are fp32, and are the masters themselves. Arguments
  * "victim DIR TIER WIDTH": the run that kills itself; WIDTH is 2 or 4, the bytes of one of its
  * params. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <dirent.h>
 #include <sys/stat.h>
 
 #include "hf/hf.h"
 #include "state/verify.h"
 #include "tests/train/train_parts.h"
+#include "tests/unit.h"
 #include "train/train.h"
 
 /* Bytes of one of the params. */

@@ -3,16 +3,6 @@
  * verified and exported. A split master gives what an fp32 one gives, to the bit; moments of fewer
  * bits what an undisturbed run with them gives. A backend that has no Adam for such state is
  * refused before anything is made. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/log.h"
 #include "hf/hf.h"
 #include "infer/infer.h"
@@ -21,6 +11,7 @@
 #include "state/verify.h"
 #include "tests/hf/hf_fixture.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 enum { STEPS = 6, STOP_STEP = 3, TOKENS = 12, PATH_BYTES = FIXTURE_PATH_BYTES * 2 };
 
@@ -100,8 +91,7 @@ static void import_checkpoint(const char *name)
     struct hf_import_summary sum;
     const struct hf_import_options options = {.hf_dir = path_of("model.hf", dir),
                                               .run_dir = path_of(name, run)};
-    if (hf_import(&options, &sum) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(hf_import(&options, &sum));
 }
 
 static void go_on(const char *name, const char *master, const char *moments, const char *tier,

@@ -8,20 +8,12 @@
  * lion, adagrad, adam, muon, m16, m8, split, onecycle, range, dropout. A run with delayed_one_step
  * only has to go on: a stop brings the weights up to date, so later results differ from those of
  * the run that was never stopped. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <pthread.h>
 #include <time.h>
 
 #include "base/rng.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 #include "train/train.h"
 
 enum {
@@ -296,8 +288,7 @@ static void stop_before_the_first_step(void **state)
     fixture_set(&sets, "tiers.host.budget=%d", FIXTURE_BUDGET_BYTES);
     for (int i = 0; i < 2; i++) { /* also where there is a run already */
         struct late_stop stop = {.flag = 1};
-        assert_int_equal(train_until(&sets, &stop), ERR_STOPPED);
-        assert_non_null(strstr(err_text(), "after step 0 of 12"));
+        assert_error(train_until(&sets, &stop), ERR_STOPPED, "after step 0 of 12");
         assert_true(fixture_exists(fixture_path("stopped", "state")));
     }
     train(&sets, 0, &result);

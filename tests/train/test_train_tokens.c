@@ -1,18 +1,9 @@
 /* Training on token files through the whole engine: the same tokens in every format give the same
  * bits, and a file that does not fit the model ends the start with a sentence, before anything is
  * made. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/rng.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 
 enum { SEED = 5, TOKENS = 5000, VOCAB = 640, STEPS = 4, LLMC_INTS = 256 };
 

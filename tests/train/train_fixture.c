@@ -1,13 +1,4 @@
 /* See train_fixture.h. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <ftw.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,6 +8,7 @@
 #include "setup/setup.h"
 #include "setup/summary.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 #include "tiers/device.h"
 #include "train/train.h"
 
@@ -456,7 +448,6 @@ job *curve_job(json_t *fixture, const char *corpus, const char *name, const char
     assert_int_equal(json_dump_file(made, fixture_path(name, ".json"), JSON_INDENT(1)), 0);
     json_decref(made);
     job *asked;
-    if (job_read(fixture_path(name, ".json"), sets, set_count, &asked) < 0)
-        fail_msg("%s", err_text());
+    assert_ok(job_read(fixture_path(name, ".json"), sets, set_count, &asked));
     return asked;
 }

@@ -1,7 +1,7 @@
 /* Fixtures that the tests of training share: a directory of their own, a text, job files, and runs
  * of them through job_read and train_run, with the metrics lines that the run left.
  *
- * Include after cmocka.h. Every fixture function fails the test if it cannot do its part. */
+ * Every fixture function fails the test if it cannot do its part. */
 #ifndef SLUICE_TESTS_TRAIN_FIXTURE_H
 #define SLUICE_TESTS_TRAIN_FIXTURE_H
 

@@ -5,7 +5,6 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <stdio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include "state/verify.h"
 #include "tests/comm/comm_fixture.h"
 #include "tests/train/train_fixture.h"
+#include "tests/unit.h"
 #include "tiers/slab.h"
 #include "train/train.h"
 

@@ -1,0 +1,37 @@
+/* Every test in C includes this file. It includes cmocka, the headers that cmocka wants before it
+ * and those that nearly every test uses, and adds two checks of a call. Their messages have the
+ * error's text. */
+#ifndef SLUICE_TESTS_UNIT_H
+#define SLUICE_TESTS_UNIT_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/error.h"
+
+/* The call gives 0. */
+#define assert_ok(call)                                                                            \
+    do {                                                                                           \
+        int unit_rc = (call);                                                                      \
+        if (unit_rc != 0)                                                                          \
+            fail_msg("%s: %s: %s", #call, err_name(unit_rc), err_text());                          \
+    } while (0)
+
+/* The call gives `code`, and the error's text has the words. */
+#define assert_error(call, code, words)                                                            \
+    do {                                                                                           \
+        int unit_rc = (call);                                                                      \
+        if (unit_rc != (code) || !strstr(err_text(), words))                                       \
+            fail_msg("%s: %s: %s, which is not %s with \"%s\"", #call, err_name(unit_rc),          \
+                     err_text(), err_name(code), words);                                           \
+    } while (0)
+
+#endif
