@@ -155,15 +155,6 @@ ATTENTION_RANGE_ON attention_range attention_keys_of_all(const attention_mask *m
     return keys;
 }
 
-/* The queries that see all of the keys [first, end). `begin` may be after `end`. */
-ATTENTION_RANGE_ON attention_range attention_queries_of_all(const attention_mask *mask,
-                                                            uint64_t first, uint64_t end)
-{
-    attention_range queries = {attention_queries_of(mask, end - 1).begin,
-                               attention_queries_of(mask, first).end};
-    return queries;
-}
-
 /* True if each of the queries [query, query_end) sees all keys [key, key_end). */
 ATTENTION_RANGE_ON bool attention_sees_all(const attention_mask *mask, uint64_t query,
                                            uint64_t query_end, uint64_t key, uint64_t key_end)

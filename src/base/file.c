@@ -430,3 +430,8 @@ void file_unmake_directories(const char *directory, uint32_t made_count)
     while (made_count-- && rmdir(path) == 0 && cut_last_part(path))
         ;
 }
+
+int file_cannot_look_into(const char *directory)
+{
+    return err_set(ERR_INPUT, "cannot look into %s: %s", directory, strerror(errno));
+}

@@ -107,4 +107,7 @@ int file_make_directories(const char *directory, int mode, uint32_t *made_count)
  * are empty. */
 void file_unmake_directories(const char *directory, uint32_t made_count);
 
+/* Sets the error that a directory's entries cannot be seen, for the reason in errno. ERR_INPUT. */
+int file_cannot_look_into(const char *directory) MUST_CHECK;
+
 #endif

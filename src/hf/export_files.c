@@ -346,7 +346,7 @@ int hfi_take_directory(const char *dir, bool force)
         return 0;
     DIR *directory = opendir(dir);
     if (!directory)
-        return err_set(ERR_INPUT, "cannot look into %s: %s", dir, strerror(errno));
+        return file_cannot_look_into(dir);
     int rc = 0;
     for (const struct dirent *entry; rc == 0 && !force && (entry = readdir(directory));)
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)

@@ -176,7 +176,7 @@ int infer_model_begin(infer_model *self, const char *path, const char *const *se
     self->is_run = has_file(path, "job.json");
     bool is_found = self->is_run || has_file(path, "config.json");
     if (!is_found && errno == EACCES)
-        return err_set(ERR_INPUT, "cannot look into %s: %s", path, strerror(errno));
+        return file_cannot_look_into(path);
     if (!is_found)
         return err_set(ERR_INPUT,
                        "%s is no run directory: it has no job.json; and no checkpoint of Hugging "

@@ -44,7 +44,8 @@ static float scale_of(const model *self)
     return (float)(scale * all * all);
 }
 
-uint64_t modeli_window_of(const model *self, uint64_t block)
+/* 0: there is none, or it is as wide as a sequence. */
+static uint64_t window_of(const model *self, uint64_t block)
 {
     uint64_t window = self->spec.window;
     return window < modeli_positions(self) && modeli_is_windowed(self, block) ? window : 0;
@@ -52,7 +53,7 @@ uint64_t modeli_window_of(const model *self, uint64_t block)
 
 double modeli_scores_of(const model *self, uint64_t block)
 {
-    uint64_t window = modeli_window_of(self, block), tokens = self->tokens;
+    uint64_t window = window_of(self, block), tokens = self->tokens;
     double sees = (double)(window > 0 ? size_min(window, tokens) : tokens);
     return (model_is_bidirectional(self->spec.family) ? 2 : 1) * sees * ((double)tokens - sees / 2);
 }
@@ -90,7 +91,7 @@ static int forward_cached(const modeli_run *run, const modeli_layer *layer, stru
         .qkv_stride = layer->in,
         .scale = scale_of(self),
         .soft_cap = (float)self->spec.attention_soft_cap,
-        .window = modeli_window_of(self, run->call->layer),
+        .window = window_of(self, run->call->layer),
         .sinks = modeli_layer_param(run, layer, sinks_at(run, layer)),
         .q = of.q,
         .k = of.k,
@@ -108,7 +109,7 @@ static kernel_attention *attention_of(const modeli_run *run)
 {
     const model *self = run->self;
     const model_call *call = run->call;
-    bool has_window = modeli_window_of(self, call->layer) != 0;
+    bool has_window = window_of(self, call->layer) != 0;
     kernel_attention *attention = self->products->attention[has_window];
     bool drops = self->spec.attention_dropout > 0 && call->dropout_counter != NULL;
     const attention_dropout masks = {call->dropout_seed, (uint32_t)modeli_block_site(call, 0),
@@ -184,7 +185,7 @@ static int prepare(model *self, modeli_layer *layer)
         .soft_cap = (float)self->spec.attention_soft_cap,
     };
     for (uint64_t block = 0; block < self->spec.num_layers; block++) {
-        desc.window = modeli_window_of(self, block);
+        desc.window = window_of(self, block);
         kernel_attention **made = &self->products->attention[desc.window != 0];
         if (*made == NULL)
             TRY(self->ops->attention_create(self->context, &desc, made));

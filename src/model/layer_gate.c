@@ -26,8 +26,8 @@ int modeli_check_gate(model_spec *spec)
     return 0;
 }
 
-/* That of the family, or the one that the spec names, in the same form. */
-enum activation_kind modeli_activation_of(const model *self)
+/* The activation of the family, or the one that the spec names, in the same form. */
+static enum activation_kind activation_of(const model *self)
 {
     static const enum activation_kind named[2][ACTIVATION_NAME_COUNT] = {
         {0, ACTIVATION_GELU_ERF, ACTIVATION_GELU, ACTIVATION_RELU, 0},
@@ -40,14 +40,14 @@ enum activation_kind modeli_activation_of(const model *self)
 
 static uint64_t out_columns(const modeli_layer *layer)
 {
-    return activation_is_gated(modeli_activation_of(layer->net)) ? layer->in / 2 : layer->in;
+    return activation_is_gated(activation_of(layer->net)) ? layer->in / 2 : layer->in;
 }
 
 activation_args modeli_activation_args(const model *self, uint64_t rows, uint64_t features,
                                        const void *input)
 {
     return (activation_args){
-        .kind = modeli_activation_of(self),
+        .kind = activation_of(self),
         .type = self->type,
         .rows = rows,
         .features = features,

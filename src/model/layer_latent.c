@@ -14,34 +14,18 @@ static uint64_t take_out(const modeli_layer *layer)
     return modeli_width_of(layer->net, MODELI_KV_LATENT);
 }
 
-/* Copies the latent's columns between rows of the two widths. */
-static int copy_columns(const modeli_run *run, uint64_t columns, const void *source,
-                        uint64_t source_stride, void *target, uint64_t target_stride)
-{
-    const model *self = run->self;
-    scale_rows_args args = {
-        .type = self->type,
-        .rows = modeli_rows(self),
-        .columns = columns,
-        .scale = 1.0f,
-        .source = source,
-        .target = target,
-        .source_stride = source_stride,
-        .target_stride = target_stride,
-    };
-    return self->ops->scale_rows(self->context, run->stream, &args);
-}
-
 static int take_forward(const modeli_run *run, const modeli_layer *layer)
 {
-    return copy_columns(run, layer->out, modeli_value_at(run, layer->reads[0]), layer->in,
-                        modeli_value_at(run, layer->writes), layer->out);
+    return modeli_scale_columns(run, modeli_rows(run->self), layer->out, 1, false,
+                                modeli_value_at(run, layer->reads[0]), layer->in,
+                                modeli_value_at(run, layer->writes), layer->out);
 }
 
 static int take_backward(const modeli_run *run, const modeli_layer *layer)
 {
-    return copy_columns(run, layer->out, modeli_at_spot(run, layer->output_grad), layer->out,
-                        modeli_at_spot(run, layer->input_grads[0]), layer->in);
+    return modeli_scale_columns(run, modeli_rows(run->self), layer->out, 1, false,
+                                modeli_at_spot(run, layer->output_grad), layer->out,
+                                modeli_at_spot(run, layer->input_grads[0]), layer->in);
 }
 
 static uint64_t take_columns(const modeli_layer *layer, bool backward)

@@ -14,11 +14,9 @@ static uint64_t out_columns(const modeli_layer *layer)
     return layer->matrix_rows;
 }
 
-static int multiply(const modeli_run *run, const modeli_layer *layer, enum modeli_product which,
-                    const void *a, const void *b, const void *bias, void *c)
+static const modeli_matrix *matrix_of(const modeli_run *run, const modeli_layer *layer)
 {
-    const modeli_matrix *by = run->part ? &run->part->products[0] : &layer->matrix;
-    return run->self->ops->matmul(by->matmul[which], run->stream, a, b, bias, c, run->call->temp);
+    return run->part ? &run->part->products[0] : &layer->matrix;
 }
 
 /* The part's columns of the layer's output, or of the gradient of that. */
@@ -37,8 +35,9 @@ static int forward(const modeli_run *run, const modeli_layer *layer)
     TRY(modeli_lora_inner(run, layer, input));
     if (run->turn == MODELI_TURN_RECOMPUTE && !layer->is_recomputed[KEPT_NONE])
         return 0; /* the backward needs only the adapters' inner activations */
-    TRY(multiply(run, layer, MODELI_FORWARD, input, modeli_layer_param(run, layer, params.weight),
-                 bias, own_columns(run, output)));
+    TRY(modeli_multiply(run, matrix_of(run, layer), MODELI_FORWARD, input,
+                        modeli_layer_param(run, layer, params.weight), bias,
+                        own_columns(run, output)));
     return modeli_lora_outer(run, layer, output);
 }
 
@@ -94,10 +93,12 @@ static int input_grad(const modeli_run *run, const modeli_layer *layer, const vo
     void *target = modeli_at_spot(run, layer->own_grad);
     if (run->part != NULL) {
         float *sum = modeli_at(run->call->saved, run->list->input_sum);
-        TRY(multiply(run, layer, MODELI_INPUT_GRAD, output_grad, weight, NULL, sum));
+        TRY(modeli_multiply(run, matrix_of(run, layer), MODELI_INPUT_GRAD, output_grad, weight,
+                            NULL, sum));
         return run->part->is_first ? modeli_round_input_grad(run, layer) : 0;
     }
-    TRY(multiply(run, layer, MODELI_INPUT_GRAD, output_grad, weight, NULL, target));
+    TRY(modeli_multiply(run, matrix_of(run, layer), MODELI_INPUT_GRAD, output_grad, weight, NULL,
+                        target));
     TRY(modeli_lora_input_grads(run, layer, target));
     return add_residual(run, layer);
 }
@@ -110,7 +111,7 @@ int modeli_linear_backward(const modeli_run *run, const modeli_layer *layer, voi
     float *weight_grad = modeli_layer_grad(run, layer, params.weight);
     if (weight_grad != NULL) {
         enum modeli_product product = run->call->fresh[layer->unit] ? MODELI_FIRST : MODELI_WEIGHT;
-        TRY(multiply(run, layer, product, own, input, NULL, weight_grad));
+        TRY(modeli_multiply(run, matrix_of(run, layer), product, own, input, NULL, weight_grad));
         TRY(bias_grad(run, layer, output_grad,
                       modeli_grad(run->call->grads[layer->bias_unit], params.bias)));
     }

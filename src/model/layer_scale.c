@@ -17,6 +17,24 @@ int modeli_scale_rows(const model *self, void *stream, uint64_t rows, float fact
     return self->ops->scale_rows(self->context, stream, &args);
 }
 
+int modeli_scale_columns(const modeli_run *run, uint64_t rows, uint64_t columns, float factor,
+                         bool accumulates, const void *source, uint64_t source_stride, void *target,
+                         uint64_t target_stride)
+{
+    scale_rows_args args = {
+        .type = run->self->type,
+        .rows = rows,
+        .columns = columns,
+        .scale = factor,
+        .accumulates = accumulates,
+        .source = source,
+        .target = target,
+        .source_stride = source_stride,
+        .target_stride = target_stride,
+    };
+    return run->self->ops->scale_rows(run->self->context, run->stream, &args);
+}
+
 static int scale(const modeli_run *run, const void *source, void *target)
 {
     return modeli_scale_rows(run->self, run->stream, modeli_rows(run->self),

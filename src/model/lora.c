@@ -240,32 +240,6 @@ static bool next_adapter(const modeli_run *run, const modeli_layer *layer, uint3
     return true;
 }
 
-static int multiply(const struct lora_run *of, const modeli_matrix *by, enum modeli_product which,
-                    const void *a, const void *b, void *c)
-{
-    const modeli_run *run = of->run;
-    return run->self->ops->matmul(by->matmul[which], run->stream, a, b, NULL, c, run->call->temp);
-}
-
-/* target = scale * source, or += if `accumulates`; [N, columns]. */
-static int scale(const struct lora_run *of, uint64_t columns, float by, bool accumulates,
-                 const void *source, uint64_t source_stride, void *target, uint64_t target_stride)
-{
-    const modeli_run *run = of->run;
-    scale_rows_args args = {
-        .type = run->self->type,
-        .rows = modeli_rows(run->self),
-        .columns = columns,
-        .scale = by,
-        .accumulates = accumulates,
-        .source = source,
-        .target = target,
-        .source_stride = source_stride,
-        .target_stride = target_stride,
-    };
-    return run->self->ops->scale_rows(run->self->context, run->stream, &args);
-}
-
 /* Multiplies u or du by alpha / rank, in place. */
 static int scale_small(const struct lora_run *of, void *small)
 {
@@ -274,7 +248,8 @@ static int scale_small(const struct lora_run *of, void *small)
     uint64_t stride = modeli_lora_stride(self);
     if (by == 1.0f)
         return 0;
-    return scale(of, self->spec.lora.rank, by, false, small, stride, small, stride);
+    return modeli_scale_columns(of->run, modeli_rows(self), self->spec.lora.rank, by, false, small,
+                                stride, small, stride);
 }
 
 static int drop(const struct lora_run *of, const void *source, void *target)
@@ -304,7 +279,7 @@ int modeli_lora_inner(const modeli_run *run, const modeli_layer *layer, const vo
     for (uint32_t i = 0; next_adapter(run, layer, &i, &of);) {
         const void *own;
         TRY(own_input(&of, source, &own));
-        TRY(multiply(&of, &of.adapter->inner, MODELI_FORWARD, own, of.a, of.u));
+        TRY(modeli_multiply(run, &of.adapter->inner, MODELI_FORWARD, own, of.a, NULL, of.u));
         TRY(scale_small(&of, of.u));
     }
     return 0;
@@ -316,8 +291,9 @@ int modeli_lora_outer(const modeli_run *run, const modeli_layer *layer, void *ta
     for (uint32_t i = 0; next_adapter(run, layer, &i, &of);) {
         void *delta = modeli_at(run->call->temp, of.at.delta);
         void *columns = modeli_at(target, of.adapter->column * dtype_bytes(run->self->type));
-        TRY(multiply(&of, &of.adapter->outer, MODELI_FORWARD, of.u, of.b, delta));
-        TRY(scale(&of, of.adapter->out, 1, true, delta, of.adapter->out, columns, layer->out));
+        TRY(modeli_multiply(run, &of.adapter->outer, MODELI_FORWARD, of.u, of.b, NULL, delta));
+        TRY(modeli_scale_columns(run, modeli_rows(run->self), of.adapter->out, 1, true, delta,
+                                 of.adapter->out, columns, layer->out));
     }
     return 0;
 }
@@ -335,7 +311,8 @@ static int own_columns(const struct lora_run *of, const void *output_grad, const
     const char *columns =
         (const char *)output_grad + adapter->column * dtype_bytes(run->self->type);
     *own = delta;
-    return scale(of, adapter->out, 1, false, columns, of->layer->out, delta, adapter->out);
+    return modeli_scale_columns(run, modeli_rows(run->self), adapter->out, 1, false, columns,
+                                of->layer->out, delta, adapter->out);
 }
 
 int modeli_lora_weight_grads(const modeli_run *run, const modeli_layer *layer,
@@ -349,13 +326,13 @@ int modeli_lora_weight_grads(const modeli_run *run, const modeli_layer *layer,
         void *small = modeli_at(run->call->temp, of.at.small[place++]);
         float *grads = run->call->grads[1];
         TRY(own_columns(&of, output_grad, &own));
-        TRY(multiply(&of, &of.adapter->outer, gradient, own, of.u,
-                     modeli_grad(grads, of.adapter->b)));
-        TRY(multiply(&of, &of.adapter->outer, MODELI_INPUT_GRAD, own, of.b, small));
+        TRY(modeli_multiply(run, &of.adapter->outer, gradient, own, of.u, NULL,
+                            modeli_grad(grads, of.adapter->b)));
+        TRY(modeli_multiply(run, &of.adapter->outer, MODELI_INPUT_GRAD, own, of.b, NULL, small));
         TRY(scale_small(&of, small));
         TRY(own_input(&of, source, &own)); /* dy is not needed any more */
-        TRY(multiply(&of, &of.adapter->inner, gradient, small, own,
-                     modeli_grad(grads, of.adapter->a)));
+        TRY(modeli_multiply(run, &of.adapter->inner, gradient, small, own, NULL,
+                            modeli_grad(grads, of.adapter->a)));
     }
     return 0;
 }
@@ -368,10 +345,11 @@ int modeli_lora_input_grads(const modeli_run *run, const modeli_layer *layer, vo
         void *small = modeli_at(run->call->temp, of.at.small[place++]);
         void *delta = modeli_at(run->call->temp, of.at.delta);
         uint64_t in = of.adapter->in;
-        TRY(multiply(&of, &of.adapter->inner, MODELI_INPUT_GRAD, small, of.a, delta));
+        TRY(modeli_multiply(run, &of.adapter->inner, MODELI_INPUT_GRAD, small, of.a, NULL, delta));
         if (drops(&of))
             TRY(drop(&of, delta, delta));
-        TRY(scale(&of, in, 1, true, delta, in, input_grad, in));
+        TRY(modeli_scale_columns(run, modeli_rows(run->self), in, 1, true, delta, in, input_grad,
+                                 in));
     }
     return 0;
 }

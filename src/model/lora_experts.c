@@ -153,13 +153,6 @@ modeli_expert_lora modeli_expert_lora_of(const modeli_run *run, const modeli_lay
     return of;
 }
 
-static int multiply(const modeli_expert_lora *of, const modeli_matrix *by,
-                    enum modeli_product which, const void *a, const void *b, void *c)
-{
-    const modeli_run *run = of->run;
-    return run->self->ops->matmul(by->matmul[which], run->stream, a, b, NULL, c, run->call->temp);
-}
-
 static const modeli_matrix *inner_of(const modeli_expert_lora *of, uint32_t size)
 {
     return &modeli_mixture_of(of->layer)->inner[of->matrix][size];
@@ -170,32 +163,14 @@ static const modeli_matrix *outer_of(const modeli_expert_lora *of, uint32_t size
     return &modeli_mixture_of(of->layer)->outer[of->matrix][size];
 }
 
-/* target = scale * source, or += if `accumulates`; [rows, columns]. */
-static int scale(const modeli_expert_lora *of, uint64_t rows, uint64_t columns, float by,
-                 bool accumulates, const void *source, uint64_t source_stride, void *target,
-                 uint64_t target_stride)
-{
-    const modeli_run *run = of->run;
-    scale_rows_args args = {
-        .type = run->self->type,
-        .rows = rows,
-        .columns = columns,
-        .scale = by,
-        .accumulates = accumulates,
-        .source = source,
-        .target = target,
-        .source_stride = source_stride,
-        .target_stride = target_stride,
-    };
-    return run->self->ops->scale_rows(run->self->context, run->stream, &args);
-}
-
 /* Multiplies u or du by alpha / rank. The gaps between its rows change, too. */
 static int scale_small(const modeli_expert_lora *of, uint64_t rows, void *small)
 {
     float by = modeli_lora_scale(of->run->self);
     uint64_t stride = modeli_lora_stride(of->run->self);
-    return by == 1.0f ? 0 : scale(of, rows, stride, by, false, small, stride, small, stride);
+    return by == 1.0f ? 0
+                      : modeli_scale_columns(of->run, rows, stride, by, false, small, stride, small,
+                                             stride);
 }
 
 /* The adapter's columns of what its layer writes, `up` of a shared expert after `gate`. */
@@ -211,9 +186,9 @@ static int own_grad(const modeli_expert_lora *of, uint64_t rows, const void *out
 {
     uint64_t out = out_of(of->layer, of->matrix), all = all_of(of->layer, of->matrix);
     *own = out == all ? output_grad : of->delta;
-    return out == all
-               ? 0
-               : scale(of, rows, out, 1, false, columns_of(of, output_grad), all, of->delta, out);
+    return out == all ? 0
+                      : modeli_scale_columns(of->run, rows, out, 1, false,
+                                             columns_of(of, output_grad), all, of->delta, out);
 }
 
 static bool drops(const modeli_expert_lora *of)
@@ -247,7 +222,7 @@ int modeli_expert_lora_inner(const modeli_expert_lora *of, uint32_t size, uint64
     const modeli_matrix *inner = inner_of(of, size);
     const void *own;
     TRY(own_input(of, at, inner->rows, input, &own));
-    TRY(multiply(of, inner, MODELI_FORWARD, own, of->a, of->u));
+    TRY(modeli_multiply(of->run, inner, MODELI_FORWARD, own, of->a, NULL, of->u));
     return scale_small(of, inner->rows, of->u);
 }
 
@@ -256,9 +231,9 @@ int modeli_expert_lora_outer(const modeli_expert_lora *of, uint32_t size, void *
     if (of->a == NULL)
         return 0;
     const modeli_matrix *outer = outer_of(of, size);
-    TRY(multiply(of, outer, MODELI_FORWARD, of->u, of->b, of->delta));
-    return scale(of, outer->rows, outer->out, 1, true, of->delta, outer->out,
-                 columns_of(of, output), all_of(of->layer, of->matrix));
+    TRY(modeli_multiply(of->run, outer, MODELI_FORWARD, of->u, of->b, NULL, of->delta));
+    return modeli_scale_columns(of->run, outer->rows, outer->out, 1, true, of->delta, outer->out,
+                                columns_of(of, output), all_of(of->layer, of->matrix));
 }
 
 int modeli_expert_lora_input_grad(const modeli_expert_lora *of, uint32_t size, uint64_t at,
@@ -269,12 +244,14 @@ int modeli_expert_lora_input_grad(const modeli_expert_lora *of, uint32_t size, u
     const modeli_matrix *inner = inner_of(of, size);
     const void *own;
     TRY(own_grad(of, inner->rows, output_grad, &own));
-    TRY(multiply(of, outer_of(of, size), MODELI_INPUT_GRAD, own, of->b, of->u_grad));
+    TRY(modeli_multiply(of->run, outer_of(of, size), MODELI_INPUT_GRAD, own, of->b, NULL,
+                        of->u_grad));
     TRY(scale_small(of, inner->rows, of->u_grad));
-    TRY(multiply(of, inner, MODELI_INPUT_GRAD, of->u_grad, of->a, of->delta));
+    TRY(modeli_multiply(of->run, inner, MODELI_INPUT_GRAD, of->u_grad, of->a, NULL, of->delta));
     if (drops(of))
         TRY(drop(of, at, inner->rows, of->delta, of->delta));
-    return scale(of, inner->rows, inner->in, 1, true, of->delta, inner->in, input_grad, inner->in);
+    return modeli_scale_columns(of->run, inner->rows, inner->in, 1, true, of->delta, inner->in,
+                                input_grad, inner->in);
 }
 
 int modeli_expert_lora_grads(const modeli_expert_lora *of, uint32_t size, uint64_t at,
@@ -286,9 +263,9 @@ int modeli_expert_lora_grads(const modeli_expert_lora *of, uint32_t size, uint64
     if (of->a_grad == NULL)
         return 0;
     TRY(own_grad(of, inner->rows, output_grad, &own));
-    TRY(multiply(of, outer_of(of, size), product, own, of->u, of->b_grad));
+    TRY(modeli_multiply(of->run, outer_of(of, size), product, own, of->u, NULL, of->b_grad));
     TRY(own_input(of, at, inner->rows, input, &own)); /* dy is not needed any more */
-    return multiply(of, inner, product, of->u_grad, own, of->a_grad);
+    return modeli_multiply(of->run, inner, product, of->u_grad, own, NULL, of->a_grad);
 }
 
 int modeli_expert_lora_clear(const modeli_expert_lora *of)

@@ -194,10 +194,6 @@ static inline bool modeli_is_windowed(const model *self, uint64_t block)
     return pattern[block % strlen(pattern)] == 'w';
 }
 
-/* The window of a block's attention: layer_attention.c. 0: there is none, or it is as wide as a
- * sequence. */
-uint64_t modeli_window_of(const model *self, uint64_t block);
-
 enum { MODELI_HEAD_DIM_MAX = 256, MODELI_CHUNK_ROWS_MIN = 64 };
 
 /* check_spec.c: as model_create says of its spec; and, when it is complete, what the tables of
@@ -408,9 +404,8 @@ int modeli_expert_lora_grads(const modeli_expert_lora *of, uint32_t size, uint64
                              const void *input) MUST_CHECK;
 int modeli_expert_lora_clear(const modeli_expert_lora *of) MUST_CHECK;
 
-/* The activation between the matrices of a feed-forward part: layer_gate.c. */
-enum activation_kind modeli_activation_of(const model *self);
-/* Checks the limit of the family's gate, and fills it in if it has one. */
+/* The gate of a feed-forward part: layer_gate.c. This checks the limit of the family's gate, and
+ * fills it in if it has one. */
 int modeli_check_gate(model_spec *spec) MUST_CHECK;
 activation_args modeli_activation_args(const model *self, uint64_t rows, uint64_t features,
                                        const void *input);
@@ -444,8 +439,6 @@ modeli_routing modeli_routing_of(const modeli_layer *layer);
 const modeli_layer *modeli_router_of(const modeli_list *list);
 uint32_t modeli_first_router(const model *self);  /* the first stage with one */
 uint64_t modeli_slot_multiple(const model *self); /* modeli_routing.multiple */
-/* The value that the layer's router wrote. */
-void *modeli_routed(const modeli_run *run, const modeli_layer *layer);
 uint64_t modeli_choices_of(const modeli_layer *layer); /* K of a layer of experts */
 /* The probability that a token chooses none of `count` experts, if all choices are equally likely;
  * 0 for the shared expert. */

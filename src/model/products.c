@@ -259,3 +259,9 @@ void modeli_release_products(model *self)
     self->ops = NULL;
     self->context = NULL;
 }
+
+int modeli_multiply(const modeli_run *run, const modeli_matrix *by, enum modeli_product which,
+                    const void *a, const void *b, const void *bias, void *c)
+{
+    return run->self->ops->matmul(by->matmul[which], run->stream, a, b, bias, c, run->call->temp);
+}

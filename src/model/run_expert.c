@@ -50,15 +50,6 @@ static void *room_at(const modeli_experts_run *of, uint64_t offset)
     return modeli_at(of->run->call->temp, offset);
 }
 
-/* `bias`: of a forward; else NULL. */
-static int multiply(const modeli_experts_run *of, const modeli_matrix *by,
-                    enum modeli_product which, const void *a, const void *b, const void *bias,
-                    void *c)
-{
-    const modeli_run *run = of->run;
-    return run->self->ops->matmul(by->matmul[which], run->stream, a, b, bias, c, run->call->temp);
-}
-
 /* The gradients of a matrix and of its bias, from that of what they made. */
 static int add_grads(const modeli_experts_run *of, const modeli_matrix *by,
                      enum modeli_product which, const void *output_grad, const void *input,
@@ -66,7 +57,7 @@ static int add_grads(const modeli_experts_run *of, const modeli_matrix *by,
 {
     const model *self = of->run->self;
     if (grad != NULL)
-        TRY(multiply(of, by, which, output_grad, input, NULL, grad));
+        TRY(modeli_multiply(of->run, by, which, output_grad, input, NULL, grad));
     if (bias_grad == NULL)
         return 0;
     return self->ops->bias_backward(self->context, of->run->stream, self->type, by->rows, by->out,
@@ -116,8 +107,8 @@ static int run_up(const modeli_experts_run *of, const experts_rows_args *rows, u
     gate.output = room_at(of, of->at.gated);
     if (!of->parcel)
         TRY(gather(of, rows, modeli_value_at(of->run, of->layer->reads[0]), of->at.inputs));
-    TRY(multiply(of, &of->by->up[size], MODELI_FORWARD, inputs, of->up, of->up_bias,
-                 room_at(of, of->at.up)));
+    TRY(modeli_multiply(of->run, &of->by->up[size], MODELI_FORWARD, inputs, of->up, of->up_bias,
+                        room_at(of, of->at.up)));
     for (uint32_t i = 0; i < of->up_count; i++) {
         TRY(modeli_expert_lora_inner(&of->up_lora[i], size, rows->slot_begin, inputs));
         TRY(modeli_expert_lora_outer(&of->up_lora[i], size, room_at(of, of->at.up)));
@@ -131,8 +122,8 @@ static int forward_block(const modeli_experts_run *of, const experts_rows_args *
     experts_rows_args args = *rows;
     args.slot_rows = outputs_of(of, rows);
     TRY(run_up(of, rows, size));
-    TRY(multiply(of, &of->by->down[size], MODELI_FORWARD, room_at(of, of->at.gated), of->down,
-                 of->down_bias, args.slot_rows));
+    TRY(modeli_multiply(of->run, &of->by->down[size], MODELI_FORWARD, room_at(of, of->at.gated),
+                        of->down, of->down_bias, args.slot_rows));
     TRY(modeli_expert_lora_inner(&of->down_lora, size, rows->slot_begin,
                                  room_at(of, of->at.gated)));
     TRY(modeli_expert_lora_outer(&of->down_lora, size, args.slot_rows));
@@ -183,7 +174,7 @@ static int backward_block(const modeli_experts_run *of, const experts_rows_args 
     TRY(run_up(of, rows, size));
     if (!of->parcel)
         TRY(gather(of, rows, modeli_at_spot(of->run, of->layer->output_grad), of->at.outputs));
-    TRY(multiply(of, down, MODELI_INPUT_GRAD, outputs, of->down, NULL, gated_grad));
+    TRY(modeli_multiply(of->run, down, MODELI_INPUT_GRAD, outputs, of->down, NULL, gated_grad));
     TRY(modeli_expert_lora_inner(&of->down_lora, size, rows->slot_begin,
                                  room_at(of, of->at.gated)));
     TRY(modeli_expert_lora_input_grad(&of->down_lora, size, rows->slot_begin, outputs, gated_grad));
@@ -196,7 +187,7 @@ static int backward_block(const modeli_experts_run *of, const experts_rows_args 
     gate.input_grad = up_grad;
     TRY(self->ops->activation_backward(self->context, of->run->stream, &gate));
     TRY(add_grads(of, up, product, up_grad, inputs, of->up_grad, of->up_bias_grad));
-    TRY(multiply(of, up, MODELI_INPUT_GRAD, up_grad, of->up, NULL, outputs));
+    TRY(modeli_multiply(of->run, up, MODELI_INPUT_GRAD, up_grad, of->up, NULL, outputs));
     for (uint32_t i = 0; i < of->up_count; i++) {
         TRY(modeli_expert_lora_input_grad(&of->up_lora[i], size, rows->slot_begin, up_grad,
                                           outputs));

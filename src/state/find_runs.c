@@ -256,7 +256,7 @@ static int each_directory(search *self, const char *directory, unsigned depth,
     struct stat status;
     DIR *entries = opendir(directory);
     if (!entries)
-        return err_set(ERR_INPUT, "cannot look into %s: %s", directory, strerror(errno));
+        return file_cannot_look_into(directory);
     int rc = 0;
     for (const struct dirent *entry; rc == 0 && (entry = readdir(entries));) {
         const char *name = entry->d_name;

@@ -164,7 +164,7 @@ static int take_path(state_removal *self, const char *path)
     snprintf(self->path, sizeof self->path, "%s", whole);
     TRY(file_join(self->state, sizeof self->state, whole, "state"));
     if (!state_is_run(whole) && access(self->state, X_OK) != 0 && errno == EACCES)
-        return err_set(ERR_INPUT, "cannot look into %s: %s", path, strerror(errno));
+        return file_cannot_look_into(path);
     if (!state_is_run(whole))
         return err_set(ERR_INPUT, "%s is no run directory: it has no manifest in \"state\"", path);
     if (statei_is_link(self->state))

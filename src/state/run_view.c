@@ -104,7 +104,7 @@ static int find_state(const char *run_dir, char state_path[FILE_PATH_BYTES])
         return err_set(ERR_INPUT, "the path of the run is too long: %.200s...", run_dir);
     bool is_there = stat(state_path, &status) == 0;
     if (!is_there && errno == EACCES)
-        return err_set(ERR_INPUT, "cannot look into %s: %s", run_dir, strerror(errno));
+        return file_cannot_look_into(run_dir);
     if (!is_there || !S_ISDIR(status.st_mode))
         return err_set(ERR_INPUT, "%s is no run directory: it has no directory \"state\"", run_dir);
     return 0;

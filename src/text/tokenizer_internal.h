@@ -350,8 +350,6 @@ uint32_t toki_decode(const char *text, size_t *bytes); /* one character of valid
 int toki_text_valid(const char *text, size_t bytes, toki_bytes *copy, const char **out,
                     size_t *out_bytes) MUST_CHECK;
 int toki_append(toki_bytes *self, const void *text, size_t bytes) MUST_CHECK;
-/* The number of leading ASCII bytes. */
-size_t toki_ascii_run(const char *text, size_t bytes);
 /* Makes a bit set; bit c is 1 if the form keeps the character c, whatever is before it, and c
  * begins a cluster. */
 int toki_steady_make(enum toki_form form, uint8_t **out) MUST_CHECK;

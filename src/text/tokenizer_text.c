@@ -167,7 +167,7 @@ bool toki_is_space(uint32_t character)
 }
 
 /* The number of leading ASCII bytes; long runs are counted in steps of eight. */
-size_t toki_ascii_run(const char *text, size_t bytes)
+static size_t ascii_run(const char *text, size_t bytes)
 {
     size_t at = 0;
     for (; at + 8 <= bytes; at += 8) {
@@ -212,7 +212,7 @@ int toki_text_valid(const char *text, size_t bytes, toki_bytes *copy, const char
     size_t at = 0, taken = 0;
     copy->count = 0;
     while (at < bytes) {
-        at += toki_ascii_run(text + at, bytes - at);
+        at += ascii_run(text + at, bytes - at);
         if (at == bytes)
             break;
         int length = utf8_character(text + at, bytes - at);
@@ -263,7 +263,7 @@ int toki_text_shadow(const char *text, size_t bytes, toki_bytes *copy, const cha
     pthread_once(&three_bytes_once, make_three_bytes);
     bool is_copied = false;
     for (size_t at = 0; at < bytes;) {
-        at += toki_ascii_run(text + at, bytes - at);
+        at += ascii_run(text + at, bytes - at);
         if (at == bytes)
             break;
         size_t step;
@@ -365,7 +365,7 @@ int toki_text_normal(enum toki_form form, const uint8_t *steady, const char *tex
     size_t previous = 0; /* where the last steady character began */
     copy->count = 0;
     for (size_t at = 0; at < bytes;) {
-        size_t run = toki_ascii_run(text + at, bytes - at), step;
+        size_t run = ascii_run(text + at, bytes - at), step;
         if (run) {
             at += run;
             previous = at - 1;
