@@ -3,14 +3,16 @@
 # simulated GPU (tests/cuda/simulated_gpu.cmake), which takes the global property SLUICE_KERNELS_CUDA_SOURCES
 # and has its own stand-in for library.c.
 set(kernels_cuda_names
-    context.c backend_ops.c matmul_ops.c matmul_choice.c matmul_cublas.c attention_ops.c attention_own.c rows_ops.c rows_sparse.c
-    rows_experts_ops.c update.c
-    matmul_plain.cu rows_norm.cu rows_head_norm.cu rows_point.cu rows_activation.cu rows_embedding.cu rows_loss.cu
-    rows_experts.cu rows_heads.cu rows_router.cu rows_stored.cu update_adam.cu
-    update_adam_state.cu
-    update_sums.cu attention_forward.cu attention_key_grad.cu attention_query_grad.cu
-    attention_fp32.cu attention_compare.cu attention_cached.cu)
-set(kernels_cudnn_names attention_cudnn.c cudnn_graph.c cudnn_library.c)
+    context.c backend_ops.c
+    attention/attention_ops.c attention/attention_own.c attention/attention_cached.cu attention/attention_compare.cu
+    attention/attention_forward.cu attention/attention_fp32.cu attention/attention_key_grad.cu
+    attention/attention_query_grad.cu
+    matmul/matmul_choice.c matmul/matmul_cublas.c matmul/matmul_ops.c matmul/matmul_plain.cu
+    rows/rows_experts_ops.c rows/rows_ops.c rows/rows_sparse.c rows/rows_activation.cu rows/rows_embedding.cu
+    rows/rows_experts.cu rows/rows_head_norm.cu rows/rows_heads.cu rows/rows_loss.cu rows/rows_norm.cu rows/rows_point.cu
+    rows/rows_router.cu rows/rows_stored.cu
+    update/update.c update/update_adam.cu update/update_adam_state.cu update/update_sums.cu)
+set(kernels_cudnn_names attention/attention_cudnn.c attention/cudnn_graph.c attention/cudnn_library.c)
 list(TRANSFORM kernels_cuda_names PREPEND ${CMAKE_CURRENT_LIST_DIR}/cuda/
      OUTPUT_VARIABLE kernels_cuda_sources)
 list(TRANSFORM kernels_cudnn_names PREPEND ${CMAKE_CURRENT_LIST_DIR}/cuda/
@@ -35,7 +37,7 @@ if(SLUICE_CUDA_FOUND)
         set_property(GLOBAL PROPERTY SLUICE_KERNELS_CUDNN_SOURCES ${kernels_cudnn_sources})
         message(STATUS "cuDNN's header: ${CUDNN_INCLUDE_DIR}")
     else()
-        target_sources(kernels_cuda PRIVATE cuda/attention_cudnn_absent.c)
+        target_sources(kernels_cuda PRIVATE cuda/attention/attention_cudnn_absent.c)
         message(STATUS "cuDNN's header of 9.8 or later: not found; attention by Sluice's own kernels")
     endif()
     set(KERNELS_GPU kernels_cuda CACHE INTERNAL "the object library of the GPU backend")

@@ -6,7 +6,7 @@
 set -eu
 nvcc=$1 source=$2 out=$3
 "$nvcc" -std=c++17 -I"$source" -I"$source/src" -arch=sm_80 -ptx -o "$out/rows_norm.ptx" \
-    "$source/kernels/cuda/rows_norm.cu"
+    "$source/kernels/cuda/rows/rows_norm.cu"
 awk '
     /\.entry/ {
         name = $0

@@ -59,7 +59,7 @@ set(simulated_all_sources ${simulated_sources} ${simulated_cublaslt})
 get_property(cuda_sources GLOBAL PROPERTY SLUICE_KERNELS_CUDA_SOURCES)
 list(FILTER cuda_sources EXCLUDE REGEX "/library\\.c$")
 list(FILTER cuda_sources EXCLUDE REGEX "cudnn")
-foreach(source ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_cudnn_absent.c
+foreach(source ${PROJECT_SOURCE_DIR}/kernels/cuda/attention/attention_cudnn_absent.c
         ${PROJECT_SOURCE_DIR}/tiers/device_cuda.c ${PROJECT_SOURCE_DIR}/tiers/device_graph.c)
     if(EXISTS ${source})
         list(APPEND cuda_sources ${source})

@@ -7,7 +7,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "kernels/cuda/cudnn_internal.h"
+#include "kernels/cuda/attention/cudnn_internal.h"
 #include "tests/fake_cudnn/fake_cudnn.h"
 #include "tests/unit.h"
 

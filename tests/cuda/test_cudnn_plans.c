@@ -5,7 +5,7 @@
  * absent or describes devices otherwise. The argument is the GPU. */
 #include <dlfcn.h>
 
-#include "kernels/cuda/cudnn_internal.h"
+#include "kernels/cuda/attention/cudnn_internal.h"
 #include "tests/unit.h"
 
 struct gpu {
