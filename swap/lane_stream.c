@@ -1,4 +1,4 @@
-/* The lanes of a GPU as streams. See lane_stream.h.
+/* The lanes of a GPU as streams: submitting and polling. See lane_stream.h.
  *
  *   stream_submit ─► wait_for_others ─► events around the work ─► signal stream: post_completion
  *   post_completion (a thread of the driver) ─► count of the stream's finished ops, eventfd
@@ -24,89 +24,14 @@
  * Work that config.watch failed for still runs to its end, so post_completion is called for it. */
 #include <assert.h>
 #include <errno.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <stdio.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/mem.h"
 #include "base/size.h"
-#include "swap/lane_stream.h"
+#include "swap/lane_stream_internal.h"
 #include "swap/program_internal.h"
-#include "swap/stream_clock.h"
-#include "swap/stream_graphs.h"
-
-enum { WATCH_SECONDS = 1 /* how often the timer makes poll check the GPU */ };
-
-static const char tag[] = "gpu lanes";
-
-/* Everything that post_completion uses. It is not part of the lane, because the lane may be freed
- * while the driver of a failed GPU is still in a call of post_completion. */
-struct mailbox {
-    atomic_uint_least64_t finished_count;
-    int news_fd; /* the lane's */
-};
-typedef struct mailbox mailbox;
-
-/* One call of post_completion posts this: so many of the stream's ops are complete. */
-struct note {
-    mailbox *box;
-    uint64_t count;
-};
-typedef struct note note;
-
-/* A place of the ring: an op in flight, or free. */
-struct flight {
-    lane_request *request;
-    device_event *start; /* timed; NULL unless config.is_timed */
-    device_event *end;
-    bool has_end; /* `end` is recorded for this op */
-    uint64_t submitted_ns;
-    note *posted; /* used if the op reports */
-};
-typedef struct flight flight;
-
-/* One lane kind. */
-struct gpu_stream {
-    device_stream *work;
-    device_stream *signal; /* runs only post_completion, after the end events of `work` */
-    flight *ring;          /* [depth]; op n of the stream is at n % depth */
-    uint64_t submitted_count;
-    uint64_t reported_count; /* ops up to the latest one whose completion will be posted */
-    uint64_t polled_count;
-    mailbox *box;
-    uint64_t last_end_ns; /* of the last op polled */
-};
-typedef struct gpu_stream gpu_stream;
-
-struct lane_stream {
-    lane base; /* first: a lane * is a lane_stream * */
-    lane_stream_config config;
-    gpu_stream streams[LANE_COUNT];
-    mailbox *boxes; /* [LANE_COUNT], followed by the notes of all places of all rings */
-    int epoll_fd;   /* what event_fd returns; watches the two below */
-    int news_fd;    /* eventfd, written by post_completion */
-    int timer_fd;   /* always runs: starting and stopping it would cost two calls per op */
-    bool dead;      /* the GPU has failed: nothing in flight comes back */
-    bool is_finish_failed;
-    bool is_idle;            /* no op has come back since the timer last woke poll */
-    err_record error;        /* the first */
-    stream_graphs *prepared; /* [prepared_count] the programs of lane_stream_prepare */
-    uint32_t prepared_count;
-    stream_clock clock; /* if config.is_timed */
-};
-typedef struct lane_stream lane_stream;
-
-static_assert(offsetof(lane_stream, base) == 0, "a lane_stream starts with its lane");
-
-static uint32_t in_flight(const gpu_stream *stream)
-{
-    return (uint32_t)(stream->submitted_count - stream->polled_count);
-}
 
 static flight *flight_at(const lane_stream *self, const gpu_stream *stream, uint64_t number)
 {
@@ -291,7 +216,7 @@ static int report_all(lane_stream *self)
 {
     for (int kind = 0; kind < LANE_COUNT; kind++) {
         gpu_stream *stream = &self->streams[kind];
-        if (stream->reported_count < stream->submitted_count && in_flight(stream) > 0)
+        if (stream->reported_count < stream->submitted_count && swapi_in_flight(stream) > 0)
             TRY(report(self, stream, flight_at(self, stream, stream->submitted_count - 1),
                        stream->submitted_count));
     }
@@ -315,7 +240,7 @@ static int check_gpu(lane_stream *self)
     }
     for (int kind = 0; rc < 0 && kind < LANE_COUNT; kind++) {
         const gpu_stream *stream = &self->streams[kind];
-        if (in_flight(stream) == 0)
+        if (swapi_in_flight(stream) == 0)
             continue;
         const lane_request *request = flight_at(self, stream, stream->polled_count)->request;
         length += (size_t)snprintf(suspects + length, sizeof suspects - length, "%s%s",
@@ -338,7 +263,7 @@ static int keep_refusal(lane_stream *self, int code)
     return keep_error(self, rc < 0 ? rc : err_restore(&first));
 }
 
-static int stream_submit(lane *base, lane_request *request)
+int swapi_stream_submit(lane *base, lane_request *request)
 {
     lane_stream *self = (lane_stream *)base;
     gpu_stream *stream = &self->streams[request->item->lane];
@@ -349,7 +274,7 @@ static int stream_submit(lane *base, lane_request *request)
         err_restore(&self->error);
         return err_prefix(ERR_POISONED, "lane gpu: refused, an op failed before");
     }
-    uint32_t count = in_flight(stream);
+    uint32_t count = swapi_in_flight(stream);
     if (count == self->config.depth)
         return err_set(-EAGAIN, "lane gpu: all %u ops of lane %s are in flight", count,
                        lane_kind_name((enum lane_kind)request->item->lane));
@@ -422,7 +347,7 @@ static int collect(lane_stream *self, lane_request **done, size_t max)
     return (int)count;
 }
 
-static int stream_poll(lane *base, lane_request **done, size_t max)
+int swapi_stream_poll(lane *base, lane_request **done, size_t max)
 {
     lane_stream *self = (lane_stream *)base;
     if (self->dead)
@@ -444,199 +369,4 @@ static int stream_poll(lane *base, lane_request **done, size_t max)
         keep_error(self, count);
     }
     return count;
-}
-
-static int stream_event_fd(const lane *base)
-{
-    return ((const lane_stream *)base)->epoll_fd;
-}
-
-static const err_record *stream_error(const lane *base)
-{
-    return &((const lane_stream *)base)->error;
-}
-
-/* --- programs made ready ---------------------------------------------------------------------- */
-
-int lane_stream_prepare(lane *base, const program *const *programs, uint32_t count,
-                        const lane_stream_graphs *graphs)
-{
-    lane_stream *self = (lane_stream *)base;
-    stream_plan_config config = {.serves = self->config.serves,
-                                 .may_replay = graphs->bytes_max > 0 ? graphs->may_replay : NULL,
-                                 .user = self->config.user,
-                                 .only_single = self->config.is_timed};
-    stream_capture how = {.gpu = self->config.gpu,
-                          .stream = self->streams[LANE_COMPUTE].work,
-                          .enqueue = self->config.enqueue,
-                          .user = self->config.user,
-                          .bytes_max = graphs->bytes_max};
-    assert(!self->prepared);
-    self->prepared = mem_alloc(count, sizeof *self->prepared, tag);
-    if (!self->prepared)
-        return -ENOMEM;
-    TRY(device_free_bytes(self->config.gpu, &how.free_bytes_before));
-    for (uint32_t i = 0; i < count; i++) {
-        TRY(stream_graphs_init(&self->prepared[i], programs[i], &config, &how));
-        self->prepared_count++;
-        if (self->prepared[i].is_refused)
-            config.may_replay = NULL;
-    }
-    return 0;
-}
-
-/* --- creation --------------------------------------------------------------------------------- */
-
-/* Waits for the streams, so that no work touches the arenas and no function is called later. If the
- * GPU has failed, waiting fails at once, no work runs and no function is called any more. But one
- * function may still be running: for it the mailboxes and their descriptor stay. */
-static void stream_destroy(lane *base)
-{
-    if (!base)
-        return;
-    lane_stream *self = (lane_stream *)base;
-    int rc = 0;
-    for (int kind = 0; kind < LANE_COUNT; kind++) {
-        gpu_stream *stream = &self->streams[kind];
-        assert(self->dead || in_flight(stream) == 0);
-        if (stream->work)
-            TRY_KEEP(rc, device_synchronize(self->config.gpu, stream->work));
-        if (stream->signal)
-            TRY_KEEP(rc, device_synchronize(self->config.gpu, stream->signal));
-        mem_free(stream->ring);
-    }
-    for (uint32_t i = 0; i < self->prepared_count; i++)
-        stream_graphs_fini(&self->prepared[i], self->config.gpu);
-    mem_free(self->prepared);
-    if (self->epoll_fd >= 0)
-        close(self->epoll_fd);
-    if (self->timer_fd >= 0)
-        close(self->timer_fd);
-    if (rc == 0 && self->news_fd >= 0)
-        close(self->news_fd);
-    if (rc == 0)
-        mem_free(self->boxes);
-    mem_free(self);
-}
-
-static const struct lane_ops stream_ops = {
-    .name = "gpu",
-    .submit = stream_submit,
-    .poll = stream_poll,
-    .event_fd = stream_event_fd,
-    .error = stream_error,
-    .destroy = stream_destroy,
-};
-
-static int make_stream(lane_stream *self, int kind)
-{
-    device *gpu = self->config.gpu;
-    gpu_stream *stream = &self->streams[kind];
-    note *notes = (note *)(self->boxes + LANE_COUNT) + (size_t)kind * self->config.depth;
-    stream->box = &self->boxes[kind];
-    stream->box->news_fd = self->news_fd;
-    stream->last_end_ns = clock_ns();
-    stream->ring = mem_alloc(self->config.depth, sizeof *stream->ring, tag);
-    if (!stream->ring)
-        return -ENOMEM;
-    /* The streams that feed the compute lane have priority, if the GPU can choose. */
-    TRY(device_stream_create(gpu, kind != LANE_COMPUTE, &stream->work));
-    TRY(device_stream_create(gpu, true, &stream->signal));
-    for (uint32_t i = 0; i < self->config.depth; i++) {
-        flight *place = &stream->ring[i];
-        notes[i].box = stream->box;
-        place->posted = &notes[i];
-        if (self->config.is_timed)
-            TRY(device_event_create(gpu, true, &place->start));
-        TRY(device_event_create(gpu, self->config.is_timed, &place->end));
-    }
-    return 0;
-}
-
-static int watch(lane_stream *self, int fd)
-{
-    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
-    if (epoll_ctl(self->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0)
-        return err_errno(errno, "lane gpu: watching descriptor %d", fd);
-    return 0;
-}
-
-static int make_descriptors(lane_stream *self)
-{
-    self->news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (self->news_fd < 0)
-        return err_errno(errno, "lane gpu: making its eventfd");
-    self->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-    if (self->timer_fd < 0)
-        return err_errno(errno, "lane gpu: making its timer");
-    struct itimerspec period = {.it_interval.tv_sec = WATCH_SECONDS,
-                                .it_value.tv_sec = WATCH_SECONDS};
-    if (timerfd_settime(self->timer_fd, 0, &period, NULL) < 0)
-        return err_errno(errno, "lane gpu: starting its timer");
-    self->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (self->epoll_fd < 0)
-        return err_errno(errno, "lane gpu: making its epoll set");
-    TRY(watch(self, self->news_fd));
-    return watch(self, self->timer_fd);
-}
-
-static int make_parts(lane_stream *self)
-{
-    TRY(make_descriptors(self));
-    self->boxes =
-        mem_alloc(1, LANE_COUNT * (sizeof(mailbox) + self->config.depth * sizeof(note)), tag);
-    if (!self->boxes)
-        return -ENOMEM;
-    for (int kind = 0; kind < LANE_COUNT; kind++)
-        if (self->config.serves[kind])
-            TRY(make_stream(self, kind));
-    return self->config.is_timed ? stream_clock_start(&self->clock, self->config.gpu) : 0;
-}
-
-static int check_config(const lane_stream_config *config)
-{
-    bool serves_any = false, serves_copies = false, serves_others = false;
-    for (int kind = 0; kind < LANE_COUNT; kind++) {
-        bool is_copy = kind == LANE_H2D || kind == LANE_D2H;
-        if (config->serves[kind] && !swapi_lane_is_chain((uint8_t)kind))
-            return err_set(-EINVAL, "gpu lanes: lane %s does not complete in order",
-                           lane_kind_name((enum lane_kind)kind));
-        serves_any |= config->serves[kind];
-        serves_copies |= config->serves[kind] && is_copy;
-        serves_others |= config->serves[kind] && !is_copy;
-    }
-    if (!config->gpu || config->depth == 0 || !serves_any)
-        return err_set(-EINVAL, "gpu lanes: need a device, a depth and a lane to serve");
-    if (serves_copies && (!config->arena_base[TIER_DEVICE] || !config->arena_base[TIER_HOST]))
-        return err_set(-EINVAL, "gpu lanes: copies need both arenas");
-    if (serves_others && !config->enqueue)
-        return err_set(-EINVAL, "gpu lanes: kernels need a callback that enqueues them");
-    return 0;
-}
-
-int lane_stream_create(const lane_stream_config *config, lane **out)
-{
-    *out = NULL;
-    TRY(check_config(config));
-    lane_stream *self = mem_alloc(1, sizeof *self, tag);
-    if (!self)
-        return -ENOMEM;
-    self->config = *config;
-    self->base =
-        (lane){.ops = &stream_ops, .depth = config->depth, .in_order = 1, .owner = config->owner};
-    self->epoll_fd = self->news_fd = self->timer_fd = -1;
-    int rc = make_parts(self);
-    if (rc < 0) {
-        err_record first;
-        err_save(&first, rc);
-        stream_destroy(&self->base);
-        return err_restore(&first);
-    }
-    *out = &self->base;
-    return 0;
-}
-
-device_stream *lane_stream_of(const lane *base, enum lane_kind kind)
-{
-    return ((const lane_stream *)base)->streams[kind].work;
 }
