@@ -80,28 +80,11 @@ if(cudnn_sources AND TARGET sluice_kernels_reference)
     endif()
 endif()
 
-# The GPU as a tier.
-sluice_gpu_test(test_gpu_device PARTS device LIBS sluice_base TIMEOUT 60)
-
 # The CUDA backend's embedding; test_gpu_embedding_large has more than 2^31 elements.
 if(TARGET sluice_kernels_reference)
     sluice_gpu_test(test_gpu_embedding PARTS rows LIBS sluice_kernels_reference)
 endif()
 sluice_gpu_test(test_gpu_embedding_large PARTS rows)
-
-# The lanes of a GPU, under the executor. The simulated runtime is linked after its callers and before CUDA's.
-sluice_gpu_test(test_gpu_lanes SOURCES cuda/test_gpu_lanes.c cuda/gpu_lanes_rig.c PARTS device runtime
-                LIBS swap_fixture sluice_swap sluice_executor sluice_program sluice_base
-                INSTANCES order refusals clock faults TIMEOUT 60)
-if(TARGET test_gpu_lanes)
-    target_sources(test_gpu_lanes PRIVATE cuda/gpu_lanes_break.cu)
-endif()
-# The comm lane of a GPU: a watched stream, or a worker of the host.
-sluice_gpu_test(test_gpu_lanes_comm SOURCES cuda/test_gpu_lanes_comm.c cuda/gpu_lanes_rig.c PARTS device runtime
-                LIBS swap_fixture sluice_swap sluice_executor sluice_program sluice_base TIMEOUT 60)
-if(TARGET test_gpu_lanes_comm) # gpu_rig_break, which this test does not call
-    target_sources(test_gpu_lanes_comm PRIVATE cuda/gpu_lanes_break.cu)
-endif()
 
 # The CUDA backend's softmax cross-entropy.
 if(TARGET sluice_kernels_reference)
@@ -129,25 +112,6 @@ if(SLUICE_CUDA_FOUND)
     set_tests_properties(cuda_packs PROPERTIES LABELS cpu TIMEOUT 120)
 endif()
 
-# Several ranks on a GPU through the whole engine, as forked processes; on NCCL if it was compiled, with its
-# stand-in on the simulated GPU. Several ranks on NCCL need one GPU each, so `nccl` runs on the simulated GPU
-# alone.
-if(TARGET train_fixture AND TARGET comm_fixture AND NOT SLUICE_SANITIZE)
-    sluice_gpu_test(test_gpu_ranks WHOLE SOURCES cuda/test_gpu_ranks.c cuda/gpu_ranks_owned.c cuda/gpu_ranks_rig.c
-                    LIBS train_fixture comm_fixture TIMEOUT 300
-                    INSTANCES stages owned placements one-on-nccl killed sampled memory)
-    gpu_test_lines(test_gpu_ranks_simulated test_gpu_ranks.simulated cpu 300 broken)
-    if(TARGET fake_nccl)
-        target_sources(test_gpu_ranks_simulated PRIVATE $<TARGET_OBJECTS:fake_nccl>)
-        target_compile_definitions(test_gpu_ranks_simulated PRIVATE GPU_RANKS_FAKE_NCCL)
-        gpu_test_lines(test_gpu_ranks_simulated test_gpu_ranks.simulated cpu 300 nccl owned-nccl)
-    endif()
-    get_property(gpu_ranks_tests DIRECTORY PROPERTY TESTS)
-    list(FILTER gpu_ranks_tests INCLUDE REGEX "^test_gpu_ranks\\.simulated")
-    set_property(TEST ${gpu_ranks_tests} APPEND PROPERTY ENVIRONMENT
-                 SLUICE_SIMULATED_GPU_DELAY_US=10)
-endif()
-
 # The dense row ops of the CUDA backend (norms, bias gradients, rope, activations, add, convert, zero)
 # against the reference backend.
 if(TARGET sluice_kernels_reference)
@@ -170,40 +134,6 @@ endforeach()
 sluice_gpu_test(test_gpu_simulation_runtime PARTS base SIMULATED_ONLY TIMEOUT 60)
 # Shared by the tests of the GPU.
 sluice_gpu_test(test_gpu_fixture PARTS base SIMULATED_ONLY TIMEOUT 60)
-
-# Collectives of ranks that share a GPU, through host memory.
-if(TARGET comm_fixture)
-    sluice_gpu_test(test_gpu_staged WHOLE LIBS comm_fixture TIMEOUT 60)
-endif()
-
-# Whole runs on a GPU. Under simulation delays are short: a step has thousands of pieces of work.
-if(TARGET train_fixture AND NOT SLUICE_SANITIZE)
-    set(gpu_runs curve-gpt2-fp32 curve-gpt2-bf16 curve-llama-bf16-untied curve-llama-fp32
-        curve-gpt2-fp16 curve-llama-bf16-cut-lion placed-gpt2-bf16 placed-llama-fp16-untied
-        placed-gpt2-fp32-cut-adagrad curve-moe-bf16 placed-moe-fp32 rest-bf16)
-    sluice_gpu_test(test_gpu_train WHOLE LIBS train_fixture TIMEOUT 300 INSTANCES ${gpu_runs})
-    sluice_gpu_test(test_gpu_engine WHOLE SIMULATED_ONLY LIBS train_fixture)
-    sluice_gpu_test(test_gpu_commit WHOLE LIBS train_fixture)
-
-    # The CPU's test of every mode of a step, its jobs on the GPU.
-    set(gpu_modes gpt2-fp16-cut llama-bf16 gpt2-bf16-unclipped llama-fp32-adagrad bert-bf16-cut)
-    sluice_gpu_test(test_gpu_modes WHOLE SOURCES train/test_train_modes.c LIBS train_fixture TIMEOUT 300
-                    INSTANCES ${gpu_modes})
-    # The same for models with units that do not learn.
-    sluice_gpu_test(test_gpu_frozen WHOLE SOURCES train/test_train_frozen.c LIBS train_fixture comm_fixture
-                    TIMEOUT 300)
-    # More of the same: on a GPU they take seconds.
-    set_property(TEST test_gpu_train.simulated.placed-gpt2-bf16 test_gpu_train.simulated.placed-gpt2-fp32-cut-adagrad
-                 test_gpu_modes.simulated.gpt2-bf16-unclipped test_gpu_modes.simulated.llama-fp32-adagrad
-                 test_gpu_modes.simulated.bert-bf16-cut APPEND PROPERTY LABELS slow)
-    get_property(gpu_run_tests DIRECTORY PROPERTY TESTS)
-    set(on_a_gpu ${gpu_run_tests})
-    list(FILTER on_a_gpu INCLUDE REGEX "^test_gpu_(commit$|frozen|modes\\.)")
-    list(FILTER gpu_run_tests INCLUDE REGEX "^test_gpu_(train|engine|commit|modes|frozen)\\.simulated")
-    set_property(TEST ${on_a_gpu} APPEND PROPERTY ENVIRONMENT SLUICE_TEST_BACKEND=cuda)
-    set_property(TEST ${gpu_run_tests} APPEND PROPERTY ENVIRONMENT SLUICE_SIMULATED_GPU_DELAY_US=10
-                 SLUICE_TEST_FEW=1)
-endif()
 
 # The optimizers, gradient close and norm of the CUDA backend against the CPU's, to the bit.
 if(TARGET kernels_adam)

@@ -1,6 +1,6 @@
 /* Ranks that own experts, on a GPU: tests of the groups `owned` and `owned-nccl` of
  * test_gpu_ranks.c. */
-#include "tests/cuda/gpu_ranks_rig.h"
+#include "tests/gpu/gpu_ranks_rig.h"
 #include "tests/unit.h"
 
 static const fixture_model owned_shape = {.family = "mixtral", .layers = 2, .hidden = 64};

@@ -7,7 +7,7 @@
 #include <time.h>
 
 #include "base/log.h"
-#include "tests/cuda/gpu_lanes_rig.h"
+#include "tests/gpu/gpu_lanes_rig.h"
 #include "tests/unit.h"
 
 /* --- on the host ------------------------------------------------------------------------------ */

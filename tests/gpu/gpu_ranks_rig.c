@@ -3,7 +3,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-#include "tests/cuda/gpu_ranks_rig.h"
+#include "tests/gpu/gpu_ranks_rig.h"
 #include "tests/unit.h"
 
 #ifdef GPU_RANKS_FAKE_NCCL

@@ -13,7 +13,7 @@
 #include "infer/infer.h"
 #include "setup/summary.h"
 #include "state/verify.h"
-#include "tests/cuda/gpu_ranks_rig.h"
+#include "tests/gpu/gpu_ranks_rig.h"
 #include "tests/unit.h"
 #include "tiers/device.h"
 
@@ -35,7 +35,7 @@ static void expect_near(const char *what, const fixture_result *got, const fixtu
 
 /* ---- stages ---- */
 
-/* Losses of two backends may differ as far as in tests/cuda/test_gpu_train.c. */
+/* Losses of two backends may differ as far as in tests/gpu/test_gpu_train.c. */
 static void stages_agree(void **state)
 {
     (void)state;

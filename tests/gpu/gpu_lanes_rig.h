@@ -85,4 +85,7 @@ static inline bool is_gpu_lane(uint8_t kind)
     return kind >= LANE_H2D && kind <= LANE_COMPUTE;
 }
 
+/* A program of `count` copies of 4096 bytes to the device. */
+void gpu_rig_copies_program(uint32_t count, program *out);
+
 #endif

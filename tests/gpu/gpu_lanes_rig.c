@@ -5,7 +5,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
-#include "tests/cuda/gpu_lanes_rig.h"
+#include "tests/gpu/gpu_lanes_rig.h"
 #include "tests/unit.h"
 
 #ifdef SLUICE_SIMULATED_GPU
@@ -290,4 +290,18 @@ void gpu_rig_execute_serially(fixture_arenas *arenas, const program *prog, bool 
         else
             (void)fixture_execute(arenas, prog, item);
     }
+}
+
+void gpu_rig_copies_program(uint32_t count, program *out)
+{
+    builder b;
+    builder_init(&b, PROGRAM_STEADY, 65536, 65536, 4096);
+    uint32_t target = builder_home(&b, TIER_DEVICE, 0, 65536);
+    uint32_t source = builder_home(&b, TIER_HOST, 0, 65536);
+    for (uint32_t i = 0; i < count; i++) {
+        builder_op(&b, OP_H2D);
+        builder_use(&b, ROLE_SOURCE, ACCESS_READ, source, 4096 * i, 4096);
+        builder_use(&b, ROLE_TARGET, ACCESS_WRITE, target, 4096 * i, 4096);
+    }
+    builder_finish(&b, out);
 }
