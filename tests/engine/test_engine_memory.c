@@ -124,10 +124,8 @@ static void reserved_is_what_was_planned(void **state)
         fixture_set(&sets, "run.steps=%d", 3);
         if (jobs[i].more)
             fixture_set(&sets, "%s", jobs[i].more);
-        job *asked = fixture_job("reserved", &shape, &sets);
         fixture_call call = {.name = "reserved", .fresh = true};
-        fixture_train(asked, &call, &result);
-        job_destroy(asked);
+        fixture_run("reserved", &shape, &sets, &call, &result);
         if (result.rc < 0)
             fail_msg("%s: %s", jobs[i].name, result.error);
         for (int a = 0; a < TIER_COUNT; a++)
@@ -156,10 +154,8 @@ static void the_seal_counts(void **state)
 {
     (void)state;
     static fixture_result result;
-    job *asked = fixture_job("canary", &shape, NULL);
     fixture_call call = {.name = "canary", .on_step = allocate_in_a_step};
-    fixture_train(asked, &call, &result);
-    job_destroy(asked);
+    fixture_run("canary", &shape, NULL, &call, &result);
     assert_int_equal(result.rc, 0);
     assert_int_equal(result.summary.sealed_alloc_count, 1);
 }

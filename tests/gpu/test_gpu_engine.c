@@ -149,9 +149,7 @@ static void a_run_keeps_its_algorithms(void **state)
     for (int i = 0; i < 2; i++) {
         simulated_gpu_slow_products(i == 0 ? 2000 : 0, i == 0 ? 0 : 2000);
         fixture_call call = {.name = "kept", .stop_after = i == 0 ? 2 : 0, .on_step = note_step};
-        job *asked = fixture_job("kept", &shape, &sets);
-        fixture_train(asked, &call, &result);
-        job_destroy(asked);
+        fixture_run("kept", &shape, &sets, &call, &result);
         assert_int_equal(result.rc, i == 0 ? ERR_STOPPED : 0);
     }
     assert_int_equal(result.summary.weights_hash, whole.summary.weights_hash);

@@ -45,10 +45,8 @@ static fixture_sets place_all(const char *tier)
 
 static void run(const char *name, const fixture_sets *sets, bool fresh, fixture_result *result)
 {
-    job *asked = fixture_job(name, &shape, sets);
     fixture_call call = {.name = name, .fresh = fresh};
-    fixture_train(asked, &call, result);
-    job_destroy(asked);
+    fixture_run(name, &shape, sets, &call, result);
 }
 
 static void assert_nothing_made(const char *name)

@@ -28,22 +28,11 @@ static fixture_sets make_sets(void)
     return sets;
 }
 
-static int run(const char *name, const fixture_sets *sets, const fixture_call *call,
-               fixture_result *result)
-{
-    job *asked = fixture_job(name, &shape, sets);
-    fixture_train(asked, call, result);
-    job_destroy(asked);
-    return result->rc;
-}
-
 /* To the end, with the bits of `whole`. */
 static void goes_on(const fixture_sets *sets, const fixture_result *whole)
 {
     static fixture_result result;
-    fixture_call call = {.name = "parts"};
-    if (run("parts", sets, &call, &result) < 0)
-        fail_msg("%s", result.error);
+    fixture_train_good("parts", &shape, sets, &result);
     assert_true(result.summary.was_resumed);
     fixture_assert_same(whole, &result);
 }
@@ -51,9 +40,7 @@ static void goes_on(const fixture_sets *sets, const fixture_result *whole)
 static void stop_at(const char *name, const fixture_sets *sets, uint64_t step)
 {
     static fixture_result result;
-    fixture_call call = {.name = name, .stop_after = step};
-    if (run(name, sets, &call, &result) != ERR_STOPPED)
-        fail_msg("%s", result.error);
+    fixture_train_stop(name, &shape, sets, step, &result);
 }
 
 /* The only path of that pattern under the fixture's directory. */
@@ -81,8 +68,7 @@ static void copy_run(const char *from, const char *to)
 static void refuses_the_copy(const fixture_sets *sets)
 {
     static fixture_result result;
-    fixture_call call = {.name = "copy"};
-    assert_int_equal(run("copy", sets, &call, &result), ERR_INPUT);
+    assert_int_equal(fixture_run("copy", &shape, sets, NULL, &result), ERR_INPUT);
     if (!strstr(result.error, "--from"))
         fail_msg("%s", result.error);
 }
@@ -137,9 +123,7 @@ static void moved_directory_goes_on(void **state)
     assert_int_equal(rename(fixture_path("moved", NULL), fixture_path("first", NULL)), 0);
     copy_run("first", "parts");
     goes_on(&inside, &whole);
-    fixture_call call = {.name = "first"};
-    if (run("first", &inside, &call, &result) < 0)
-        fail_msg("%s", result.error);
+    fixture_train_good("first", &shape, &inside, &result);
     fixture_assert_same(&whole, &result);
     fixture_remove("first");
     fixture_remove("parts");
@@ -162,9 +146,7 @@ static void renamed_drives_go_on(void **state)
     copy_run("parts", "copy");
     copy_run("a", "c");
     copy_run("b", "d");
-    fixture_call call = {.name = "copy"};
-    if (run("copy", &after, &call, &result) < 0)
-        fail_msg("%s", result.error);
+    fixture_train_good("copy", &shape, &after, &result);
     fixture_assert_same(&whole, &result);
     fixture_remove("copy");
     fixture_remove("c");
@@ -228,7 +210,7 @@ static void fails_at(const fixture_sets *sets, const char *point, int at)
     struct failure failure = {.point = point, .at = at};
     fixture_call call = {.name = NULL};
     failpoint_hook(fail_at, &failure);
-    run("parts", sets, &call, &result);
+    fixture_run("parts", &shape, sets, &call, &result);
     failpoint_hook(NULL, NULL);
     if (result.rc != -EIO)
         fail_msg("%s", result.rc < 0 ? result.error : "it did not fail");
@@ -280,7 +262,7 @@ static void leftovers_stay_while_the_state_is_away(void **state)
     find_one("far/sluice-*", slab);
     assert_int_equal(rename(fixture_path("parts", ".nvme"), fixture_path("away", NULL)), 0);
     fixture_call call = {.name = NULL};
-    assert_int_equal(run("parts", &moved, &call, &result), ERR_INPUT);
+    assert_int_equal(fixture_run("parts", &shape, &moved, &call, &result), ERR_INPUT);
     find_one("far/sluice-*", slab);
     assert_int_equal(rename(fixture_path("away", NULL), fixture_path("parts", ".nvme")), 0);
     goes_on(&moved, &whole);
@@ -352,12 +334,12 @@ static void first_commit_of_a_branch_is_kept(void **state)
     fixture_call call = {.name = NULL, .from = from};
     fixture_sets other = sets;
     fixture_set(&other, "optimizer={\"type\":\"Lion\",\"params\":{\"lr\":1e-4}}");
-    assert_int_equal(run("branch", &other, &call, &result), ERR_INPUT);
+    assert_int_equal(fixture_run("branch", &shape, &other, &call, &result), ERR_INPUT);
     if (!strstr(result.error, "parts was made with other")) /* not "branch" */
         fail_msg("%s", result.error);
     fixture_set(&sets, "run.keep=[4]");
     fixture_set(&sets, "run.commit_every=4");
-    if (run("branch", &sets, &call, &result) < 0)
+    if (fixture_run("branch", &shape, &sets, &call, &result) < 0)
         fail_msg("%s", result.error);
     struct state_inspect_summary seen;
     assert_int_equal(state_inspect(fixture_path("branch", NULL), &seen), 0);
@@ -378,7 +360,7 @@ static void failure_with_one_place_says_so(void **state)
     struct failure failure = {.point = "commit.begin", .at = 1};
     fixture_call call = {.name = NULL};
     failpoint_hook(fail_at, &failure);
-    assert_int_equal(run("parts", &sets, &call, &result), -EIO);
+    assert_int_equal(fixture_run("parts", &shape, &sets, &call, &result), -EIO);
     failpoint_hook(NULL, NULL);
     if (!strstr(result.error, "cannot be resumed"))
         fail_msg("%s", result.error);

@@ -52,11 +52,9 @@ static void run(enum io_fault_kind kind, uint64_t at, fixture_result *result)
     static fixture_sets sets;
     make_sets(&sets);
     struct io_faults faults = {.seed = 1 + at, .at_transfer = at, .at_kind = kind, .stuck_us = 300};
-    job *asked = fixture_job("faulty", &shape, &sets);
     fixture_call call = {
         .name = "faulty", .faults = &faults, .simulates_drives = true, .hashes_nothing = true};
-    fixture_train(asked, &call, result);
-    job_destroy(asked);
+    fixture_run("faulty", &shape, &sets, &call, result);
     fixture_remove("faulty");
 }
 

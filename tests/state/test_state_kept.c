@@ -59,10 +59,8 @@ static void goes_on(const char *dir, const fixture_sets *sets, int step,
     static fixture_result result;
     fixture_sets own = *sets;
     fixture_set(&own, "run.dir=%s", dir);
-    job *asked = fixture_job("copy", &shape, &own);
     fixture_call call = {.name = NULL};
-    fixture_train(asked, &call, &result);
-    job_destroy(asked);
+    fixture_run("copy", &shape, &own, &call, &result);
     if (result.rc < 0)
         fail_msg("%s: %s", dir, result.error);
     assert_true(result.summary.was_resumed);

@@ -30,21 +30,6 @@ static fixture_sets make_sets(const char *tier, const char *update)
     return sets;
 }
 
-static int run(const char *name, const fixture_model *model, const fixture_sets *sets,
-               const fixture_call *call, fixture_result *result)
-{
-    job *asked = fixture_job(name, model, sets);
-    fixture_train(asked, call, result);
-    job_destroy(asked);
-    return result->rc;
-}
-
-static void assert_good(const fixture_result *result)
-{
-    if (result->rc < 0)
-        fail_msg("%s", result->error);
-}
-
 /* Stops after each of `stops` (0 ends the list), then runs to the end. */
 static void stop_and_resume(const fixture_sets *sets, const fixture_result *whole,
                             const uint64_t *stops)
@@ -52,17 +37,14 @@ static void stop_and_resume(const fixture_sets *sets, const fixture_result *whol
     static fixture_result result;
     uint64_t before = 0;
     for (; *stops; stops++) {
-        fixture_call call = {.name = "parts", .stop_after = *stops};
-        assert_int_equal(run("parts", &shape, sets, &call, &result), ERR_STOPPED);
+        fixture_train_stop("parts", &shape, sets, *stops, &result);
         assert_int_equal(result.step_count, *stops);
         assert_int_equal(result.summary.steps_done, *stops - before);
         assert_int_equal(result.summary.was_resumed, before > 0);
         assert_non_null(strstr(result.error, "resume"));
         before = *stops;
     }
-    fixture_call call = {.name = "parts"};
-    run("parts", &shape, sets, &call, &result);
-    assert_good(&result);
+    fixture_train_good("parts", &shape, sets, &result);
     assert_true(result.summary.was_resumed);
     assert_int_equal(result.step_count, STEPS);
     assert_int_equal(result.summary.steps_done, STEPS - before);
@@ -96,11 +78,8 @@ static void evaluation_changes_nothing(void **state)
     fixture_sets sets = make_sets("nvme", "in_next_forward"), evaluated = sets;
     fixture_set(&evaluated, "run.eval_every=3");
     fixture_train_good("whole", &shape, &sets, &whole);
-    fixture_call call = {.name = "parts", .stop_after = 6};
-    assert_int_equal(run("parts", &shape, &evaluated, &call, &result), ERR_STOPPED);
-    call.stop_after = 0;
-    run("parts", &shape, &evaluated, &call, &result);
-    assert_good(&result);
+    fixture_train_stop("parts", &shape, &evaluated, 6, &result);
+    fixture_train_good("parts", &shape, &evaluated, &result);
     assert_true(result.summary.eval_given);
     assert_true(result.summary.eval_loss > 0 && result.summary.eval_loss < 7);
     fixture_assert_same(&whole, &result);
@@ -134,8 +113,7 @@ static void completed_run_goes_on(void **state)
 static void refused(const fixture_model *model, const fixture_sets *sets, const char *words)
 {
     static fixture_result result;
-    fixture_call call = {.name = "parts"};
-    int rc = run("parts", model, sets, &call, &result);
+    int rc = fixture_run("parts", model, sets, NULL, &result);
     if (rc != ERR_INPUT || !strstr(result.error, words))
         fail_msg("expected ERR_INPUT with \"%s\", got %s: %s", words, err_name(rc), result.error);
 }
@@ -167,15 +145,13 @@ static void two_cannot_share_a_run(void **state)
     static fixture_result result;
     fixture_sets sets = make_sets("nvme", "in_next_forward");
     fixture_call call = {.name = "parts", .stop_after = 2, .on_step = look_at_lock};
-    assert_int_equal(run("parts", &shape, &sets, &call, &result), ERR_STOPPED);
+    assert_int_equal(fixture_run("parts", &shape, &sets, &call, &result), ERR_STOPPED);
     assert_true(was_locked);
     int fd = try_lock();
     assert_true(fd >= 0); /* given back */
     refused(&shape, &sets, "in use by another process");
     close(fd);
-    call = (fixture_call){.name = "parts"};
-    run("parts", &shape, &sets, &call, &result);
-    assert_good(&result);
+    fixture_train_good("parts", &shape, &sets, &result);
     assert_int_equal(result.step_count, STEPS);
     fixture_remove("parts");
 }
@@ -186,8 +162,7 @@ static void other_jobs_are_refused(void **state)
     static fixture_result whole, result;
     fixture_sets sets = make_sets("nvme", "in_next_forward");
     fixture_train_good("whole", &shape, &sets, &whole);
-    fixture_call call = {.name = "parts", .stop_after = 5};
-    assert_int_equal(run("parts", &shape, &sets, &call, &result), ERR_STOPPED);
+    fixture_train_stop("parts", &shape, &sets, 5, &result);
 
     fixture_model other = shape;
     other.layers = 3;
@@ -206,9 +181,7 @@ static void other_jobs_are_refused(void **state)
     refused(&shape, &changed, "optimizer.type was Adam and is Adagrad");
 
     /* None of them touched the state. */
-    call.stop_after = 0;
-    run("parts", &shape, &sets, &call, &result);
-    assert_good(&result);
+    fixture_train_good("parts", &shape, &sets, &result);
     assert_true(result.summary.was_resumed);
     fixture_assert_same(&whole, &result);
     fixture_remove("whole");
@@ -253,16 +226,14 @@ static void rot_is_found(void **state)
         if (t == 1) /* what another process has written is compared all the same */
             fixture_set(&sets, "io.verify_reads=false");
         fixture_train_good("whole", &shape, &sets, &whole);
-        fixture_call call = {.name = "parts", .stop_after = 5};
-        assert_int_equal(run("parts", &shape, &sets, &call, &result), ERR_STOPPED);
+        fixture_train_stop("parts", &shape, &sets, 5, &result);
         int fd = open_slab("parts");
         off_t at = (off_t)(4096 + first_extent("parts") + 20000); /* in its master weights */
         unsigned char byte;
         assert_int_equal(pread(fd, &byte, 1, at), 1);
         byte ^= 4;
         assert_int_equal(pwrite(fd, &byte, 1, at), 1);
-        call.stop_after = 0;
-        assert_int_equal(run("parts", &shape, &sets, &call, &result), ERR_CORRUPT);
+        assert_int_equal(fixture_run("parts", &shape, &sets, NULL, &result), ERR_CORRUPT);
         assert_non_null(strstr(result.error, "of unit 0"));
         assert_non_null(strstr(result.error, "rank-0-drive-0.slab"));
         assert_non_null(strstr(result.error, "the commit of step 5"));
@@ -270,8 +241,7 @@ static void rot_is_found(void **state)
         byte ^= 4;
         assert_int_equal(pwrite(fd, &byte, 1, at), 1);
         close(fd);
-        run("parts", &shape, &sets, &call, &result);
-        assert_good(&result);
+        fixture_train_good("parts", &shape, &sets, &result);
         fixture_assert_same(&whole, &result);
         fixture_remove("parts");
         fixture_remove("whole");
@@ -290,16 +260,11 @@ static void run_goes_on_elsewhere(void **state)
     fixture_set(&on_host, "io.backend=pool");
     fixture_sets on_nvme = make_sets("nvme", "in_next_forward");
     fixture_train_good("whole", &shape, &on_device, &whole);
-    fixture_call call = {.name = "parts", .stop_after = 3};
-    assert_int_equal(run("parts", &shape, &on_device, &call, &result), ERR_STOPPED);
-    call.stop_after = 5;
-    assert_int_equal(run("parts", &shape, &on_nvme, &call, &result), ERR_STOPPED);
+    fixture_train_stop("parts", &shape, &on_device, 3, &result);
+    fixture_train_stop("parts", &shape, &on_nvme, 5, &result);
     assert_true(result.summary.was_resumed);
-    call.stop_after = 6;
-    assert_int_equal(run("parts", &shape, &on_host, &call, &result), ERR_STOPPED);
-    call.stop_after = 0;
-    run("parts", &shape, &on_device, &call, &result);
-    assert_good(&result);
+    fixture_train_stop("parts", &shape, &on_host, 6, &result);
+    fixture_train_good("parts", &shape, &on_device, &result);
     fixture_assert_same(&whole, &result);
     fixture_remove("whole");
     fixture_remove("parts");
@@ -329,7 +294,7 @@ static int be_victim(const char *dir)
     static fixture_result result;
     fixture_sets sets = one_place();
     fixture_call call = {.name = "parts", .on_step = die};
-    run("parts", &shape, &sets, &call, &result);
+    fixture_run("parts", &shape, &sets, &call, &result);
     return 1; /* it should not have come here */
 }
 
@@ -355,8 +320,8 @@ static void killed_run_of_one_place_is_refused(void **state)
     fixture_sets fresh = sets;
     fixture_set(&fresh, "run.fresh=true");
     fixture_call call = {.name = "parts", .fresh = true};
-    run("parts", &shape, &fresh, &call, &result);
-    assert_good(&result);
+    if (fixture_run("parts", &shape, &fresh, &call, &result) < 0)
+        fail_msg("%s", result.error);
     assert_false(result.summary.was_resumed);
     assert_int_equal(result.step_count, STEPS);
     fixture_assert_same(&whole, &result);
@@ -373,16 +338,14 @@ static void fresh_wants_an_empty_directory(void **state)
     fixture_set(&fresh, "run.fresh=true");
     fixture_train_good("whole", &shape, &sets, &whole);
     fixture_call call = {.name = "parts", .fresh = true, .stop_after = 5};
-    assert_int_equal(run("parts", &shape, &fresh, &call, &result), ERR_STOPPED);
+    assert_int_equal(fixture_run("parts", &shape, &fresh, &call, &result), ERR_STOPPED);
     job *asked = fixture_job("parts", &shape, &fresh);
     struct train_options options = {.job = asked, .fresh = true};
     struct train_summary summary;
     assert_error(train_run(&options, &summary), ERR_INPUT, "new or empty");
     assert_non_null(strstr(err_text(), "step 5"));
     job_destroy(asked);
-    fixture_call again = {.name = "parts"};
-    run("parts", &shape, &sets, &again, &result);
-    assert_good(&result);
+    fixture_train_good("parts", &shape, &sets, &result);
     fixture_assert_same(&whole, &result);
     fixture_remove("whole");
     fixture_remove("parts");
@@ -395,24 +358,18 @@ static void run_begins_with_another(void **state)
     static fixture_result whole, result;
     fixture_sets sets = make_sets("nvme", "in_next_forward");
     fixture_train_good("whole", &shape, &sets, &whole);
-    fixture_call call = {.name = "parts", .stop_after = 4};
-    assert_int_equal(run("parts", &shape, &sets, &call, &result), ERR_STOPPED);
+    fixture_train_stop("parts", &shape, &sets, 4, &result);
     char from[FIXTURE_PATH_BYTES + 16];
     snprintf(from, sizeof from, "%s/parts", fixture_dir);
     for (int i = 0; i < 2; i++) { /* stopped on the way, the same command goes on */
-        job *asked = fixture_job("branch", &shape, &sets);
-        call = (fixture_call){.from = from, .stop_after = i ? 0 : 7};
-        fixture_train(asked, &call, &result);
-        job_destroy(asked);
-        if (result.rc != (i ? 0 : ERR_STOPPED))
+        const fixture_call call = {.from = from, .stop_after = i ? 0 : 7};
+        if (fixture_run("branch", &shape, &sets, &call, &result) != (i ? 0 : ERR_STOPPED))
             fail_msg("%s", result.error);
         assert_int_equal(result.summary.steps_done, 3);
     }
     assert_true(result.summary.weights_hash == whole.summary.weights_hash);
     fixture_remove("branch");
-    call = (fixture_call){.name = "parts"};
-    run("parts", &shape, &sets, &call, &result);
-    assert_good(&result);
+    fixture_train_good("parts", &shape, &sets, &result);
     assert_int_equal(result.summary.steps_done, STEPS - 4);
     fixture_assert_same(&whole, &result);
     fixture_remove("whole");
@@ -427,15 +384,12 @@ static void run_is_moved(void **state)
     fixture_sets sets = make_sets("host", "in_next_forward");
     fixture_set(&sets, "tiers.nvme=[]");
     fixture_train_good("whole", &shape, &sets, &whole);
-    fixture_call call = {.name = "before", .stop_after = 4};
-    assert_int_equal(run("before", &shape, &sets, &call, &result), ERR_STOPPED);
+    fixture_train_stop("before", &shape, &sets, 4, &result);
     assert_int_equal(rename(fixture_path("before", NULL), fixture_path("parts", NULL)), 0);
     struct state_verify_options verify = {.run_dir = fixture_path("parts", NULL)};
     struct state_verify_summary verified;
     assert_ok(state_verify(&verify, &verified));
-    call = (fixture_call){.name = "parts"};
-    run("parts", &shape, &sets, &call, &result);
-    assert_good(&result);
+    fixture_train_good("parts", &shape, &sets, &result);
     assert_true(result.summary.was_resumed);
     fixture_assert_same(&whole, &result);
     fixture_remove("whole");
@@ -462,16 +416,15 @@ static void run_goes_on_on_other_drives(void **state)
                                 {one, "run.commit_every=0"},
                                 {two, "run.commit_every=2"}};
     uint64_t stop = 2;
-    fixture_call call = {.name = "parts", .stop_after = stop};
-    assert_int_equal(run("parts", &shape, &sets, &call, &result), ERR_STOPPED);
+    fixture_train_stop("parts", &shape, &sets, stop, &result);
     for (int i = 0; i < 4; i++) {
         fixture_sets other = make_sets(i % 2 ? "host" : "nvme", "in_next_forward");
         fixture_set(&other, "%s", changes[i][0]);
         fixture_set(&other, "%s", changes[i][1]);
-        call.stop_after = i < 3 ? stop += 2 : 0;
-        run("parts", &shape, &other, &call, &result);
-        if (result.rc != (i < 3 ? ERR_STOPPED : 0))
-            fail_msg("change %d: %s", i, result.error);
+        if (i < 3)
+            fixture_train_stop("parts", &shape, &other, stop += 2, &result);
+        else
+            fixture_train_good("parts", &shape, &other, &result);
         assert_true(result.summary.was_resumed);
         /* Nothing of the run is left on the drives. */
         glob_t found;

@@ -122,7 +122,7 @@ static int be_victim(const char *dir, const char *step)
     static fixture_result result;
     fixture_sets sets = carry_sets("nvme", "in_next_forward");
     fixture_call call = {.name = "parts", .on_step = die_when_told};
-    run("parts", &sets, &call, &result);
+    fixture_run("parts", &shape, &sets, &call, &result);
     return 1;
 }
 
@@ -144,9 +144,7 @@ static void a_run_killed_after_any_step_goes_on(void **state)
         assert_int_equal(waitpid(child, &status, 0), child);
         assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
         fixture_sets sets = carry_sets("nvme", "in_next_forward");
-        fixture_call call = {.name = "parts"};
-        run("parts", &sets, &call, &result);
-        assert_good(&result);
+        fixture_train_good("parts", &shape, &sets, &result);
         assert_true(result.plan.carried_bytes > 0);
         fixture_assert_same(&whole, &result);
         fixture_remove("parts");

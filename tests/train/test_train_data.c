@@ -84,10 +84,8 @@ static fixture_sets make_sets(const char *data)
 
 static void train(const char *name, const fixture_sets *sets, uint64_t stop, fixture_result *result)
 {
-    job *asked = fixture_job(name, &shape, sets);
     fixture_call call = {.name = name, .stop_after = stop};
-    fixture_train(asked, &call, result);
-    job_destroy(asked);
+    fixture_run(name, &shape, sets, &call, result);
 }
 
 static void train_good(const char *name, const fixture_sets *sets, fixture_result *result)
@@ -317,10 +315,8 @@ static void bytes_are_asked_for(void **state)
     for (int is_given = 0; is_given < 2; is_given++) {
         if (is_given)
             fixture_set(&sets, "data.tokenizer=bytes");
-        job *asked = fixture_job("second", &shape, &sets);
         const fixture_call call = {.name = "second", .from = from};
-        fixture_train(asked, &call, &result);
-        job_destroy(asked);
+        fixture_run("second", &shape, &sets, &call, &result);
         assert_int_equal(result.rc, is_given ? 0 : ERR_CONFIG);
         if (!is_given)
             assert_non_null(strstr(result.error, "first has a tokenizer: set data.tokenizer to"));

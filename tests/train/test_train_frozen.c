@@ -149,8 +149,7 @@ static void rot_is_found(void **state)
         if (t == 1) /* what another process has written is compared all the same */
             fixture_set(&sets, "io.verify_reads=false");
         fixture_train_good("whole", &shape, &sets, &whole);
-        fixture_call call = {.name = "parts", .stop_after = 4};
-        assert_int_equal(run("parts", &sets, &call, &result), ERR_STOPPED);
+        fixture_train_stop("parts", &shape, &sets, 4, &result);
         read_commit("parts", &found);
         uint64_t i = found.extent_count;
         while (found.extents[--i].param_bytes == 0)
@@ -171,15 +170,13 @@ static void rot_is_found(void **state)
         assert_int_equal(damage.unit, found.extents[i].unit);
         assert_int_equal(damage.tile, found.extents[i].tile);
         assert_int_equal(damage.file_offset, at);
-        call.stop_after = 0;
-        assert_int_equal(run("parts", &sets, &call, &result), ERR_CORRUPT);
+        assert_int_equal(fixture_run("parts", &shape, &sets, NULL, &result), ERR_CORRUPT);
         assert_non_null(strstr(result.error, "rank-0-drive-0.slab"));
         if (!strstr(result.error, "of step 4"))
             fail_msg("%s", result.error);
 
         flip(path, at + found.extents[i].size_bytes - 1); /* repaired, it goes on */
-        run("parts", &sets, &call, &result);
-        assert_good(&result);
+        fixture_train_good("parts", &shape, &sets, &result);
         fixture_assert_same(&whole, &result);
         assert_int_equal(state_verify(&asked, &sum), 0);
         assert_true(sum.weights_hash == whole.summary.weights_hash);
@@ -196,10 +193,8 @@ static void begin_with(const char *name, const char *from, const fixture_sets *s
 {
     char path[FIXTURE_PATH_BYTES + 16];
     snprintf(path, sizeof path, "%s/%s", fixture_dir, from);
-    job *asked = fixture_job(name, &shape, sets);
     fixture_call call = {.from = path};
-    fixture_train(asked, &call, result);
-    job_destroy(asked);
+    fixture_run(name, &shape, sets, &call, result);
     if (result->rc != expected)
         fail_msg("%s from %s: %s: %s", name, from, err_name(result->rc), result->error);
 }
@@ -245,8 +240,8 @@ static void others_may_learn_later(void **state)
     manifest_fini(&after);
     begin_with("apart", "parts", &apart, ERR_INPUT, &result);
     assert_non_null(strstr(result.error, "norms"));
-    fixture_call call = {.name = "parts"}; /* the run itself stays with what it is */
-    assert_int_equal(run("parts", &some, &call, &result), ERR_INPUT);
+    /* The run itself stays with what it is. */
+    assert_int_equal(fixture_run("parts", &shape, &some, NULL, &result), ERR_INPUT);
     assert_non_null(strstr(result.error, "train.only"));
     static const char *const names[] = {"parts", "some", "again", "once", "apart"};
     for (int i = 0; i < 5; i++)

@@ -79,10 +79,8 @@ static void stopped_runs_go_on(void **state)
     fixture_sets sets = make_sets(0, "nvme", "in_next_forward");
     fixture_train_good("whole", &shapes[0], &sets, &whole);
     for (int part = 0; part < 2; part++) {
-        job *asked = fixture_job("parts", &shapes[0], &sets);
         fixture_call call = {.name = "parts", .stop_after = part == 0 ? STOP : 0};
-        fixture_train(asked, &call, &result);
-        job_destroy(asked);
+        fixture_run("parts", &shapes[0], &sets, &call, &result);
         if (result.rc != (part == 0 ? ERR_STOPPED : 0))
             fail_msg("part %d: %s: %s", part, err_name(result.rc), result.error);
     }
@@ -101,10 +99,7 @@ static void stopped_runs_go_on(void **state)
     manifest_fini(&found);
     fixture_sets other = sets;
     fixture_set(&other, "train.lora.rank=5");
-    job *asked = fixture_job("parts", &shapes[0], &other);
-    fixture_call call = {.name = "parts"};
-    fixture_train(asked, &call, &result);
-    job_destroy(asked);
+    fixture_run("parts", &shapes[0], &other, NULL, &result);
     assert_true(result.rc < 0);
     assert_non_null(strstr(result.error, "train.lora.rank was 4 and is 5"));
     fixture_remove("whole");
@@ -122,10 +117,8 @@ static void norms_are_not_taken_over(void **state)
     fixture_train_good("plain", &shapes[0], &sets, &result);
     fixture_set(&other, "train.only=[\"norms\"]");
     snprintf(from, sizeof from, "%s/plain", fixture_dir);
-    job *asked = fixture_job("norms", &shapes[0], &other);
     fixture_call call = {.name = "norms", .from = from};
-    fixture_train(asked, &call, &result);
-    job_destroy(asked);
+    fixture_run("norms", &shapes[0], &other, &call, &result);
     assert_int_equal(result.rc, ERR_INPUT);
     assert_non_null(strstr(result.error, "train.only selects norms apart"));
     fixture_remove("norms");

@@ -65,10 +65,8 @@ static void check_refusal(const char *name, const drawn_job *drawn, fixture_sets
 static void run_program(const char *name, const drawn_job *drawn, fixture_sets *sets,
                         bool simulates, struct counts *counts, fixture_result *result)
 {
-    job *asked = fixture_job(name, &drawn->shape, sets);
     fixture_call call = {.name = name, .simulates_drives = simulates};
-    fixture_train(asked, &call, result);
-    job_destroy(asked);
+    fixture_run(name, &drawn->shape, sets, &call, result);
     if (result->rc == 0) {
         counts->ran++;
     } else if (result->rc == ERR_NO_FIT) {

@@ -15,9 +15,7 @@ static int run(const char *name, const fixture_sets *sets, fixture_result *resul
                uint64_t stop_after)
 {
     fixture_call call = {.name = name, .stop_after = stop_after};
-    job *asked = fixture_job(name, &shape, sets);
-    fixture_train(asked, &call, result);
-    job_destroy(asked);
+    fixture_run(name, &shape, sets, &call, result);
     return result->rc;
 }
 
@@ -98,24 +96,19 @@ static void metrics_cannot_be_written(void **state)
         fixture_set(&sets, "schedule.update=%s", updates[i]);
         fixture_set(&sets, "tiers.place.optimizer=%s", i ? "nvme" : "host");
         fixture_call anew = {.name = "whole", .fresh = true};
-        job *asked = fixture_job("whole", &shape, &sets);
-        fixture_train(asked, &anew, &whole);
-        job_destroy(asked);
+        fixture_run("whole", &shape, &sets, &anew, &whole);
         assert_int_equal(whole.rc, 0);
 
         /* Without a name, because the fixture wants every line of a run that it can name. */
         fixture_call full = {.fresh = true, .on_step = fill_the_device};
         fixture_remove("full");
-        asked = fixture_job("full", &shape, &sets);
-        fixture_train(asked, &full, &result);
-        job_destroy(asked);
-        if (result.rc < 0)
+        if (fixture_run("full", &shape, &sets, &full, &result) < 0)
             fail_msg("%s", result.error);
         assert_int_equal(result.summary.steps_done, 8);
         assert_true(result.summary.weights_hash == whole.summary.weights_hash);
 
         fixture_call failing = {.name = "closed", .fresh = true, .on_step = close_for_writing};
-        asked = fixture_job("closed", &shape, &sets);
+        job *asked = fixture_job("closed", &shape, &sets);
         fixture_train(asked, &failing, &result);
         assert_int_equal(result.rc, -EBADF);
         assert_non_null(strstr(result.error, "metrics.jsonl"));

@@ -265,10 +265,8 @@ static void other_masters_are_refused(void **state)
     for (int i = 0; i < 2; i++) {
         fixture_sets sets = make_sets(masters[i], "nvme", "in_next_forward");
         fixture_sets others = make_sets(masters[1 - i], "nvme", "in_next_forward");
-        fixture_call call = {.name = "parts", .stop_after = 2};
-        assert_int_equal(run("parts", &sets, &call, &result), ERR_STOPPED);
-        call.stop_after = 0;
-        assert_int_equal(run("parts", &others, &call, &result), ERR_INPUT);
+        fixture_train_stop("parts", &shape, &sets, 2, &result);
+        assert_int_equal(fixture_run("parts", &shape, &others, NULL, &result), ERR_INPUT);
         assert_non_null(strstr(result.error, "state.master"));
         fixture_remove("parts");
     }
@@ -286,8 +284,7 @@ static void rot_of_either_half_is_found(void **state)
     fixture_train_good("whole", &shape, &near, &whole);
     for (int t = few; t < 2; t++) {
         fixture_sets sets = make_sets("split", tiers[t], "in_next_forward");
-        fixture_call call = {.name = "parts", .stop_after = 4};
-        assert_int_equal(run("parts", &sets, &call, &result), ERR_STOPPED);
+        fixture_train_stop("parts", &shape, &sets, 4, &result);
         read_commit("parts", &found);
         char path[PARTS_SLAB_PATH_BYTES];
         char run_dir[FIXTURE_PATH_BYTES + 16];
@@ -312,13 +309,11 @@ static void rot_of_either_half_is_found(void **state)
                                     : shape.bf16 ? "upper halves"
                                                  : "master weights"));
             assert_int_equal(damage.file_offset, at);
-            call.stop_after = 0;
-            assert_int_equal(run("parts", &sets, &call, &result), ERR_CORRUPT);
+            assert_int_equal(fixture_run("parts", &shape, &sets, NULL, &result), ERR_CORRUPT);
             assert_non_null(strstr(result.error, "rank-0-drive-0.slab"));
             flip(path, rotten);
         }
-        run("parts", &sets, &call, &result); /* repaired, it goes on */
-        assert_good(&result);
+        fixture_train_good("parts", &shape, &sets, &result); /* repaired, it goes on */
         fixture_assert_same(&whole, &result);
         assert_int_equal(state_verify(&asked, &sum), 0);
         assert_true(sum.weights_hash == whole.summary.weights_hash);

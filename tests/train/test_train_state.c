@@ -59,10 +59,7 @@ static void a_backend_without_it_is_refused(void **state)
         fixture_sets sets = {.count = 0};
         fixture_set(&sets, "%s", cases[i].set);
         fixture_set(&sets, "run.steps=1");
-        job *asked = fixture_job("lacking", &shape, &sets);
-        const fixture_call call = {.name = "lacking"};
-        fixture_train(asked, &call, &result);
-        job_destroy(asked);
+        fixture_run("lacking", &shape, &sets, NULL, &result);
         assert_int_equal(result.rc, cases[i].named ? ERR_CONFIG : 0);
         assert_true(fixture_exists(fixture_path("lacking", NULL)) == !cases[i].named);
         assert_true(fixture_exists(fixture_path("lacking", ".nvme")) == !cases[i].named);
@@ -106,10 +103,8 @@ static void go_on(const char *name, const char *master, const char *moments, con
     fixture_set(&sets, "state.master=%s", master);
     fixture_set(&sets, "state.moments=%s", moments);
     fixture_set(&sets, "schedule.tile_elems=%u", strcmp(tier, "nvme") == 0 ? 32768u : 65536u);
-    job *asked = fixture_job(name, &shape, &sets);
     const fixture_call call = {.name = name, .stop_after = stop_after};
-    fixture_train(asked, &call, result);
-    job_destroy(asked);
+    fixture_run(name, &shape, &sets, &call, result);
     if (result->rc != (stop_after ? ERR_STOPPED : 0))
         fail_msg("%s, %s, %s: %s", master, moments, tier, result->error);
 }
@@ -270,10 +265,8 @@ static void adapters_learn_with_it(void **state)
                 fixture_set(&sets, "tiers.place.params=%s", tiers[r && !part]);
                 fixture_set(&sets, "state.moments=%s", moments[i]);
                 fixture_set(&sets, "state.master=%s", masters[r]);
-                job *asked = fixture_job("adapters", &shape, &sets);
                 const fixture_call call = {.name = "adapters", .stop_after = part ? 0 : STOP_STEP};
-                fixture_train(asked, &call, &results[r]);
-                job_destroy(asked);
+                fixture_run("adapters", &shape, &sets, &call, &results[r]);
                 if (results[r].rc != (part ? 0 : ERR_STOPPED))
                     fail_msg("%s, %s: %s", masters[r], moments[i], results[r].error);
             }

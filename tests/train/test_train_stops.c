@@ -150,9 +150,7 @@ static void say_leg(const struct draws *d, const fixture_sets *sets, uint64_t st
 static void train(const fixture_sets *sets, uint64_t stop_after, fixture_result *result)
 {
     fixture_call call = {.name = "stopped", .stop_after = stop_after};
-    job *asked = fixture_job("stopped", &shape, sets);
-    fixture_train(asked, &call, result);
-    job_destroy(asked);
+    fixture_run("stopped", &shape, sets, &call, result);
 }
 
 /* Follows a refusal: raises the budgets that it names, and moves the state off a slab that exists

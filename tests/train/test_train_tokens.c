@@ -68,10 +68,7 @@ static void train_on(const char *file, const char *format, uint64_t vocab, fixtu
     fixture_set(&sets, "data.format=%s", format);
     fixture_set(&sets, "model.vocab_size=%llu", (unsigned long long)vocab);
     fixture_set(&sets, "run.steps=%d", STEPS);
-    job *asked = fixture_job("tokens", &shape, &sets);
-    fixture_call call = {.name = "tokens"};
-    fixture_train(asked, &call, result);
-    job_destroy(asked);
+    fixture_run("tokens", &shape, &sets, NULL, result);
 }
 
 static void every_format_gives_the_same_bits(void **state)

@@ -295,15 +295,36 @@ void fixture_train(const job *asked, const fixture_call *call, fixture_result *r
         fixture_read_steps(call->name, result);
 }
 
+int fixture_run(const char *name, const fixture_model *shape, const fixture_sets *sets,
+                const fixture_call *call, fixture_result *result)
+{
+    const fixture_call plain = {.name = name};
+    job *asked = fixture_job(name, shape, sets);
+    fixture_train(asked, call ? call : &plain, result);
+    job_destroy(asked);
+    return result->rc;
+}
+
+static void run_until(const char *name, const fixture_model *shape, const fixture_sets *sets,
+                      uint64_t stop_after, fixture_result *result)
+{
+    fixture_call call = {.name = name, .stop_after = stop_after};
+    int rc = fixture_run(name, shape, sets, &call, result);
+    if (rc != (stop_after ? ERR_STOPPED : 0))
+        fail_msg("%s: %s: %s", name, err_name(rc), result->error);
+}
+
+void fixture_train_stop(const char *name, const fixture_model *shape, const fixture_sets *sets,
+                        uint64_t stop_after, fixture_result *result)
+{
+    assert_true(stop_after > 0);
+    run_until(name, shape, sets, stop_after, result);
+}
+
 void fixture_train_good(const char *name, const fixture_model *shape, const fixture_sets *sets,
                         fixture_result *result)
 {
-    job *asked = fixture_job(name, shape, sets);
-    fixture_call call = {.name = name};
-    fixture_train(asked, &call, result);
-    job_destroy(asked);
-    if (result->rc < 0)
-        fail_msg("%s: %s: %s", name, err_name(result->rc), result->error);
+    run_until(name, shape, sets, 0, result);
 }
 
 void fixture_assert_same(const fixture_result *a, const fixture_result *b)

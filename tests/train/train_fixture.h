@@ -104,7 +104,14 @@ typedef struct fixture_call fixture_call;
 void fixture_train(const job *asked, const fixture_call *call, fixture_result *result);
 /* Reads the figures of each step from the run's metrics. */
 void fixture_read_steps(const char *name, fixture_result *result);
-/* fixture_job and fixture_train in one, expecting success. */
+/* fixture_job and fixture_train in one; returns result->rc, of which it expects nothing. call NULL:
+ * with the name alone. */
+int fixture_run(const char *name, const fixture_model *shape, const fixture_sets *sets,
+                const fixture_call *call, fixture_result *result);
+/* The same, expecting a stop after step `stop_after`. */
+void fixture_train_stop(const char *name, const fixture_model *shape, const fixture_sets *sets,
+                        uint64_t stop_after, fixture_result *result);
+/* The same, expecting success. */
 void fixture_train_good(const char *name, const fixture_model *shape, const fixture_sets *sets,
                         fixture_result *result);
 

@@ -35,21 +35,6 @@ static inline fixture_sets parts_sets(const char *tier, const char *update)
     return sets;
 }
 
-static inline int run(const char *name, const fixture_sets *sets, const fixture_call *call,
-                      fixture_result *result)
-{
-    job *asked = fixture_job(name, &shape, sets);
-    fixture_train(asked, call, result);
-    job_destroy(asked);
-    return result->rc;
-}
-
-static inline void assert_good(const fixture_result *result)
-{
-    if (result->rc < 0)
-        fail_msg("%s", result->error);
-}
-
 static inline void read_commit(const char *name, manifest *found)
 {
     int exists;
@@ -74,7 +59,7 @@ static inline int parts_be_victim(const char *dir, const fixture_sets *sets)
     snprintf(fixture_dir, sizeof fixture_dir, "%s", dir);
     static fixture_result result;
     fixture_call call = {.name = "parts", .on_step = die};
-    run("parts", sets, &call, &result);
+    fixture_run("parts", &shape, sets, &call, &result);
     return 1;
 }
 
@@ -95,9 +80,7 @@ static inline void parts_killed_go_on(const char *tier, const fixture_sets *sets
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-    fixture_call call = {.name = "parts"};
-    run("parts", sets, &call, &result);
-    assert_good(&result);
+    fixture_train_good("parts", &shape, sets, &result);
     assert_true(result.summary.was_resumed);
     fixture_assert_same(whole, &result);
 }
@@ -151,7 +134,7 @@ static inline void parts_stop_and_move(parts_make *make, bool moves_params,
             if (i >= 3)
                 fixture_set(&sets, "schedule.tile_elems=32768");
             fixture_call call = {.name = "parts", .stop_after = stops[i]};
-            int rc = run("parts", &sets, &call, &result);
+            int rc = fixture_run("parts", &shape, &sets, &call, &result);
             if (rc != (stops[i] ? ERR_STOPPED : 0))
                 fail_msg("part %d: %s: %s", i, err_name(rc), result.error);
             assert_int_equal(result.summary.was_resumed, i > 0);
