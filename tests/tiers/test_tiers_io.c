@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -176,8 +175,7 @@ static uint32_t poll_and_check(io *self, bool sleep)
     io_request *done[5];
     int count = io_poll(self, done, sizeof done / sizeof done[0]);
     if (count == 0 && sleep) {
-        struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
-        assert_int_equal(poll(&waiter, 1, 20000), 1); /* never sleeps over a completion */
+        helper_sleep(self); /* never sleeps over a completion */
         count = io_poll(self, done, sizeof done / sizeof done[0]);
     }
     assert_true(count >= 0);
@@ -376,16 +374,14 @@ static void capacity_is_a_limit(void **state)
         assert_int_equal(io_submit(self, &requests[i]), i < SLOTS ? 0 : -EAGAIN);
     }
     io_request *done[1];
-    struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
     int count;
     while ((count = io_poll(self, done, 1)) == 0)
-        assert_int_equal(poll(&waiter, 1, 20000), 1);
+        helper_sleep(self);
     assert_int_equal(count, 1);
     assert_int_equal(io_submit(self, &requests[SLOTS]), 0); /* one returned, one taken */
     assert_int_equal(io_submit(self, done[0]), -EAGAIN);
     for (int returned = 1; returned < SLOTS;) {
-        /* Requests that do not fit in `done` keep the descriptor readable. */
-        assert_int_equal(poll(&waiter, 1, 20000), 1);
+        helper_sleep(self); /* requests that do not fit in `done` keep the descriptor readable */
         count = io_poll(self, done, 1);
         assert_in_range(count, 0, 1);
         returned += count;
@@ -422,9 +418,8 @@ static void directions_share_the_depth(void **state)
         assert_int_equal(stats.transfers[IO_WRITE], both ? DEPTH : 0);
         if (!both)
             assert_int_equal(io_submit(self, &requests[1]), 0);
-        struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
         for (int more; count < 2; count += more) {
-            assert_int_equal(poll(&waiter, 1, 20000), 1);
+            helper_sleep(self);
             more = io_poll(self, done, 2);
             assert_in_range(more, 0, 2);
         }
@@ -463,8 +458,7 @@ static void the_descriptor_gets_quiet(void **state)
         io_request *done[1];
         int count, idle = 0;
         while ((count = io_poll(self, done, 1)) == 0) {
-            struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
-            assert_int_equal(poll(&waiter, 1, 20000), 1);
+            helper_sleep(self);
             assert_true(++idle < 1000);
         }
         assert_int_equal(count, 1);
@@ -503,9 +497,8 @@ static void transfer_among_others(void **state)
         for (int i = 0; i < count; i++)
             assert_true(done[i] >= others && done[i] < others + 6);
         returned += count;
-        struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
         if (returned < 6)
-            assert_int_equal(poll(&waiter, 1, 20000), 1);
+            helper_sleep(self);
     }
     io_destroy(self);
 }
@@ -549,60 +542,6 @@ static void bad_configs_are_refused(void **state)
     assert_int_equal(after.live_bytes, before.live_bytes);
 }
 
-/* Each reason why there is no ring has its own advice, which is in the error of IO_URING and in the
- * warning of IO_AUTO. */
-static void refusals_of_io_uring_have_advice(void **state)
-{
-    (void)state;
-    static const struct {
-        int code;
-        const char *advice;
-    } cases[] = {
-        {EMFILE, "(ulimit -n)"},       {ENFILE, "raise the sysctl fs.file-max"},
-        {ENOMEM, " for 32 transfers"}, {EPERM, "io_uring_disabled"},
-        {EACCES, "io_uring_disabled"}, {ENOSYS, "need Linux 5.6 or later"},
-        {EBUSY, "io.backend=pool"},
-    };
-    assert_int_equal(open_slab(1), 0);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        io *self;
-        const io_config config = {.target = &store,
-                                  .backend = IO_URING,
-                                  .test = &(io_test){.uring_refusal = cases[i].code}};
-        assert_int_equal(io_create(&config, &self), -cases[i].code);
-        if (strncmp(err_text(), "io_uring_setup: ", 16) != 0 ||
-            !strstr(err_text(), cases[i].advice))
-            fail_msg("%s: '%s'", strerror(cases[i].code), err_text());
-    }
-}
-
-/* The kernel itself refuses descriptors: first those of the queue, then that of the ring. */
-static void descriptors_may_run_out(void **state)
-{
-    (void)state;
-    if (backend != IO_URING) /* whether there is io_uring is known only for its instances */
-        return;
-    assert_int_equal(open_slab(1), 0);
-    struct rlimit all, few;
-    int next = dup(STDERR_FILENO); /* the lowest that is free */
-    assert_true(next >= 0 && getrlimit(RLIMIT_NOFILE, &all) == 0);
-    close(next);
-    bool is_of_ring = false;
-    for (int limit = next; !is_of_ring; limit++) {
-        io *self;
-        const io_config config = {.target = &store, .backend = IO_URING};
-        few = (struct rlimit){.rlim_cur = (rlim_t)limit, .rlim_max = all.rlim_max};
-        assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-        int rc = io_create(&config, &self);
-        assert_int_equal(setrlimit(RLIMIT_NOFILE, &all), 0);
-        assert_int_equal(rc, -EMFILE); /* never success before the ring was refused */
-        if (!strstr(err_text(), "open files that it may have: raise that limit (ulimit -n)"))
-            fail_msg("limit %d: '%s'", limit, err_text());
-        is_of_ring = strncmp(err_text(), "io_uring_setup: ", 16) == 0;
-        assert_true(is_of_ring || strncmp(err_text(), "io: eventfd, timerfd", 20) == 0);
-    }
-}
-
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "pool";
@@ -625,8 +564,6 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(the_descriptor_gets_quiet, setup, teardown),
         cmocka_unit_test_setup_teardown(transfer_among_others, setup, teardown),
         cmocka_unit_test_setup_teardown(bad_configs_are_refused, setup, teardown),
-        cmocka_unit_test_setup_teardown(refusals_of_io_uring_have_advice, setup, teardown),
-        cmocka_unit_test_setup_teardown(descriptors_may_run_out, setup, teardown),
     };
     const struct CMUnitTest polled[] = {
         cmocka_unit_test_setup_teardown(random_requests_against_shadow, setup, teardown),

@@ -1,9 +1,11 @@
 /* Errors of a drive reach the caller as typed errors that name file and offset, fail only the
- * requests concerned, and leave the queue usable. The argument names the backend. */
+ * requests concerned, and leave the queue usable. A ring that cannot be made is refused with advice.
+ * The argument names the backend. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sys/resource.h>
 
 #include "base/mem.h"
 #include "tests/tiers/tiers_helpers.h"
@@ -58,19 +60,6 @@ static io *create(const io_faults *faults)
     return self;
 }
 
-static void wait_for(io *self, int count)
-{
-    while (count > 0) {
-        io_request *done[4];
-        int got = io_poll(self, done, 4);
-        assert_true(got >= 0);
-        count -= got;
-        struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
-        if (count > 0 && got == 0)
-            assert_int_equal(poll(&waiter, 1, 20000), 1);
-    }
-}
-
 static void a_truncated_file_is_named(void **state)
 {
     (void)state;
@@ -94,11 +83,11 @@ static void a_truncated_file_is_named(void **state)
     assert_int_equal(piece.drive_idx, 1);
     assert_int_equal(piece.file_offset, SLAB_HEADER_BYTES + MIB);
     assert_int_equal(io_submit(self, &requests[0]), 0);
-    wait_for(self, 1);
+    helper_wait_for(self, 1);
     assert_int_equal(requests[0].result, 0);
     assert_int_equal(io_error(self)->code, 0);
     assert_int_equal(io_submit(self, &requests[1]), 0);
-    wait_for(self, 1);
+    helper_wait_for(self, 1);
     assert_int_equal(requests[1].result, -EIO);
     assert_int_equal(requests[1].in_flight, 0);
     const err_record *error = io_error(self);
@@ -112,7 +101,7 @@ static void a_truncated_file_is_named(void **state)
     assert_in_range(offset, kept_bytes - 128 * KIB, kept_bytes);
     /* Long requests stop early; the first error stays; other places still work. */
     assert_int_equal(io_submit(self, &requests[2]), 0);
-    wait_for(self, 1);
+    helper_wait_for(self, 1);
     assert_int_equal(requests[2].result, -EIO);
     assert_true(requests[2].done_bytes < requests[2].size_bytes);
     assert_non_null(strstr(io_error(self)->text, at));
@@ -184,7 +173,7 @@ static void rare_errors_fail_only_their_requests(void **state)
                                        .size_bytes = MIB};
             assert_int_equal(io_submit(self, &requests[i]), 0);
         }
-        wait_for(self, 8);
+        helper_wait_for(self, 8);
         for (int i = 0; i < 8; i++) {
             assert_int_equal(requests[i].in_flight, 0);
             if (requests[i].result == 0) {
@@ -252,9 +241,8 @@ static int poll_to_the_end(io *self)
         int rc = io_poll(self, done, 8);
         if (rc < 0)
             return rc;
-        struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
         if (rc == 0)
-            assert_int_equal(poll(&waiter, 1, 20000), 1);
+            helper_sleep(self);
     }
 }
 
@@ -393,6 +381,58 @@ static void a_broken_queue_is_waited_for(void **state)
     deny_registration = false;
 }
 
+/* Each reason why there is no ring has its own advice, which is in the error of IO_URING and in the
+ * warning of IO_AUTO. */
+static void refusals_of_io_uring_have_advice(void **state)
+{
+    (void)state;
+    static const struct {
+        int code;
+        const char *advice;
+    } cases[] = {
+        {EMFILE, "(ulimit -n)"},       {ENFILE, "raise the sysctl fs.file-max"},
+        {ENOMEM, " for 64 transfers"}, {EPERM, "io_uring_disabled"},
+        {EACCES, "io_uring_disabled"}, {ENOSYS, "need Linux 5.6 or later"},
+        {EBUSY, "io.backend=pool"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        io *self;
+        const io_config config = {.target = &store,
+                                  .backend = IO_URING,
+                                  .test = &(io_test){.uring_refusal = cases[i].code}};
+        assert_int_equal(io_create(&config, &self), -cases[i].code);
+        if (strncmp(err_text(), "io_uring_setup: ", 16) != 0 ||
+            !strstr(err_text(), cases[i].advice))
+            fail_msg("%s: '%s'", strerror(cases[i].code), err_text());
+    }
+}
+
+/* The kernel itself refuses descriptors: first those of the queue, then that of the ring. */
+static void descriptors_may_run_out(void **state)
+{
+    (void)state;
+    if (backend != IO_URING) /* whether there is io_uring is known only for its instances */
+        return;
+    struct rlimit all, few;
+    int next = dup(STDERR_FILENO); /* the lowest that is free */
+    assert_true(next >= 0 && getrlimit(RLIMIT_NOFILE, &all) == 0);
+    close(next);
+    bool is_of_ring = false;
+    for (int limit = next; !is_of_ring; limit++) {
+        io *self;
+        const io_config config = {.target = &store, .backend = IO_URING};
+        few = (struct rlimit){.rlim_cur = (rlim_t)limit, .rlim_max = all.rlim_max};
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+        int rc = io_create(&config, &self);
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &all), 0);
+        assert_int_equal(rc, -EMFILE); /* never success before the ring was refused */
+        if (!strstr(err_text(), "open files that it may have: raise that limit (ulimit -n)"))
+            fail_msg("limit %d: '%s'", limit, err_text());
+        is_of_ring = strncmp(err_text(), "io_uring_setup: ", 16) == 0;
+        assert_true(is_of_ring || strncmp(err_text(), "io: eventfd, timerfd", 20) == 0);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "pool";
@@ -408,6 +448,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(destroyed_after_the_queue_broke, setup, teardown),
         cmocka_unit_test_setup_teardown(destroyed_after_the_ring_died, setup, teardown),
         cmocka_unit_test_setup_teardown(a_broken_queue_is_waited_for, setup, teardown),
+        cmocka_unit_test_setup_teardown(refusals_of_io_uring_have_advice, setup, teardown),
+        cmocka_unit_test_setup_teardown(descriptors_may_run_out, setup, teardown),
     };
     return cmocka_run_group_tests_name(name, tests, NULL, NULL);
 }

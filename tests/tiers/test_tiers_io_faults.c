@@ -77,23 +77,6 @@ static void fill(unsigned char *data, uint64_t size_bytes, unsigned salt)
         data[i] = (unsigned char)(i * 7 + i / 251 + salt);
 }
 
-/* Sleeps and polls until `count` requests are back; returns how often io_poll had nothing. */
-static int wait_for(io *self, int count)
-{
-    int idle = 0;
-    while (count > 0) {
-        io_request *done[4];
-        int got = io_poll(self, done, 4);
-        assert_true(got >= 0);
-        count -= got;
-        idle += got == 0;
-        struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
-        if (count > 0 && got == 0)
-            assert_int_equal(poll(&waiter, 1, 20000), 1);
-    }
-    return idle;
-}
-
 static int first_difference(const unsigned char *a, const unsigned char *b, uint64_t size_bytes)
 {
     for (uint64_t i = 0; i < size_bytes; i++)
@@ -159,7 +142,7 @@ static void waiting_does_not_spin(void **state)
         .direction = IO_WRITE, .data = memory.base, .size_bytes = TRANSFERS * TRANSFER_BYTES};
     fill(memory.base, request.size_bytes, 1);
     assert_int_equal(io_submit(self, &request), 0);
-    int idle = wait_for(self, 1);
+    int idle = helper_wait_for(self, 1);
     assert_int_equal(request.result, 0);
     assert_in_range(idle, 1, 100);
     /* Nothing is out and nothing is held: the descriptor is quiet, fired timers included. */
@@ -215,7 +198,7 @@ static void a_stuck_transfer_is_named(void **state)
         assert_int_equal(io_submit(self, &requests[i]), 0);
     }
     assert_true(dup2(log_fd, STDERR_FILENO) >= 0);
-    wait_for(self, 4);
+    helper_wait_for(self, 4);
     assert_true(dup2(kept, STDERR_FILENO) >= 0);
     assert_int_equal(requests[2].result, 0); /* it was late, not lost */
     io_stats stats;
@@ -290,8 +273,7 @@ static void a_transfer_may_never_return(void **state)
     do { /* only the descriptor wakes us: a warning needs no other cause */
         io_request *done[1];
         assert_int_equal(io_poll(self, done, 1), 0);
-        struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
-        assert_int_equal(poll(&waiter, 1, 20000), 1);
+        helper_sleep(self);
         io_get_stats(self, &stats);
     } while (stats.stuck_count < 3);
     log_set_level(LOG_INFO);
@@ -310,9 +292,7 @@ static int poll_to_the_end(io *self)
         int got = io_poll(self, done, 4);
         if (got < 0)
             return got;
-        struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
-        if (poll(&waiter, 1, 20000) != 1)
-            fail_msg("nothing woke the owner");
+        helper_sleep(self);
     }
 }
 

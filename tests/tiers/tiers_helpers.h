@@ -5,6 +5,7 @@
 
 #include <dirent.h>
 #include <ftw.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -132,6 +133,29 @@ __attribute__((unused)) static int helper_check_space(const slab_config *config)
         TRY(tieri_slab_file_path(config, i, path));
     }
     return tieri_slab_plan(config, stripe_bytes, stripe_count, drive_stripes);
+}
+
+/* Sleeps until io_poll has something to return, or something to do. */
+__attribute__((unused)) static void helper_sleep(const io *self)
+{
+    struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
+    assert_int_equal(poll(&waiter, 1, 20000), 1);
+}
+
+/* Sleeps and polls until `count` requests are back; returns how often io_poll had nothing. */
+__attribute__((unused)) static int helper_wait_for(io *self, int count)
+{
+    int idle = 0;
+    while (count > 0) {
+        io_request *done[4];
+        int got = io_poll(self, done, 4);
+        assert_true(got >= 0);
+        count -= got;
+        idle += got == 0;
+        if (count > 0 && got == 0)
+            helper_sleep(self);
+    }
+    return idle;
 }
 
 #endif
