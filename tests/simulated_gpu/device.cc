@@ -127,12 +127,6 @@ cudaError_t cudaSetDevice(int device_idx)
     return error != cudaSuccess ? error : enter();
 }
 
-cudaError_t cudaGetDevice(int *device_idx)
-{
-    *device_idx = 0;
-    return enter();
-}
-
 /* How a host thread waits is no matter here. */
 cudaError_t cudaSetDeviceFlags(unsigned)
 {
@@ -242,17 +236,6 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
     return enter();
 }
 
-// Unlike CUDA's, keeps the streams, events and memory that are still there; it ends a fault, as a
-// new process would.
-cudaError_t cudaDeviceReset(void)
-{
-    if (get_settings().is_absent)
-        return report(cudaErrorNoDevice);
-    wait_all();
-    simulated_gpu_clear_fault();
-    return cudaSuccess;
-}
-
 cudaError_t cudaDriverGetVersion(int *version)
 {
     *version = get_settings().is_absent ? 0 : CUDART_VERSION;
@@ -270,11 +253,6 @@ cudaError_t cudaRuntimeGetVersion(int *version)
 void simulated_gpu_set_total_bytes(uint64_t bytes)
 {
     get_settings().total_bytes = bytes;
-}
-
-void simulated_gpu_set_delay_us(uint32_t longest_us)
-{
-    get_settings().delay_us_max = longest_us;
 }
 
 void simulated_gpu_set_seed(uint64_t seed)

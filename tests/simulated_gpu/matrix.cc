@@ -155,8 +155,6 @@ static void load_matrices(uint32_t *registers, const void *row, int count, bool 
         load_matrices(registers, row, count, is_transposed, file, line);                           \
     }
 
-LDMATRIX(x1, 1, false)
-LDMATRIX(x1_trans, 1, true)
 LDMATRIX(x2, 2, false)
 LDMATRIX(x2_trans, 2, true)
 LDMATRIX(x4, 4, false)

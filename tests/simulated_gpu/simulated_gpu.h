@@ -72,7 +72,6 @@ void simulated_gpu_fail_captures_after(uint64_t count);
 void simulated_gpu_slow_products(uint32_t split_us, uint32_t ordered_us);
 
 void simulated_gpu_set_total_bytes(uint64_t bytes);
-void simulated_gpu_set_delay_us(uint32_t longest_us);
 void simulated_gpu_set_seed(uint64_t seed);
 void simulated_gpu_set_absent(int is_absent);
 

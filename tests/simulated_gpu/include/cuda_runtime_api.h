@@ -206,14 +206,12 @@ cudaError_t cudaGetLastError(void);
 /* The device */
 cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaSetDevice(int device_idx);
-cudaError_t cudaGetDevice(int *device_idx);
 cudaError_t cudaSetDeviceFlags(unsigned flags);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device_idx);
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr which, int device_idx);
 cudaError_t cudaDeviceGetPCIBusId(char *text, int text_bytes, int device_idx);
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 cudaError_t cudaDeviceSynchronize(void);
-cudaError_t cudaDeviceReset(void);
 cudaError_t cudaDriverGetVersion(int *version);
 cudaError_t cudaRuntimeGetVersion(int *version);
 

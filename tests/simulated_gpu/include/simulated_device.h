@@ -96,12 +96,6 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu, const char *file = __
     simulated_warp_meet(&request);
 }
 
-// Each lane alone: what lanes happen to run together is nothing to rely on.
-static inline unsigned __activemask()
-{
-    return 1u << simulated_lane();
-}
-
 struct simulated_shuffle_request : simulated_request {
     int source; // lane
     uint64_t value, result;
@@ -192,11 +186,6 @@ static inline int __all_sync(unsigned mask, int predicate, const char *file = __
 }
 
 static inline void __threadfence()
-{
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-}
-
-static inline void __threadfence_block()
 {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }

@@ -84,12 +84,8 @@ void simulated_mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b[2]
                             bool is_bf16, const char *file = __builtin_FILE(),
                             int line = __builtin_LINE());
 
-// ldmatrix.sync.aligned.m8n8.{x1,x2,x4}[.trans].shared.b16: lane i gives the address of 8 elements,
+// ldmatrix.sync.aligned.m8n8.{x2,x4}[.trans].shared.b16: lane i gives the address of 8 elements,
 // row i % 8 of matrix i / 8 (lanes beyond the last matrix give nothing); 16-byte aligned.
-void simulated_ldmatrix_x1(uint32_t registers[1], const void *row,
-                           const char *file = __builtin_FILE(), int line = __builtin_LINE());
-void simulated_ldmatrix_x1_trans(uint32_t registers[1], const void *row,
-                                 const char *file = __builtin_FILE(), int line = __builtin_LINE());
 void simulated_ldmatrix_x2(uint32_t registers[2], const void *row,
                            const char *file = __builtin_FILE(), int line = __builtin_LINE());
 void simulated_ldmatrix_x2_trans(uint32_t registers[2], const void *row,

@@ -1,6 +1,6 @@
 // CUDA's arithmetic intrinsics. Compiled with -ffp-contract=off, so that a*b+c is two roundings, as
 // the _rn intrinsics promise. Functions that CUDA computes with an error of some units in the last
-// place (__expf, rsqrtf, ...) are computed by libm here: results differ in last bits from a GPU's.
+// place (rsqrtf, __fdividef, ...) are computed by libm here: results differ in last bits from a GPU's.
 #ifndef SIMULATED_MATH_H
 #define SIMULATED_MATH_H
 
@@ -38,14 +38,6 @@ SIMULATED_UNARY(__clzll, int, long long,
                 a == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(a)))
 SIMULATED_UNARY(__ffs, int, int, __builtin_ffs(a))
 SIMULATED_UNARY(__ffsll, int, long long, __builtin_ffsll(a))
-
-static inline unsigned __brev(unsigned a)
-{
-    unsigned result = 0;
-    for (int bit = 0; bit < 32; bit++)
-        result |= (a >> bit & 1u) << (31 - bit);
-    return result;
-}
 
 SIMULATED_BINARY(__umulhi, unsigned, static_cast<unsigned>(static_cast<uint64_t>(a) * b >> 32))
 SIMULATED_BINARY(__umul64hi, unsigned long long,
@@ -99,64 +91,7 @@ static inline double __fma_rn(double a, double b, double c)
 SIMULATED_UNARY(rsqrtf, float, float, 1.0f / sqrtf(a))
 SIMULATED_UNARY(rsqrt, double, double, 1.0 / sqrt(a))
 SIMULATED_UNARY(__frsqrt_rn, float, float, static_cast<float>(1.0 / sqrt(static_cast<double>(a))))
-// The C library declares functions of these names and does not define them all.
-#define __expf(a)                  expf(a)
-#define __exp10f(a)                powf(10.0f, a)
-#define __logf(a)                  logf(a)
-#define __log2f(a)                 log2f(a)
-#define __log10f(a)                log10f(a)
-#define __sinf(a)                  sinf(a)
-#define __cosf(a)                  cosf(a)
-#define __tanf(a)                  tanf(a)
-#define __powf(a, b)               powf(a, b)
-#define __sincosf(a, sine, cosine) (*(sine) = sinf(a), *(cosine) = cosf(a))
-SIMULATED_UNARY(__saturatef, float, float, a > 0.0f ? (a < 1.0f ? a : 1.0f) : 0.0f)
 SIMULATED_BINARY(__fdividef, float, a / b)
-
-// Sine and cosine of pi * a. They are exact at multiples of one half, as CUDA's.
-static inline void sincospi(double a, double *sine, double *cosine)
-{
-    double turn = a - 2.0 * rint(a / 2.0); /* in [-1, 1], exact */
-    double halves = rint(turn * 2.0);      /* nearest multiple of one half */
-    double rest = (turn - halves / 2.0) * 3.14159265358979323846;
-    double s = sin(rest), c = cos(rest);
-    switch (static_cast<int>(halves) & 3) {
-    case 0:
-        *sine = s, *cosine = c;
-        break;
-    case 1:
-        *sine = c, *cosine = -s;
-        break;
-    case 2:
-        *sine = -s, *cosine = -c;
-        break;
-    default:
-        *sine = -c, *cosine = s;
-        break;
-    }
-}
-
-static inline void sincospif(float a, float *sine, float *cosine)
-{
-    double s, c;
-    sincospi(static_cast<double>(a), &s, &c);
-    *sine = static_cast<float>(s);
-    *cosine = static_cast<float>(c);
-}
-
-static inline double sinpi(double a)
-{
-    double s, c;
-    sincospi(a, &s, &c);
-    return s;
-}
-
-static inline double cospi(double a)
-{
-    double s, c;
-    sincospi(a, &s, &c);
-    return c;
-}
 
 // min and max of any two integers or any two floating numbers, in their common type.
 template <typename A, typename B>
@@ -256,19 +191,5 @@ template <typename T> static inline void __stcg(T *target, T value)
 SIMULATED_ATOMICS(int)
 SIMULATED_ATOMICS(unsigned)
 SIMULATED_ATOMICS(unsigned long long)
-
-static inline unsigned atomicInc(unsigned *target, unsigned limit)
-{
-    unsigned old = __atomic_load_n(target, __ATOMIC_RELAXED);
-    while (!__atomic_compare_exchange_n(target, &old, old >= limit ? 0u : old + 1u, false,
-                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-        ;
-    return old;
-}
-
-static inline unsigned atomicSub(unsigned *target, unsigned value)
-{
-    return __atomic_fetch_sub(target, value, __ATOMIC_RELAXED);
-}
 
 #endif
