@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/foreign_json.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "base/utf8.h"
 #include "format/format_json.h"
 #include "format/hf_checkpoint.h"
@@ -82,12 +83,6 @@ static int check_place(const char *directory, const char *path)
 }
 
 /* ---- content ---- */
-
-static bool ends_with(const char *name, const char *suffix)
-{
-    size_t length = strlen(name), end = strlen(suffix);
-    return length >= end && strcmp(name + length - end, suffix) == 0;
-}
 
 static int check_json(const char *path, const char *text, uint64_t text_bytes)
 {
@@ -165,9 +160,9 @@ static int read_side_file(const char *directory, const char *name, char **text,
         return 0;
     TRY(check_place(directory, path));
     TRY(file_read(path, SIDE_FILE_BYTES_MAX, text, text_bytes));
-    int rc = ends_with(name, ".json")    ? check_json(path, *text, *text_bytes)
-             : ends_with(name, ".model") ? check_protobuf(path, *text, *text_bytes)
-                                         : check_text(path, *text, *text_bytes);
+    int rc = text_ends_with(name, ".json")    ? check_json(path, *text, *text_bytes)
+             : text_ends_with(name, ".model") ? check_protobuf(path, *text, *text_bytes)
+                                              : check_text(path, *text, *text_bytes);
     if (rc == 0)
         return 1;
     mem_free(*text);

@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "hf/hf_internal.h"
 #include "model/pack.h"
 
@@ -377,7 +378,7 @@ static json_t *list_plain(const model *net, const export_list *list)
         const export_tensor *tensor = &list->tensors[i];
         size_t length = strlen(tensor->name);
         if (tensor->format == STORED_WORKING && tensor->layout.dim_count == 2 &&
-            hf_ends_with(tensor->name, end))
+            text_ends_with(tensor->name, end))
             json_array_append_new(names, json_stringn(tensor->name, length - strlen(end)));
     }
     if (net->spec.tie_embeddings)

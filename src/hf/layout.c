@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/size.h"
+#include "base/text.h"
 
 /* The matrices of an expert that one tensor of the model holds, and their names in files of the two
  * kinds. */
@@ -17,17 +18,11 @@ static const struct expert_names {
     {".experts.down_proj", 1, {"down_proj"}, {"w2"}},
 };
 
-bool hf_ends_with(const char *text, const char *end)
-{
-    size_t length = strlen(text), end_length = strlen(end);
-    return length >= end_length && strcmp(text + length - end_length, end) == 0;
-}
-
 /* Returns NULL if the tensor does not hold experts. */
 static const struct expert_names *find_experts(const char *name)
 {
     for (size_t i = 0; i < sizeof experts / sizeof experts[0]; i++)
-        if (hf_ends_with(name, experts[i].end))
+        if (text_ends_with(name, experts[i].end))
             return &experts[i];
     return NULL;
 }
@@ -93,7 +88,7 @@ hf_layout hf_layout_of(const model *net, const model_tensor *tensor, bool is_fus
     if (model_is_transposed(family, tensor->name))
         self.order = HF_ORDER_TRANSPOSED;
     if (family == MODEL_GPT_NEOX && strstr(tensor->name, ".query_key_value.") &&
-        !hf_ends_with(tensor->name, ".lora_A.weight")) {
+        !text_ends_with(tensor->name, ".lora_A.weight")) {
         self.order = HF_ORDER_BY_HEADS;
         self.heads = net->spec.num_heads;
         self.head_elems = net->spec.head_dim * (tensor->whole_rows == 1 ? 1 : tensor->columns);

@@ -51,8 +51,6 @@ struct hf_layout {
 };
 typedef struct hf_layout hf_layout;
 
-bool hf_ends_with(const char *text, const char *end);
-
 /* The layout of a tensor, of which a unit may have only a part: that of published files, which
  * exports have too, or the fused one, which differs for tensors of experts alone. */
 hf_layout hf_layout_of(const model *net, const model_tensor *tensor, bool is_fused);

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "hf/hf_internal.h"
 
 enum { THREADS_MAX = 16 };
@@ -149,7 +150,7 @@ static bool find_old_norm(const hf_weights *self, const char *name, hf_tensor *o
                                             {"LayerNorm.bias", "LayerNorm.beta"}};
     char old[HF_NAME_BYTES];
     for (int i = 0; i < 2; i++)
-        if (hf_ends_with(name, names[i][0])) {
+        if (text_ends_with(name, names[i][0])) {
             int stem = (int)(strlen(name) - strlen(names[i][0]));
             snprintf(old, sizeof old, "%.*s%s", stem, name, names[i][1]);
             return hf_find(self->files, old, out);
@@ -279,7 +280,7 @@ static bool is_no_parameter(const char *name)
                                        ".attention.bias",     ".attention.masked_bias",
                                        "rotary_emb.inv_freq", "embeddings.position_ids"};
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
-        if (hf_ends_with(name, ends[i]))
+        if (text_ends_with(name, ends[i]))
             return true;
     return false;
 }

@@ -21,6 +21,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "format/format_json.h"
 #include "hf/hf_internal.h"
 
@@ -234,7 +235,7 @@ static int check_shape(const hf_weights *self, const hf_tensor *at, uint64_t row
 static int find_int8(const hf_weights *self, const hf_tensor *at, struct weights_packed *out)
 {
     static const char end[] = "weight";
-    size_t dropped = hf_ends_with(at->tensor->name, end) ? strlen(end) : 0;
+    size_t dropped = text_ends_with(at->tensor->name, end) ? strlen(end) : 0;
     hf_tensor order;
     unsigned char kind = 0;
     out->format = STORED_INT8_ROWS;
@@ -337,7 +338,7 @@ bool hfi_is_beside(const char *name, char codes[HF_STORED_NAME_BYTES])
         {"_scales", "_blocks"},
     };
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
-        if (hf_ends_with(name, ends[i].end)) {
+        if (text_ends_with(name, ends[i].end)) {
             int stem = (int)(strlen(name) - strlen(ends[i].end));
             snprintf(codes, HF_STORED_NAME_BYTES, "%.*s%s", stem, name, ends[i].becomes);
             return true;

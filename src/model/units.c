@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "base/tile.h"
 #include "model/model_internal.h"
 
@@ -299,12 +300,6 @@ int modeli_list_units(model *self)
     return modeli_find_packed(self);
 }
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t length = strlen(text), end_length = strlen(end);
-    return length >= end_length && strcmp(text + length - end_length, end) == 0;
-}
-
 bool model_is_owned(const model *self, uint32_t unit)
 {
     return self->spec.owns_experts && self->units[unit].rank_groups > 1;
@@ -325,8 +320,9 @@ bool model_has_only_matrices(const model *self, uint32_t unit)
 bool model_is_transposed(enum model_family family, const char *name)
 {
     return family == MODEL_GPT2 &&
-           (ends_with(name, ".attn.c_attn.weight") || ends_with(name, ".attn.c_proj.weight") ||
-            ends_with(name, ".mlp.c_fc.weight") || ends_with(name, ".mlp.c_proj.weight"));
+           (text_ends_with(name, ".attn.c_attn.weight") ||
+            text_ends_with(name, ".attn.c_proj.weight") ||
+            text_ends_with(name, ".mlp.c_fc.weight") || text_ends_with(name, ".mlp.c_proj.weight"));
 }
 
 /* ---- initial weights ----

@@ -1,6 +1,7 @@
 /* The names of a plan's figures: each has one, in what `plan --json` prints as in plan.json. */
 #include <jansson.h>
 
+#include "base/text.h"
 #include "setup/plan_figures.h"
 #include "setup/setup.h"
 #include "setup/summary.h"
@@ -64,19 +65,13 @@ static uint64_t value_count(const char *path)
     return count * (strstr(path, "RESOURCE") ? RESOURCE_COUNT : 1);
 }
 
-static bool ends_in(const char *text, const char *end)
-{
-    size_t length = strlen(text), tail = strlen(end);
-    return length >= tail && strcmp(text + length - tail, end) == 0;
-}
-
 /* No figure has two names, and no name has two figures. */
 static void names_are_unique(const struct setup_figure *rows, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        if (ends_in(rows[i].path, "seconds"))
+        if (text_ends_with(rows[i].path, "seconds"))
             assert_string_equal(rows[i].unit, "s");
-        if (ends_in(rows[i].path, "bytes"))
+        if (text_ends_with(rows[i].path, "bytes"))
             assert_string_equal(rows[i].unit, "bytes");
         for (uint32_t k = 0; k < i; k++)
             if (strcmp(rows[i].path, rows[k].path) == 0 || rows[i].offset == rows[k].offset)
