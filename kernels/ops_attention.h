@@ -65,8 +65,8 @@ struct attention_cached_args {
     uint64_t window;       /* as in attention_desc */
     const void *sinks;     /* [H] type, as in attention_sinks_args; NULL: none */
     const void *q, *k, *v; /* rows of qkv_stride elements */
-    /* type; `values` is aligned to whole elements only, if G * capacity * D elements are no multiple
-     * of the usual alignment */
+    /* type; `values` is aligned to whole elements only, if G * capacity * D elements are no
+     * multiple of the usual alignment */
     void *keys, *values;
     void *output; /* [rows, H*E] type */
 };

@@ -1,4 +1,4 @@
-/* What lane_stream.c, which submits and polls, and lane_stream_create.c share. */
+/* The parts that lane_stream.c, which submits and polls, and lane_stream_create.c share. */
 #ifndef SLUICE_SWAP_LANE_STREAM_INTERNAL_H
 #define SLUICE_SWAP_LANE_STREAM_INTERNAL_H
 

@@ -1,5 +1,5 @@
-/* A stand-in for libcudnn on the host, for tests of kernels/cuda/attention/attention_cudnn.c on machines
- * without a GPU: it takes the backend API's descriptors with their rules (nothing is set after
+/* A stand-in for libcudnn on the host, for tests of attention_cudnn.c on machines without a GPU: it
+ * takes the backend API's descriptors with their rules (nothing is set after
  * finalizing, nothing unfinalized is used, each number names one tensor) and runs an operation
  * graph by what its operations mean, one after the other, on host memory. So it says whether a
  * graph computes attention; whether cuDNN has an engine for it, only cuDNN can say

@@ -2,8 +2,8 @@
  * host's ops. Random programs, also with conditional ops, give the values of serial execution,
  * whatever the timing of the streams. A run allocates nothing and no call in it blocks. Times are
  * in order (test_gpu_lanes_clock.c: and those of our clock). A failure ends the run with its text
- * and never hangs. The simulated GPU's streams delay each piece of work at random. Instances: order,
- * refusals, faults. */
+ * and never hangs. The simulated GPU's streams delay each piece of work at random. Instances:
+ * order, refusals, faults. */
 #include <errno.h>
 #include <poll.h>
 #include <time.h>

@@ -1,5 +1,5 @@
-/* The times of ops on the lanes of a GPU are moments of our clock, also when the clocks are compared
- * anew while an op runs. */
+/* The times of ops on the lanes of a GPU are moments of our clock, also when the clocks are
+ * compared anew while an op runs. */
 #include <poll.h>
 #include <stdatomic.h>
 #include <time.h>

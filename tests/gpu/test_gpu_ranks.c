@@ -88,8 +88,8 @@ static void overflows_skip_on_all(void **state)
 
 /* ---- experts ---- */
 
-/* 16 tokens of all ranks choose one of 24 experts each. An expert that none of them chose stays, and
- * the bits are those of the run that gathers all. */
+/* 16 tokens of all ranks choose one of 24 experts each. An expert that none of them chose stays,
+ * and the bits are those of the run that gathers all. */
 static void try_experts(const char *params, const char *order)
 {
     static fixture_result results[2];

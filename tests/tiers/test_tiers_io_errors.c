@@ -1,6 +1,6 @@
 /* Errors of a drive reach the caller as typed errors that name file and offset, fail only the
- * requests concerned, and leave the queue usable. A ring that cannot be made is refused with advice.
- * The argument names the backend. */
+ * requests concerned, and leave the queue usable. A ring that cannot be made is refused with
+ * advice. The argument names the backend. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

@@ -135,7 +135,7 @@ __attribute__((unused)) static int helper_check_space(const slab_config *config)
     return tieri_slab_plan(config, stripe_bytes, stripe_count, drive_stripes);
 }
 
-/* Sleeps until io_poll has something to return, or something to do. */
+/* Sleeps until io_poll has work. */
 __attribute__((unused)) static void helper_sleep(const io *self)
 {
     struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};

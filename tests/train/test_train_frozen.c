@@ -240,7 +240,7 @@ static void others_may_learn_later(void **state)
     manifest_fini(&after);
     begin_with("apart", "parts", &apart, ERR_INPUT, &result);
     assert_non_null(strstr(result.error, "norms"));
-    /* The run itself stays with what it is. */
+    /* The run itself refuses another selection. */
     assert_int_equal(fixture_run("parts", &shape, &some, NULL, &result), ERR_INPUT);
     assert_non_null(strstr(result.error, "train.only"));
     static const char *const names[] = {"parts", "some", "again", "once", "apart"};

@@ -6,8 +6,8 @@
  *              memory that they need, so that the first launch loads nothing; returns that size
  *   *_launch   enqueues the kernel
  *
- * Tiles of all operands are as wide as the larger of D and E. What the smaller one lacks is zero, so
- * heads whose D and E differ cost as much as if both were the larger one. */
+ * Tiles of all operands are as wide as the larger of D and E. The rest of the smaller one is zero,
+ * so heads whose D and E differ cost as much as if both were the larger one. */
 #ifndef SLUICE_KERNELS_CUDA_ATTENTION_LAUNCH_H
 #define SLUICE_KERNELS_CUDA_ATTENTION_LAUNCH_H
 

@@ -141,7 +141,7 @@ extern "C" int cudai_launch_grad_close(const kernel_context *context, void *stre
 // and stores it in norm_partials. The block that finishes last, by norm_blocks_done, adds these and
 // resets the counter to 0 for the next launch. The additions are the same whichever block is last.
 // Both variables exist once per GPU, so a process's launches on a GPU must follow one another, as
-// those on one stream do. A context's ops are on one stream at a time.
+// launches on one stream follow. A context's ops are on one stream at a time.
 enum {
     NORM_THREADS = 256,
     NORM_WARPS = NORM_THREADS / CUDAI_WARP,

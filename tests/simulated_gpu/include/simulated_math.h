@@ -1,6 +1,6 @@
 // CUDA's arithmetic intrinsics. Compiled with -ffp-contract=off, so that a*b+c is two roundings, as
 // the _rn intrinsics promise. Functions that CUDA computes with an error of some units in the last
-// place (rsqrtf, __fdividef, ...) are computed by libm here: results differ in last bits from a GPU's.
+// place (rsqrtf, __fdividef, ...) are computed by libm here: the last bits differ from a GPU's.
 #ifndef SIMULATED_MATH_H
 #define SIMULATED_MATH_H
 
