@@ -19,7 +19,7 @@
  * operand and byte named, and a result that was not written is NaN for its readers. Bytes that
  * several operands cover count as read if one of them reads, and as written if one writes. Bytes
  * between two operands of one buffer are guards. Workspace (ROLE_WORKSPACE) and an accumulator that
- * the op begins (op.first_micro_batch) count as written only, whatever their access says.
+ * the op begins (op.fresh_grads) count as written only, whatever their access says.
  *
  * A correct program gives the same bits with this and executor_config.paranoid as without. Use one
  * object per worker:

@@ -88,7 +88,7 @@ static uint64_t hash_op(const program *prog, const op *item, uint64_t hash)
     canonical_put(&words, item->kind);
     canonical_put(&words, item->lane);
     canonical_put(&words, item->operand_count);
-    canonical_put(&words, item->first_micro_batch);
+    canonical_put(&words, item->fresh_grads);
     canonical_put(&words, item->unit);
     canonical_put(&words,
                   (uint64_t)item->step << 16 | (uint64_t)item->if_commits << 8 | item->if_applied);

@@ -217,9 +217,9 @@ struct op {
     uint8_t kind; /* enum op_kind */
     uint8_t lane; /* enum lane_kind */
     uint8_t operand_count;
-    /* OP_BACKWARD: accumulators that this op begins, so that it reads nothing of them: 0 none, 1
-     * GRADS0, 2 GRADS1, 3 both. */
-    uint8_t first_micro_batch;
+    /* OP_BACKWARD: a bit for each accumulator that this op begins, so that it reads nothing of it:
+     * bit 0 for GRADS0, bit 1 for GRADS1. */
+    uint8_t fresh_grads;
     uint8_t if_applied; /* 1: skipped if the update is skipped */
     uint8_t if_commits; /* 1: skipped if the run of the program does not commit */
     uint8_t step;       /* enum op_step; see EXPERTS OF OTHER RANKS for its operands */

@@ -35,9 +35,8 @@ static inline bool swapi_lane_is_chain(uint8_t kind)
  * it. */
 static inline bool swapi_is_zeroed_first(const op *item, const operand *part)
 {
-    return item->kind == OP_BACKWARD &&
-           ((part->role == ROLE_GRADS0 && (item->first_micro_batch & 1)) ||
-            (part->role == ROLE_GRADS1 && (item->first_micro_batch & 2)));
+    return item->kind == OP_BACKWARD && ((part->role == ROLE_GRADS0 && (item->fresh_grads & 1)) ||
+                                         (part->role == ROLE_GRADS1 && (item->fresh_grads & 2)));
 }
 
 /* Writes "update of unit 3, tile 0 (op 12)". Returns `text`. */

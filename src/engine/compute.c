@@ -180,7 +180,7 @@ static int run_backward(struct engine *self, const program *prog, const op *item
     model_call call;
     fill_call(self, prog, item, &call);
     for (int i = 0; i < 2; i++) {
-        call.fresh[i] = item->first_micro_batch & (1 << i);
+        call.fresh[i] = item->fresh_grads & (1 << i);
         if (call.fresh[i])
             TRY(zero_padding(self, prog, item, i, stream));
     }

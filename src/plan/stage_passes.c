@@ -400,7 +400,7 @@ static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t 
         if (run->fresh[i] && run->pass->adds_grads[i])
             add_filling(b, item, (double)run->pass->zeroed_bytes[i], 0);
     if (mb == run->mb_begin)
-        item->first_micro_batch = (uint8_t)((run->fresh[0] ? 1 : 0) | (run->fresh[1] ? 2 : 0));
+        item->fresh_grads = (uint8_t)((run->fresh[0] ? 1 : 0) | (run->fresh[1] ? 2 : 0));
     use_workspace(b, run, idx, mb);
     use_tables(b, run, idx);
     return idx;

@@ -175,7 +175,7 @@ static inline void run_compute(ranks_run *run, const program *prog, uint32_t ran
         if (part->role != ROLE_GRADS0 && part->role != ROLE_GRADS1)
             continue;
         uint32_t unit = prog->buffers[part->buffer_idx].unit;
-        bool zeroes = item->first_micro_batch & (part->role == ROLE_GRADS0 ? 1 : 2);
+        bool zeroes = item->fresh_grads & (part->role == ROLE_GRADS0 ? 1 : 2);
         uint64_t *cells = run_cells(run, prog, rank, part);
         assert_int_equal(part->size_bytes, run_blocks(run, unit) * SHARD_ELEMS_STEP * 4);
         for (uint64_t k = 0; k < run_blocks(run, unit); k++)

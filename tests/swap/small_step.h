@@ -66,7 +66,7 @@ static inline void build_step(program *out)
     builder_use(&b, ROLE_OUTPUT_GRAD, ACCESS_READ, B_OUTPUT, 0, 2048);
     builder_use(&b, ROLE_GRADS0, ACCESS_UPDATE, B_ACCUMULATOR, 0, PIECE);
     builder_use(&b, ROLE_WORKSPACE, ACCESS_UPDATE, B_SCRATCH, 0, 1024);
-    b.prog.ops[5].first_micro_batch = 1;
+    b.prog.ops[5].fresh_grads = 1;
     builder_op(&b, OP_GRAD_CLOSE); /* 6 */
     builder_use(&b, ROLE_GRADS0, ACCESS_READ, B_ACCUMULATOR, 0, PIECE);
     builder_use(&b, ROLE_TARGET, ACCESS_WRITE, B_CLOSED, 0, PIECE);

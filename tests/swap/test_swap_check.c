@@ -192,7 +192,7 @@ static void home_not_first(program *p)
 }
 static void read_before_write(program *p)
 {
-    p->ops[5].first_micro_batch = 0;
+    p->ops[5].fresh_grads = 0;
 }
 static void read_unwritten_part(program *p)
 {

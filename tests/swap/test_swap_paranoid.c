@@ -269,7 +269,7 @@ static void an_accumulator_must_be_zeroed(void **state)
         bench_init(&b, OP_BACKWARD);
         builder_use(&b.build, ROLE_GRADS0, ACCESS_UPDATE, BUFFER_A, 0, SPAN);
         bench_start(&b);
-        b.prog.ops[0].first_micro_batch = (uint8_t)first;
+        b.prog.ops[0].fresh_grads = (uint8_t)first;
         b.act = accumulate;
         memset(real(&b, BUFFER_A), 0, SPAN);
         assert_int_equal(bench_run(&b), 0);
