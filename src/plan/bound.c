@@ -47,6 +47,7 @@ struct bounding {
     const plani_builder *b;
     bool commits; /* ops of runs that commit count */
     bool phases;  /* barriers are the only cuts, and resources the only work */
+    int works;    /* how many of WORKS count */
     uint32_t cut_count;
     uint32_t *cut_of;             /* [op_count] 1 + index of the cut, 0: none */
     uint32_t *lo, *hi;            /* [op_count] cut_count + 1: no later cut */
@@ -130,12 +131,12 @@ static void walk_back(struct bounding *w)
 
 static void add_work(const struct bounding *w, struct between *sum, uint32_t idx)
 {
-    const op *item = &w->b->ops[idx];
-    const struct plani_share *share = &w->b->graph->shares[idx];
-    for (int r = 0; r < WORKS; r++) {
-        double seconds = r < RESOURCE_COUNT                               ? share->demand[r]
-                         : !w->phases && r - RESOURCE_COUNT == item->lane ? share->alone_seconds
-                                                                          : 0;
+    const int lane = w->b->graph->lanes[idx];
+    const struct plani_share *share = plani_share_of(w->b->graph, idx);
+    for (int r = 0; r < w->works; r++) {
+        double seconds = r < RESOURCE_COUNT           ? share->demand[r]
+                         : r - RESOURCE_COUNT == lane ? share->alone_seconds
+                                                      : 0;
         if (seconds <= 0)
             continue;
         sum->work[r] += seconds;
@@ -144,16 +145,17 @@ static void add_work(const struct bounding *w, struct between *sum, uint32_t idx
     }
 }
 
-static void clear(struct between *sum)
+static void clear(const struct bounding *w, struct between *sum)
 {
-    *sum = (struct between){0};
-    for (int r = 0; r < WORKS; r++)
+    for (int r = 0; r < w->works; r++) {
+        sum->work[r] = 0;
         sum->start[r] = sum->tail[r] = INFINITY;
+    }
 }
 
-static void join(struct between *sum, const struct between *more)
+static void join(const struct bounding *w, struct between *sum, const struct between *more)
 {
-    for (int r = 0; r < WORKS; r++) {
+    for (int r = 0; r < w->works; r++) {
         sum->work[r] += more->work[r];
         sum->start[r] = plani_smaller(sum->start[r], more->start[r]);
         sum->tail[r] = plani_smaller(sum->tail[r], more->tail[r]);
@@ -167,21 +169,21 @@ static double cut_start(struct bounding *w, uint32_t j, double last_alone, struc
 {
     double least = 0;
     for (uint32_t i = 0; i < j; i++)
-        clear(&column[i]);
+        clear(w, &column[i]);
     for (uint32_t k = w->hi_begin[j]; k < w->hi_begin[j + 1]; k++)
         if (counts(w, w->by_hi[k]))
             add_work(w, &column[w->lo[w->by_hi[k]]], w->by_hi[k]);
     if (j > 0)
-        clear(&w->sums[j - 1]);
+        clear(w, &w->sums[j - 1]);
     for (uint32_t i = j; i-- > 0;) {
         if (i + 1 < j)
-            join(&column[i], &column[i + 1]);
+            join(w, &column[i], &column[i + 1]);
         struct between *sum = &w->sums[i];
-        for (int r = 0; r < WORKS; r++)
+        for (int r = 0; r < w->works; r++)
             if (sum->work[r] > 0)
                 sum->tail[r] = last_alone;
-        join(sum, &column[i]);
-        for (int r = 0; r < WORKS; r++)
+        join(w, sum, &column[i]);
+        for (int r = 0; r < w->works; r++)
             if (sum->work[r] > 0)
                 least = plani_larger(least, sum->start[r] + sum->work[r] + sum->tail[r]);
         least = plani_larger(least, w->cut_end[i]);
@@ -199,7 +201,7 @@ static double start_behind_ancestors(const struct bounding *w, uint64_t idx, uin
     uint64_t edge = b->edge_count;
     uint64_t after = PROGRAM_NONE;
     double least = 0;
-    clear(&all);
+    clear(w, &all);
     marks[idx] = 1;
     while (edge > 0 && b->edges[edge - 1].to > idx)
         edge--;
@@ -213,7 +215,7 @@ static double start_behind_ancestors(const struct bounding *w, uint64_t idx, uin
         if (marks[i] && i != idx && counts(w, i))
             add_work(w, &all, (uint32_t)i);
     }
-    for (int r = 0; r < WORKS; r++)
+    for (int r = 0; r < w->works; r++)
         if (all.work[r] > 0)
             least = plani_larger(least, all.start[r] + all.work[r]);
     return least;
@@ -240,7 +242,7 @@ static double walk_on(struct bounding *w, struct between *column, uint8_t *marks
             w->cut_end[cut] = w->start[i] + w->alone[i];
         }
         w->start[i] = plani_larger(w->start[i], w->cut_end[w->lo[i]]);
-        if (b->ops[i].kind == OP_COMMIT && !w->phases && counts(w, i))
+        if (!w->phases && b->ops[i].kind == OP_COMMIT && counts(w, i))
             w->start[i] = plani_larger(w->start[i], start_behind_ancestors(w, i, marks));
         if (counts(w, i))
             end = plani_larger(end, w->start[i] + w->alone[i]);
@@ -273,13 +275,14 @@ static int bound_alloc(struct bounding *w, struct between **column)
 
 static int bound_of(const plani_builder *b, bool commits, bool phases, uint64_t *bound_ns)
 {
-    struct bounding w = {.b = b, .commits = commits, .phases = phases};
+    struct bounding w = {
+        .b = b, .commits = commits, .phases = phases, .works = phases ? RESOURCE_COUNT : WORKS};
     struct between *column = NULL;
     assert(b->graph);
     int rc = bound_alloc(&w, &column);
     if (rc == 0) {
         for (uint64_t i = 0; i < b->op_count && !phases; i++)
-            w.alone[i] = b->graph->shares[i].alone_seconds;
+            w.alone[i] = plani_share_of(b->graph, i)->alone_seconds;
         uint8_t *marks = mem_alloc(b->op_count + 1, sizeof *marks, "plan bound");
         rc = marks ? 0 : -ENOMEM;
         if (marks) {

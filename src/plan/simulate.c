@@ -45,15 +45,26 @@ struct caps {
     uint64_t live_elems, ahead_elems;
 };
 
+/* Ops that run together, one a lane, and how fast they run. A program has few such sets, which come
+ * again for each tile and layer. */
+struct rates {
+    uint32_t shares[LANE_COUNT]; /* 1 + index in graph.shares; 0: the lane is idle */
+    double rate[LANE_COUNT];     /* share of the op done per second */
+};
+enum { RATES = 256 }; /* sets that are remembered: a power of 2 */
+
 struct sim {
     plani_builder *b;
     const struct plani_graph *graph;
     bool whole; /* the program says what was held: by op.behind, and for copies by a dependency */
     struct sim_op *ops;
-    struct plani_heap ready[LANE_COUNT];
+    struct plani_ready ready;
+    int rivals[LANE_COUNT]; /* plani_rival_lane */
     uint32_t running[LANE_COUNT];
     uint32_t last_done[LANE_COUNT];
-    double done[LANE_COUNT]; /* share of the running op that is done, 0..1 */
+    double done[LANE_COUNT];     /* share of the running op that is done, 0..1 */
+    uint32_t shares[LANE_COUNT]; /* as in struct rates */
+    struct rates *rates;         /* [RATES] by hash */
     struct caps caps;
     uint32_t *capped; /* [lane_count[LANE_COMM]] gathers that are ready and that a cap keeps back */
     uint64_t capped_count;
@@ -65,6 +76,20 @@ struct sim {
     double enough;               /* a longer program is of no interest; INFINITY */
     double left[RESOURCE_COUNT]; /* work of the ops that have not begun, in seconds */
 };
+
+/* ---- ready ops ------------------------------------------------------------------------------ */
+
+static void push_ready(struct sim *s, int lane, uint32_t idx)
+{
+    plani_ready_push(&s->ready, lane, s->graph->rank[idx]);
+}
+
+/* The most urgent ready op of the lane; there is one. */
+static uint32_t first_ready(const struct sim *s, int lane)
+{
+    uint32_t rank = plani_ready_first(&s->ready, lane);
+    return s->graph->by_rank[s->graph->line_begin[lane] + rank];
+}
 
 /* ---- caps on gathered params -------------------------------------------------------------------
  *
@@ -168,7 +193,7 @@ static bool is_capped(struct sim *s, uint32_t idx)
 static void uncap(struct sim *s)
 {
     while (s->capped_count > 0)
-        plani_heap_push(&s->ready[LANE_COMM], s->capped[--s->capped_count]);
+        push_ready(s, LANE_COMM, s->capped[--s->capped_count]);
 }
 
 static void start_caps(struct sim *s, uint32_t idx)
@@ -207,7 +232,8 @@ static int sim_init(struct sim *s, plani_builder *b, bool whole)
     s->whole = whole;
     TRY(caps_init(&s->caps, b));
     s->ops = mem_alloc(b->op_count + 1, sizeof *s->ops, "plan simulation");
-    if (!s->ops)
+    s->rates = mem_alloc(RATES, sizeof *s->rates, "plan simulation");
+    if (!s->ops || !s->rates)
         return -ENOMEM;
     if (s->caps.is_ahead) {
         s->capped = mem_alloc(graph->lane_count[LANE_COMM] + 1, sizeof *s->capped, "plan caps");
@@ -217,17 +243,18 @@ static int sim_init(struct sim *s, plani_builder *b, bool whole)
         for (uint64_t i = b->home_count; i < b->buffer_count; i++)
             s->uses_left[i] = b->buffers[i].user_count;
     }
+    TRY(plani_ready_init(&s->ready, graph));
     for (int lane = 0; lane < LANE_COUNT; lane++) {
         s->running[lane] = s->last_done[lane] = PROGRAM_NONE;
-        TRY(plani_heap_init(&s->ready[lane], graph->lane_count[lane], graph->urgency, false));
+        s->rivals[lane] = plani_rival_lane(&b->job->machine, lane);
     }
     for (uint64_t i = 0; i < b->op_count; i++) {
         for (int r = 0; r < RESOURCE_COUNT; r++)
-            s->left[r] += graph->shares[i].demand[r];
+            s->left[r] += plani_share_of(graph, i)->demand[r];
         s->ops[i].missing = (uint32_t)(graph->to_begin[i + 1] - graph->to_begin[i]);
         s->ops[i].missing += graph->chain_before[i] != PROGRAM_NONE;
         if (s->ops[i].missing == 0)
-            plani_heap_push(&s->ready[graph->lanes[i]], (uint32_t)i);
+            push_ready(s, graph->lanes[i], (uint32_t)i);
     }
     return 0;
 }
@@ -235,11 +262,11 @@ static int sim_init(struct sim *s, plani_builder *b, bool whole)
 static void sim_fini(struct sim *s)
 {
     mem_free(s->ops);
+    mem_free(s->rates);
     mem_free(s->capped);
     mem_free(s->uses_left);
+    plani_ready_fini(&s->ready);
     caps_fini(&s->caps);
-    for (int lane = 0; lane < LANE_COUNT; lane++)
-        plani_heap_fini(&s->ready[lane]);
 }
 
 /* ---- lanes ---------------------------------------------------------------------------------- */
@@ -248,7 +275,7 @@ static void wait_less(struct sim *s, uint32_t idx)
 {
     assert(s->ops[idx].state == OP_WAITING && s->ops[idx].missing > 0);
     if (--s->ops[idx].missing == 0)
-        plani_heap_push(&s->ready[s->graph->lanes[idx]], idx);
+        push_ready(s, s->graph->lanes[idx], idx);
 }
 
 static void complete(struct sim *s, uint32_t idx)
@@ -260,6 +287,7 @@ static void complete(struct sim *s, uint32_t idx)
     s->ops[idx].end = s->now;
     s->complete_count++;
     s->running[lane] = PROGRAM_NONE;
+    s->shares[lane] = 0;
     s->last_done[lane] = idx;
     for (uint64_t e = g->from_begin[idx]; e < g->from_begin[idx + 1]; e++)
         wait_less(s, g->successors[e]);
@@ -275,15 +303,15 @@ static void complete(struct sim *s, uint32_t idx)
  * that shares them: one that is more urgent, and nearly fills them. */
 static bool is_held(const struct sim *s, int lane, uint32_t idx)
 {
-    int other = plani_rival_lane(&s->b->job->machine, lane);
+    int other = s->rivals[lane];
     if (other == LANE_COUNT)
         return false;
     uint32_t rival = s->running[other];
-    if (rival == PROGRAM_NONE && s->ready[other].count > 0)
-        rival = s->ready[other].items[0];
-    if (rival == PROGRAM_NONE || s->graph->urgency[rival] <= s->graph->urgency[idx])
+    if (rival == PROGRAM_NONE && s->ready.count[other] > 0)
+        rival = first_ready(s, other);
+    if (rival == PROGRAM_NONE || s->graph->rank[rival] < s->graph->rank[idx])
         return false;
-    const struct plani_share *share = &s->graph->shares[rival];
+    const struct plani_share *share = plani_share_of(s->graph, rival);
     enum plan_resource shared =
         other == LANE_READ || other == LANE_WRITE ? RESOURCE_DRIVE : RESOURCE_H2D;
     return share->demand[shared] > shared_filled * share->alone_seconds;
@@ -292,13 +320,13 @@ static bool is_held(const struct sim *s, int lane, uint32_t idx)
 /* The op that the lane starts now, or PROGRAM_NONE. */
 static uint32_t take_next(struct sim *s, int lane)
 {
-    while (s->ready[lane].count > 0) {
-        uint32_t idx = s->ready[lane].items[0];
+    while (s->ready.count[lane] > 0) {
+        uint32_t idx = first_ready(s, lane);
         if (is_held(s, lane, idx)) {
             s->ops[idx].was_held = true;
             return PROGRAM_NONE;
         }
-        plani_heap_pop(&s->ready[lane]);
+        plani_ready_take(&s->ready, lane, s->graph->rank[idx]);
         if (!is_capped(s, idx))
             return idx;
         s->capped[s->capped_count++] = idx;
@@ -316,7 +344,7 @@ static int start_ready(struct sim *s)
         if (idx == PROGRAM_NONE)
             continue;
         struct sim_op *o = &s->ops[idx];
-        int other = plani_rival_lane(&s->b->job->machine, lane);
+        int other = s->rivals[lane];
         uint32_t rival = other < LANE_COUNT ? s->last_done[other] : PROGRAM_NONE;
         o->behind = PROGRAM_NONE;
         if (s->whole && o->was_held && rival != PROGRAM_NONE) {
@@ -328,35 +356,61 @@ static int start_ready(struct sim *s)
         o->state = OP_RUNNING;
         o->start = s->now;
         s->running[lane] = idx;
+        s->shares[lane] = s->graph->share_of[idx] + 1;
         s->done[lane] = 0;
         for (int r = 0; r < RESOURCE_COUNT; r++)
-            s->left[r] -= s->graph->shares[idx].demand[r];
+            s->left[r] -= plani_share_of(s->graph, idx)->demand[r];
         start_caps(s, idx);
     }
     return 0;
 }
 
+/* Fills in the rates of the running ops. */
+static void share_rates(const struct sim *s, struct rates *found)
+{
+    struct plani_share *shares[LANE_COUNT];
+    uint32_t count = 0;
+    for (int lane = 0; lane < LANE_COUNT; lane++)
+        if (s->shares[lane])
+            shares[count++] = &s->graph->shares[s->shares[lane] - 1];
+    plani_share_rates(shares, count);
+    memcpy(found->shares, s->shares, sizeof found->shares);
+    for (int lane = 0; lane < LANE_COUNT; lane++)
+        if (s->shares[lane]) {
+            found->rate[lane] = s->graph->shares[s->shares[lane] - 1].rate;
+            assert(found->rate[lane] > 0);
+        }
+}
+
+/* The rates of the running ops, which may be known. */
+static const struct rates *find_rates(struct sim *s)
+{
+    uint64_t words[LANE_COUNT / 2], hash = 0;
+    memcpy(words, s->shares, sizeof words);
+    for (int i = 0; i < LANE_COUNT / 2; i++)
+        hash = (hash ^ words[i]) * UINT64_C(0x9e3779b97f4a7c15);
+    struct rates *found = &s->rates[hash >> 32 & (RATES - 1)];
+    if (memcmp(found->shares, s->shares, sizeof found->shares) != 0)
+        share_rates(s, found);
+    return found;
+}
+
 /* Advances to the next completion. */
 static void advance(struct sim *s)
 {
-    struct plani_share *shares[LANE_COUNT];
+    const struct rates *rates = find_rates(s);
     int lanes[LANE_COUNT];
     uint32_t count = 0;
+    double step = INFINITY;
     for (int lane = 0; lane < LANE_COUNT; lane++)
-        if (s->running[lane] != PROGRAM_NONE) {
-            lanes[count] = lane;
-            shares[count++] = &s->graph->shares[s->running[lane]];
+        if (s->shares[lane]) {
+            lanes[count++] = lane;
+            step = plani_smaller(step, (1.0 - s->done[lane]) / rates->rate[lane]);
         }
     assert(count > 0);
-    plani_share_rates(shares, count);
-    for (uint32_t i = 0; i < count; i++)
-        assert(shares[i]->rate > 0);
-    double step = INFINITY;
-    for (uint32_t i = 0; i < count; i++)
-        step = plani_smaller(step, (1.0 - s->done[lanes[i]]) / shares[i]->rate);
     s->now += step;
     for (uint32_t i = 0; i < count; i++) {
-        s->done[lanes[i]] += step * shares[i]->rate;
+        s->done[lanes[i]] += step * rates->rate[lanes[i]];
         if (s->done[lanes[i]] >= 1.0 - 1e-9)
             complete(s, s->running[lanes[i]]);
     }

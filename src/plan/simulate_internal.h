@@ -95,38 +95,58 @@ void plani_space_release(struct plani_space *space, uint64_t begin, uint64_t end
 
 /* ---- the graph and its urgency: urgency.c --------------------------------------------------- */
 
-/* Ops, taken largest key first; of equal keys the first, or the last, of the serial order. */
-struct plani_heap {
-    uint32_t *items;
-    uint64_t count, capacity;
-    const double *keys; /* borrowed, by op */
-    bool last_first;
-};
-int plani_heap_init(struct plani_heap *heap, uint64_t capacity, const double *keys,
-                    bool last_first) MUST_CHECK;
-void plani_heap_fini(struct plani_heap *heap);
-void plani_heap_push(struct plani_heap *heap, uint32_t idx);
-uint32_t plani_heap_pop(struct plani_heap *heap);
-
 /* The graph that all simulations of a builder's ops share. The second part is linked anew for each
  * of them. */
 struct plani_graph {
     uint64_t *in_begin;             /* [op_count + 1] in builder.edges: data dependencies by `to` */
     uint32_t *chain, *chain_before; /* [op_count] next and last op of the compute lane's chain */
-    struct plani_share *shares;     /* [op_count] */
-    uint8_t *lanes;                 /* [op_count] those of the ops, side by side */
+    /* Demands. Most ops ask the same of the machine as others, of other tiles and layers:
+     * shares[share_of[i]] is what op i asks for. */
+    struct plani_share *shares; /* [share_count] */
+    uint32_t *share_of;         /* [op_count] */
+    uint64_t share_count, share_capacity;
+    uint8_t *lanes; /* [op_count] those of the ops, side by side */
     uint64_t lane_count[LANE_COUNT];
     /* Linked: dependencies of data and of memory, but not of the chain. */
     uint64_t *from_begin, *to_begin; /* [op_count + 2] in successors, predecessors */
     uint32_t *successors, *predecessors;
     uint64_t capacity;
-    double *urgency; /* [op_count] seconds from the op's latest start to the end of the program */
+    /* Lanes that get in each other's way are one line. In a line ops have ranks by their latest
+     * start: a higher rank is more urgent. */
+    uint32_t *rank;                  /* [op_count] of each op in its line */
+    uint32_t *by_rank;               /* [op_count] the ops of each line */
+    uint64_t line_begin[LANE_COUNT]; /* of each lane's line in by_rank */
+    uint64_t line_count[LANE_COUNT]; /* the ops of each lane's line */
 };
+static inline struct plani_share *plani_share_of(const struct plani_graph *g, uint64_t op_idx)
+{
+    return &g->shares[g->share_of[op_idx]];
+}
 /* The lane that shares the drives with this one, or the one thread that copies for a CPU;
  * LANE_COUNT: there is none. */
 int plani_rival_lane(const plan_machine *machine, int lane);
 int plani_graph_create(const plani_builder *b, struct plani_graph **out) MUST_CHECK;
 int plani_graph_link(struct plani_graph *g, const plani_builder *b) MUST_CHECK;
+
+/* ---- ready ops: ready.c --------------------------------------------------------------------- */
+
+/* The ops of each lane that are ready, by their rank in the lane's line. One thread; heap memory,
+ * freed by plani_ready_fini. */
+enum { PLANI_READY_LEVELS = 6 }; /* 64^6 is more than 2^32 */
+struct plani_ready {
+    /* Bit n of the first level is rank n. Bit n of each other level says whether word n of the
+     * level before has bits. The last level has one word. */
+    uint64_t *words[LANE_COUNT][PLANI_READY_LEVELS];
+    int levels;
+    uint64_t count[LANE_COUNT];
+};
+int plani_ready_init(struct plani_ready *ready, const struct plani_graph *graph) MUST_CHECK;
+void plani_ready_fini(struct plani_ready *ready);
+void plani_ready_push(struct plani_ready *ready, int lane, uint32_t rank);
+/* The highest rank; there is one. */
+uint32_t plani_ready_first(const struct plani_ready *ready, int lane);
+/* Removes one that is there. */
+void plani_ready_take(struct plani_ready *ready, int lane, uint32_t rank);
 
 /* ---- places: reserve.c ---------------------------------------------------------------------- */
 

@@ -25,50 +25,44 @@
 
 /* ---- heap ----------------------------------------------------------------------------------- */
 
-/* True if op a is taken before op c. */
-static bool goes_first(const struct plani_heap *heap, uint32_t a, uint32_t c)
+/* Ops, taken largest key first; of equal keys the last of the serial order. */
+struct heap_item {
+    double key;
+    uint32_t idx;
+};
+struct heap {
+    struct heap_item *items;
+    uint64_t count;
+};
+
+static bool goes_first(struct heap_item a, struct heap_item c)
 {
-    if (heap->keys[a] != heap->keys[c])
-        return heap->keys[a] > heap->keys[c];
-    return heap->last_first ? a > c : a < c;
+    return a.key != c.key ? a.key > c.key : a.idx > c.idx;
 }
 
-int plani_heap_init(struct plani_heap *heap, uint64_t capacity, const double *keys, bool last_first)
+static void heap_push(struct heap *heap, struct heap_item fresh)
 {
-    *heap = (struct plani_heap){.capacity = capacity + 1, .keys = keys, .last_first = last_first};
-    heap->items = mem_alloc(capacity + 1, sizeof *heap->items, "plan order");
-    return heap->items ? 0 : -ENOMEM;
-}
-
-void plani_heap_fini(struct plani_heap *heap)
-{
-    mem_free(heap->items);
-    heap->items = NULL;
-}
-
-void plani_heap_push(struct plani_heap *heap, uint32_t idx)
-{
-    assert(heap->count < heap->capacity);
     uint64_t at = heap->count++;
-    while (at > 0 && goes_first(heap, idx, heap->items[(at - 1) / 2])) {
+    while (at > 0 && goes_first(fresh, heap->items[(at - 1) / 2])) {
         heap->items[at] = heap->items[(at - 1) / 2];
         at = (at - 1) / 2;
     }
-    heap->items[at] = idx;
+    heap->items[at] = fresh;
 }
 
-uint32_t plani_heap_pop(struct plani_heap *heap)
+static uint32_t heap_pop(struct heap *heap)
 {
     assert(heap->count > 0);
-    uint32_t first = heap->items[0], moved = heap->items[--heap->count];
+    const uint32_t first = heap->items[0].idx;
+    const struct heap_item moved = heap->items[--heap->count];
     uint64_t at = 0;
     for (;;) {
         uint64_t child = 2 * at + 1;
         if (child >= heap->count)
             break;
-        if (child + 1 < heap->count && goes_first(heap, heap->items[child + 1], heap->items[child]))
+        if (child + 1 < heap->count && goes_first(heap->items[child + 1], heap->items[child]))
             child++;
-        if (!goes_first(heap, heap->items[child], moved))
+        if (!goes_first(heap->items[child], moved))
             break;
         heap->items[at] = heap->items[child];
         at = child;
@@ -84,15 +78,59 @@ static int graph_alloc(struct plani_graph *g, const plani_builder *b)
     uint64_t n = b->op_count;
     g->in_begin = mem_alloc(n + 1, sizeof *g->in_begin, "plan graph");
     g->chain = mem_alloc(2 * n + 1, sizeof *g->chain, "plan graph");
-    g->shares = mem_alloc(n + 1, sizeof *g->shares, "plan graph");
+    g->share_of = mem_alloc(n + 1, sizeof *g->share_of, "plan graph");
     g->lanes = mem_alloc(n + 1, sizeof *g->lanes, "plan graph");
-    g->urgency = mem_alloc(n + 1, sizeof *g->urgency, "plan graph");
+    g->rank = mem_alloc(2 * n + 1, sizeof *g->rank, "plan graph");
     g->from_begin = mem_alloc(n + 2, sizeof *g->from_begin, "plan graph");
     g->to_begin = mem_alloc(n + 2, sizeof *g->to_begin, "plan graph");
-    if (!g->in_begin || !g->chain || !g->shares || !g->lanes || !g->urgency || !g->from_begin ||
+    if (!g->in_begin || !g->chain || !g->share_of || !g->lanes || !g->rank || !g->from_begin ||
         !g->to_begin)
         return -ENOMEM;
     g->chain_before = g->chain + n;
+    g->by_rank = g->rank + n;
+    return 0;
+}
+
+enum {
+    SHARE_SLOTS = 1024, /* a power of 2 */
+    DEMAND_WORDS = sizeof(op_demand) / sizeof(uint64_t),
+};
+static_assert(sizeof(op_demand) % sizeof(uint64_t) == 0, "demands are hashed by words");
+
+/* Adds what the op asks for, computed. */
+static int add_share(struct plani_graph *g, const plani_builder *b, uint64_t op_idx)
+{
+    if (g->share_count == g->share_capacity) {
+        uint64_t wanted = size_max(2 * g->share_capacity, 64);
+        void *bigger = mem_resize(g->shares, wanted, sizeof *g->shares, "plan graph");
+        if (!bigger)
+            return -ENOMEM;
+        g->shares = bigger;
+        g->share_capacity = wanted;
+    }
+    plani_demand(&b->job->machine, &b->ops[op_idx].demand, &g->shares[g->share_count]);
+    g->share_of[op_idx] = (uint32_t)g->share_count++;
+    return 0;
+}
+
+/* Finds for each op what it asks for, and computes what no op before it has asked for. */
+static int fill_shares(struct plani_graph *g, const plani_builder *b)
+{
+    uint32_t first_of[SHARE_SLOTS] = {0}; /* 1 + an op that asks for it */
+    for (uint64_t i = 0; i < b->op_count; i++) {
+        const op_demand *demand = &b->ops[i].demand;
+        uint64_t words[DEMAND_WORDS], hash = 0;
+        memcpy(words, demand, sizeof words);
+        for (int w = 0; w < DEMAND_WORDS; w++)
+            hash = (hash ^ words[w]) * UINT64_C(0x9e3779b97f4a7c15);
+        uint32_t *first = &first_of[hash >> 32 & (SHARE_SLOTS - 1)];
+        if (*first > 0 && memcmp(&b->ops[*first - 1].demand, demand, sizeof *demand) == 0) {
+            g->share_of[i] = g->share_of[*first - 1];
+            continue;
+        }
+        TRY(add_share(g, b, i));
+        *first = (uint32_t)i + 1;
+    }
     return 0;
 }
 
@@ -103,7 +141,6 @@ static void fill_graph(struct plani_graph *g, const plani_builder *b)
         g->in_begin[i] = edge;
         while (edge < b->edge_count && b->edges[edge].to == i)
             edge++;
-        plani_demand(&b->job->machine, &b->ops[i].demand, &g->shares[i]);
         g->lanes[i] = b->ops[i].lane;
         g->lane_count[g->lanes[i]]++;
         g->chain[i] = g->chain_before[i] = PROGRAM_NONE;
@@ -135,7 +172,7 @@ static void link_ops(const plani_builder *b, uint64_t *begin, uint32_t *others, 
 static void fill_heads(const struct plani_graph *g, const plani_builder *b, double *heads)
 {
     for (uint64_t i = 0; i < b->op_count; i++) {
-        double end = heads[i] + g->shares[i].alone_seconds;
+        double end = heads[i] + plani_share_of(g, i)->alone_seconds;
         for (uint64_t e = g->from_begin[i]; e < g->from_begin[i + 1]; e++)
             heads[g->successors[e]] = plani_larger(heads[g->successors[e]], end);
         if (g->chain[i] != PROGRAM_NONE)
@@ -161,43 +198,68 @@ int plani_rival_lane(const plan_machine *machine, int lane)
     }
 }
 
-/* Lanes that get in each other's way are one line, which has the lower number. */
+/* A line of lanes has the lowest of their numbers. */
 static int line_of(const plani_builder *b, int lane)
 {
     int rival = plani_rival_lane(&b->job->machine, lane);
     return rival < lane ? rival : lane;
 }
 
+static void find_lines(struct plani_graph *g, const plani_builder *b)
+{
+    uint64_t begin = 0;
+    for (int lane = 0; lane < LANE_COUNT; lane++) {
+        int line = line_of(b, lane), rival = plani_rival_lane(&b->job->machine, lane);
+        if (line < lane) {
+            g->line_begin[lane] = g->line_begin[line];
+            g->line_count[lane] = g->line_count[line];
+            continue;
+        }
+        g->line_begin[lane] = begin;
+        g->line_count[lane] = g->lane_count[lane];
+        g->line_count[lane] += rival < LANE_COUNT ? g->lane_count[rival] : 0;
+        begin += g->line_count[lane];
+    }
+}
+
 struct backward {
     const struct plani_graph *g;
-    const plani_builder *b;
-    uint32_t *waits; /* [op_count] what depends on it and is not done */
-    double *heads;
-    struct plani_heap ready[LANE_COUNT];
+    int line_of[LANE_COUNT];
+    uint32_t *waits;         /* [op_count] what depends on it and is not done */
+    double *heads;           /* [op_count] */
+    struct heap_item *items; /* [op_count] of all heaps */
+    struct heap ready[LANE_COUNT];
     uint32_t running[LANE_COUNT];
     double end[LANE_COUNT];
 };
 
+static void make_ready(struct backward *w, uint32_t idx)
+{
+    heap_push(&w->ready[w->line_of[w->g->lanes[idx]]], (struct heap_item){w->heads[idx], idx});
+}
+
 static void done_one(struct backward *w, uint32_t idx)
 {
     if (--w->waits[idx] == 0)
-        plani_heap_push(&w->ready[line_of(w->b, w->g->lanes[idx])], idx);
+        make_ready(w, idx);
 }
 
-static void run_backward(struct backward *w)
+static void run_backward(struct backward *w, uint64_t op_count)
 {
-    const plani_builder *b = w->b;
+    const struct plani_graph *g = w->g;
+    uint32_t begun[LANE_COUNT] = {0};
     double now = 0;
     for (int line = 0; line < LANE_COUNT; line++)
         w->running[line] = PROGRAM_NONE;
-    for (uint64_t done = 0; done < b->op_count; done++) {
+    for (uint64_t done = 0; done < op_count; done++) {
         int next = -1;
         for (int line = 0; line < LANE_COUNT; line++) {
             if (w->running[line] == PROGRAM_NONE && w->ready[line].count > 0) {
-                uint32_t idx = plani_heap_pop(&w->ready[line]);
+                uint32_t idx = heap_pop(&w->ready[line]);
                 w->running[line] = idx;
-                w->end[line] = now + w->g->shares[idx].alone_seconds;
-                w->g->urgency[idx] = w->end[line];
+                w->end[line] = now + plani_share_of(g, idx)->alone_seconds;
+                g->by_rank[g->line_begin[line] + begun[line]] = idx;
+                g->rank[idx] = begun[line]++;
             }
             if (w->running[line] != PROGRAM_NONE && (next < 0 || w->end[line] < w->end[next]))
                 next = line;
@@ -205,38 +267,37 @@ static void run_backward(struct backward *w)
         uint32_t idx = w->running[next];
         now = w->end[next];
         w->running[next] = PROGRAM_NONE;
-        for (uint64_t e = w->g->to_begin[idx]; e < w->g->to_begin[idx + 1]; e++)
-            done_one(w, w->g->predecessors[e]);
-        if (w->g->chain_before[idx] != PROGRAM_NONE)
-            done_one(w, w->g->chain_before[idx]);
+        for (uint64_t e = g->to_begin[idx]; e < g->to_begin[idx + 1]; e++)
+            done_one(w, g->predecessors[e]);
+        if (g->chain_before[idx] != PROGRAM_NONE)
+            done_one(w, g->chain_before[idx]);
     }
 }
 
-static int fill_urgency(struct plani_graph *g, const plani_builder *b)
+static int rank_ops(struct plani_graph *g, const plani_builder *b)
 {
-    struct backward w = {.g = g, .b = b};
+    struct backward w = {.g = g};
     w.waits = mem_alloc(b->op_count + 1, sizeof *w.waits, "plan order");
     w.heads = mem_alloc(b->op_count + 1, sizeof *w.heads, "plan order");
-    int rc = w.waits && w.heads ? 0 : -ENOMEM;
-    for (int line = 0; line < LANE_COUNT && rc == 0; line++) {
-        int rival = plani_rival_lane(&b->job->machine, line);
-        uint64_t most = g->lane_count[line] + (rival < LANE_COUNT ? g->lane_count[rival] : 0);
-        rc = plani_heap_init(&w.ready[line], most, w.heads, true);
-    }
+    w.items = mem_alloc(b->op_count + 1, sizeof *w.items, "plan order");
+    int rc = w.waits && w.heads && w.items ? 0 : -ENOMEM;
     if (rc == 0) {
+        for (int lane = 0; lane < LANE_COUNT; lane++) {
+            w.line_of[lane] = line_of(b, lane);
+            w.ready[lane].items = w.items + g->line_begin[lane];
+        }
         fill_heads(g, b, w.heads);
         for (uint64_t i = 0; i < b->op_count; i++) {
             w.waits[i] = (uint32_t)(g->from_begin[i + 1] - g->from_begin[i]);
             w.waits[i] += g->chain[i] != PROGRAM_NONE;
             if (w.waits[i] == 0)
-                plani_heap_push(&w.ready[line_of(b, g->lanes[i])], (uint32_t)i);
+                make_ready(&w, (uint32_t)i);
         }
-        run_backward(&w);
+        run_backward(&w, b->op_count);
     }
-    for (int line = 0; line < LANE_COUNT; line++)
-        plani_heap_fini(&w.ready[line]);
     mem_free(w.waits);
     mem_free(w.heads);
+    mem_free(w.items);
     return rc;
 }
 
@@ -244,8 +305,11 @@ int plani_graph_create(const plani_builder *b, struct plani_graph **out)
 {
     struct plani_graph *g = *out = mem_alloc(1, sizeof *g, "plan graph");
     int rc = g ? graph_alloc(g, b) : -ENOMEM;
+    if (rc == 0)
+        rc = fill_shares(g, b);
     if (rc == 0) {
         fill_graph(g, b);
+        find_lines(g, b);
     } else {
         plani_graph_destroy(g);
         *out = NULL;
@@ -267,7 +331,7 @@ int plani_graph_link(struct plani_graph *g, const plani_builder *b)
     g->predecessors = g->successors + g->capacity;
     link_ops(b, g->from_begin, g->successors, true);
     link_ops(b, g->to_begin, g->predecessors, false);
-    return fill_urgency(g, b);
+    return rank_ops(g, b);
 }
 
 void plani_graph_destroy(struct plani_graph *g)
@@ -277,8 +341,9 @@ void plani_graph_destroy(struct plani_graph *g)
     mem_free(g->in_begin);
     mem_free(g->chain);
     mem_free(g->shares);
+    mem_free(g->share_of);
     mem_free(g->lanes);
-    mem_free(g->urgency);
+    mem_free(g->rank);
     mem_free(g->from_begin);
     mem_free(g->to_begin);
     mem_free(g->successors);
