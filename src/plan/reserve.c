@@ -38,6 +38,11 @@
  * carried out. */
 enum { QUEUE_ALWAYS, QUEUE_SAVES, QUEUE_CARRIED, QUEUES };
 
+/* A transient that is used, and the op that uses it first. */
+struct used {
+    uint32_t idx, first_user;
+};
+
 struct list { /* transients by first use: those from `next` on have no place yet */
     uint64_t next, begin, end;
 };
@@ -46,7 +51,7 @@ struct list { /* transients by first use: those from `next` on have no place yet
 struct walk {
     plani_builder *b;
     const struct plani_graph *graph;
-    uint32_t *sorted; /* all transients that are used */
+    struct used *sorted; /* all transients that are used */
     /* In `sorted`, by arena; the last list has those that are carried in. */
     struct list lists[TIER_COUNT][QUEUES + 1], *waiting;
     int arena;
@@ -66,7 +71,9 @@ struct walk {
     uint64_t at;      /* the op at hand */
     uint64_t at_save; /* the first op from there on that only committing runs have */
     uint64_t lookahead_ops;
-    bool only_fits; /* places are looked for alone: nothing becomes a dependency */
+    uint64_t reach_ops; /* the farthest from the op at hand that a transient got its place */
+    bool is_stuck;      /* the next transients have no place until something is released */
+    bool only_fits;     /* places are looked for alone: nothing becomes a dependency */
 };
 
 /* Writes into `list` the buffer's last uses (or its first): those that no other of its uses follows
@@ -121,7 +128,7 @@ static bool is_waited_for(const struct walk *w, int queue)
 /* The op that uses the next transient of a queue first. */
 static uint32_t next_user(const struct walk *w, int queue)
 {
-    return w->b->buffers[w->sorted[w->waiting[queue].next]].users[0];
+    return w->sorted[w->waiting[queue].next].first_user;
 }
 
 /* Finds a place for a transient; UINT64_MAX: there is none now. */
@@ -164,8 +171,12 @@ static int reserve_one(struct walk *w, uint32_t idx)
 /* The same for the next one of a queue. */
 static int reserve_next(struct walk *w, int queue)
 {
-    int rc = reserve_one(w, w->sorted[w->waiting[queue].next]);
-    w->waiting[queue].next += rc > 0;
+    const struct used next = w->sorted[w->waiting[queue].next];
+    int rc = reserve_one(w, next.idx);
+    if (rc > 0) {
+        w->reach_ops = size_max(w->reach_ops, next.first_user - size_min(w->at, next.first_user));
+        w->waiting[queue].next++;
+    }
     return rc;
 }
 
@@ -201,6 +212,7 @@ static int reserve(struct walk *w)
         if (is_beyond(w, queue) || (queue == QUEUE_SAVES && next_user(w, queue) >= saves_end))
             return 0;
         int rc = reserve_next(w, queue);
+        w->is_stuck = rc == 0 && !is_waited_for(w, QUEUE_SAVES);
         if (rc <= 0)
             return rc;
     }
@@ -208,7 +220,14 @@ static int reserve(struct walk *w)
 
 static void release(struct walk *w, const buffer *item)
 {
+    w->is_stuck = false;
     plani_space_release(&w->space, item->offset_bytes, item->offset_bytes + item->size_bytes);
+}
+
+static int no_memory_for(const plani_builder *b, uint64_t op_idx)
+{
+    return err_set(ERR_NO_FIT, "no memory for op %llu of %llu", (unsigned long long)op_idx,
+                   (unsigned long long)b->op_count);
 }
 
 /* Leaves the op at hand: what it used last becomes free. ERR_NO_FIT where a buffer had no place. */
@@ -217,8 +236,7 @@ static int leave(struct walk *w)
     for (uint64_t i = w->use_begin[w->at]; i < w->use_begin[w->at + 1]; i++) {
         uint32_t used = w->uses[i];
         if (w->uses_left[used] == 0)
-            return err_set(ERR_NO_FIT, "no memory for op %llu of %llu", (unsigned long long)w->at,
-                           (unsigned long long)w->b->op_count);
+            return no_memory_for(w->b, w->at);
         bool is_over =
             --w->uses_left[used] == 0 && !(w->b->buffers[used].base.carried & CARRIED_OUT);
         if (is_over && (is_waited_for(w, QUEUE_ALWAYS) || is_waited_for(w, QUEUE_SAVES) ||
@@ -235,7 +253,11 @@ static int walk_ops(struct walk *w)
         while (w->at_save < b->op_count &&
                (w->at_save < w->at || !b->briefs[w->at_save].if_commits))
             w->at_save++;
-        TRY(reserve(w));
+        /* Places change only where something is released, which no op does that uses nothing here;
+         * but saves may begin to go first. */
+        bool uses_any = w->use_begin[w->at] < w->use_begin[w->at + 1];
+        if (!w->is_stuck && (uses_any || is_waited_for(w, QUEUE_SAVES)))
+            TRY(reserve(w));
         TRY(leave(w));
         if (w->at % PLANI_OPS_OF_A_NOTE == 0)
             plani_note_work(b->job, NULL, 0);
@@ -265,6 +287,8 @@ static int walk_with(struct walk *w, uint64_t lookahead_ops)
     for (int queue = 0; queue < QUEUES; queue++)
         w->waiting[queue].next = w->waiting[queue].begin;
     w->lookahead_ops = lookahead_ops;
+    w->reach_ops = 0;
+    w->is_stuck = false;
     w->peak_bytes = w->floor_bytes;
     w->peak_buffer = w->floor_buffer;
     memset(w->uses_left, 0, (w->b->buffer_count + 1) * sizeof *w->uses_left);
@@ -283,16 +307,16 @@ static void fill_uses(struct walk *w)
     const uint64_t first = w->waiting[0].begin, last = w->waiting[QUEUES].end;
     memset(begin, 0, (b->op_count + 2) * sizeof *begin);
     for (uint64_t i = first; i < last; i++) {
-        const struct plani_buffer *item = &b->buffers[w->sorted[i]];
+        const struct plani_buffer *item = &b->buffers[w->sorted[i].idx];
         for (uint32_t u = 0; u < item->user_count; u++)
             begin[item->users[u] + 2]++;
     }
     for (uint64_t i = 0; i <= b->op_count; i++)
         begin[i + 1] += begin[i];
     for (uint64_t i = first; i < last; i++) {
-        const struct plani_buffer *item = &b->buffers[w->sorted[i]];
+        const struct plani_buffer *item = &b->buffers[w->sorted[i].idx];
         for (uint32_t u = 0; u < item->user_count; u++)
-            w->uses[begin[item->users[u] + 1]++] = w->sorted[i];
+            w->uses[begin[item->users[u] + 1]++] = w->sorted[i].idx;
     }
 }
 
@@ -307,17 +331,50 @@ static int walk_arena(struct walk *w, uint64_t lookahead_most)
     if (rc != ERR_NO_FIT || lookahead_most == 1)
         return rc;
     b->edge_count = edge_count;
+    uint64_t reach = w->reach_ops; /* any longer lookahead fails in the same way */
     const bool only_fits = w->only_fits;
     w->only_fits = true;  /* dependencies are made once, when it is known what fits */
     rc = walk_with(w, 1); /* where the serial order does not fit, no longer lookahead does */
     bool is_sought = rc == 0;
     while (is_sought && lookahead > 1) {
         lookahead = lookahead > 8 ? lookahead / 2 : lookahead - 1;
+        if (lookahead > reach)
+            continue;
         rc = walk_with(w, lookahead);
         is_sought = rc == ERR_NO_FIT;
+        reach = w->reach_ops;
     }
     w->only_fits = only_fits;
     return rc == 0 && !only_fits ? walk_with(w, lookahead) : rc;
+}
+
+int plani_check_room(const plani_builder *b, const uint64_t budget_bytes[TIER_COUNT])
+{
+    uint64_t live[TIER_COUNT] = {0}, stride = b->op_count + 2;
+    uint64_t *more = mem_alloc(TIER_COUNT * stride, sizeof *more, "plan room");
+    if (!more)
+        return -ENOMEM;
+    for (uint64_t i = 0; i < b->home_count; i++) {
+        const buffer *item = &b->buffers[i].base;
+        live[item->arena] = size_max(live[item->arena], item->offset_bytes + item->size_bytes);
+    }
+    for (uint64_t i = b->home_count; i < b->buffer_count; i++) {
+        const struct plani_buffer *item = &b->buffers[i];
+        if (item->user_count == 0)
+            continue;
+        uint64_t *of_arena = more + item->base.arena * stride;
+        of_arena[item->users[0]] += item->base.size_bytes;
+        of_arena[item->users[item->user_count - 1] + 1] -= item->base.size_bytes; /* may wrap */
+    }
+    int rc = 0;
+    for (int a = 0; a < TIER_COUNT && rc == 0; a++)
+        for (uint64_t i = 0; i < b->op_count && rc == 0; i++) {
+            live[a] += more[a * stride + i];
+            if (live[a] > budget_bytes[a])
+                rc = no_memory_for(b, i);
+        }
+    mem_free(more);
+    return rc;
 }
 
 /* QUEUES: none, since it has its place from the start. */
@@ -359,7 +416,8 @@ static void sort_transients(struct walk *w)
         }
     for (uint64_t i = 0; i < count; i++) {
         const struct plani_buffer *item = &b->buffers[order[i]];
-        w->sorted[w->lists[item->base.arena][queue_of(b, item)].end++] = order[i];
+        w->sorted[w->lists[item->base.arena][queue_of(b, item)].end++] =
+            (struct used){order[i], item->users[0]};
     }
 }
 

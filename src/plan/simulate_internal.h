@@ -154,6 +154,9 @@ struct plani_peaks {
     uint64_t bytes[TIER_COUNT];  /* the end of the highest buffer */
     uint32_t buffer[TIER_COUNT]; /* which that is */
 };
+/* ERR_NO_FIT: some op has no room, however places are chosen, since what lies in an arena while it
+ * runs is larger. 0: plani_reserve must say it. Linear, and needs no graph. */
+int plani_check_room(const plani_builder *b, const uint64_t budget_bytes[TIER_COUNT]) MUST_CHECK;
 /* Fills in the transients' offsets, and adds as edges what their places cost; with `only_fits` no
  * edges. ERR_NO_FIT. */
 int plani_reserve(plani_builder *b, const struct plani_graph *graph,

@@ -256,6 +256,8 @@ void plani_space_release(struct plani_space *space, uint64_t begin, uint64_t end
     struct plani_gap gap = widen_gap(space, begin, end);
     for (uint32_t i = 0; i < space->class_count; i++) {
         struct plani_space_class *item = &space->classes[i];
+        if (gap.begin >= item->lowest)
+            continue;
         uint64_t place = plani_align_offset(size_max(gap.begin, item->from_bytes), item->residue);
         if (place < item->lowest && place + item->size_bytes <= gap.end)
             item->lowest = place;

@@ -249,6 +249,8 @@ int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layo
     if (rc == 0 && asked->enough_ns && asked->bound_ns >= asked->enough_ns)
         rc = 1;
     if (rc == 0)
+        rc = plani_check_room(&b, rooms);
+    if (rc == 0)
         rc = schedule_one(&b, asked, rooms, out);
     if (rc == 0 && !asked->serial)
         plani_note_work(job, NULL, b.op_count % PLANI_OPS_OF_A_NOTE);
