@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -13,13 +14,13 @@
 
 enum { FEWEST = 1024 };
 
-/* Grows an array to hold one more element, and `first` of them to begin with; 0 or -ENOMEM. */
-static int grow(void **array, uint64_t count, uint64_t *capacity, uint64_t first, size_t elem_bytes,
+/* Grows an array to hold one more element; 0 or -ENOMEM. */
+static int grow(void **array, uint64_t count, uint64_t *capacity, size_t elem_bytes,
                 const char *tag)
 {
     if (count < *capacity)
         return 0;
-    uint64_t wanted = *capacity ? *capacity * 2 : size_max(first, FEWEST);
+    uint64_t wanted = *capacity ? *capacity * 2 : FEWEST;
     void *fresh = mem_resize(*array, wanted, elem_bytes, tag);
     if (!fresh)
         return -ENOMEM;
@@ -40,8 +41,30 @@ static int check_index(const plani_builder *b, uint64_t count, const char *what)
                    b->op_count, count, what, b->job->micro_batch_count, b->set->tile_elems);
 }
 
+static void take_arrays(plani_builder *b, const struct plani_arrays *from)
+{
+    b->ops = from->ops;
+    b->briefs = from->briefs;
+    b->buffers = from->buffers;
+    b->edges = from->edges;
+    b->op_capacity = from->op_capacity;
+    b->brief_capacity = from->brief_capacity;
+    b->buffer_capacity = from->buffer_capacity;
+    b->edge_capacity = from->edge_capacity;
+}
+
+void plani_arrays_fini(struct plani_arrays *arrays)
+{
+    mem_free(arrays->ops);
+    mem_free(arrays->briefs);
+    mem_free(arrays->buffers);
+    mem_free(arrays->edges);
+    *arrays = (struct plani_arrays){0};
+}
+
 int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *set,
-                       const plani_layout *layout, uint32_t held_stages)
+                       const plani_layout *layout, uint32_t held_stages,
+                       struct plani_arrays *arrays)
 {
     memset(b, 0, sizeof *b);
     b->job = job;
@@ -49,27 +72,41 @@ int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *se
     b->held_stages = held_stages;
     b->commit_op = PROGRAM_NONE;
     b->carried_in = b->carried_out = PROGRAM_NONE;
-    b->buffer_capacity = layout->count + 64;
-    b->buffers = mem_alloc(b->buffer_capacity, sizeof *b->buffers, "plan buffers");
-    if (!b->buffers)
-        return -ENOMEM;
-    for (uint64_t i = 0; i < layout->count; i++) {
-        b->buffers[i].base = layout->buffers[i];
-        b->buffers[i].residue = layout->residues[i];
+    b->arrays = arrays;
+    if (arrays)
+        take_arrays(b, arrays);
+    if (b->buffer_capacity < layout->count + 1) {
+        uint64_t wanted = layout->count + FEWEST;
+        void *fresh = mem_alloc(wanted, sizeof *b->buffers, "plan buffers");
+        if (!fresh)
+            return -ENOMEM;
+        mem_free(b->buffers);
+        b->buffers = fresh;
+        b->buffer_capacity = wanted;
     }
+    for (uint64_t i = 0; i < layout->count; i++)
+        b->buffers[i] =
+            (struct plani_buffer){.base = layout->buffers[i], .residue = layout->residues[i]};
     b->buffer_count = b->home_count = layout->count;
     return 0;
 }
 
 void plani_builder_fini(plani_builder *b)
 {
+    struct plani_arrays own, *left = b->arrays ? b->arrays : &own;
     plani_pool_fini(&b->lists);
     mem_free(b->begun_tiles);
-    mem_free(b->buffers);
-    mem_free(b->ops);
-    mem_free(b->briefs);
-    mem_free(b->edges);
     plani_graph_destroy(b->graph);
+    *left = (struct plani_arrays){.ops = b->ops,
+                                  .briefs = b->briefs,
+                                  .buffers = b->buffers,
+                                  .edges = b->edges,
+                                  .op_capacity = b->op_capacity,
+                                  .brief_capacity = b->brief_capacity,
+                                  .buffer_capacity = b->buffer_capacity,
+                                  .edge_capacity = b->edge_capacity};
+    if (left == &own)
+        plani_arrays_fini(&own);
     memset(b, 0, sizeof *b);
 }
 
@@ -81,11 +118,12 @@ uint32_t plani_transient(plani_builder *b, enum tier arena, uint64_t size_bytes,
     b->error = check_index(b, b->buffer_count, "buffers");
     if (b->error < 0)
         return 0;
-    b->error = grow((void **)&b->buffers, b->buffer_count, &b->buffer_capacity, FEWEST,
-                    sizeof *b->buffers, "plan buffers");
+    b->error = grow((void **)&b->buffers, b->buffer_count, &b->buffer_capacity, sizeof *b->buffers,
+                    "plan buffers");
     if (b->error < 0)
         return 0;
-    struct plani_buffer *fresh = &b->buffers[b->buffer_count]; /* zeros, as what grows is */
+    struct plani_buffer *fresh = &b->buffers[b->buffer_count];
+    memset(fresh, 0, sizeof *fresh);
     fresh->base.arena = (uint8_t)arena;
     fresh->base.state_kind = (uint8_t)kind;
     fresh->base.unit = unit;
@@ -103,16 +141,17 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
     b->error = check_index(b, b->op_count, "ops");
     if (b->error < 0)
         return 0;
-    b->error = grow((void **)&b->ops, b->op_count, &b->op_capacity, b->ops_expected, sizeof *b->ops,
-                    "plan ops");
+    b->error = grow((void **)&b->ops, b->op_count, &b->op_capacity, sizeof *b->ops, "plan ops");
     if (b->error >= 0)
-        b->error = grow((void **)&b->briefs, b->op_count, &b->brief_capacity, b->ops_expected,
-                        sizeof *b->briefs, "plan ops");
+        b->error = grow((void **)&b->briefs, b->op_count, &b->brief_capacity, sizeof *b->briefs,
+                        "plan ops");
     if (b->error < 0)
         return 0;
     if (b->op_count % PLANI_OPS_OF_A_NOTE == PLANI_OPS_OF_A_NOTE - 1)
         plani_note_work(b->job, NULL, PLANI_OPS_OF_A_NOTE);
-    op *fresh = &b->ops[b->op_count]; /* zeros, as what grows is */
+    op *fresh = &b->ops[b->op_count];
+    memset(fresh, 0, offsetof(op, operands));
+    memset(&fresh->demand, 0, sizeof *fresh - offsetof(op, demand));
     fresh->kind = (uint8_t)kind;
     fresh->lane = (uint8_t)lane;
     fresh->unit = fresh->stage = fresh->micro_batch = fresh->tile = PROGRAM_NONE;
@@ -130,8 +169,7 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
 int plani_add_edge(plani_builder *b, uint32_t from, uint32_t to)
 {
     TRY(check_index(b, b->edge_count, "dependencies"));
-    TRY(grow((void **)&b->edges, b->edge_count, &b->edge_capacity, b->edges_expected,
-             sizeof *b->edges, "plan edges"));
+    TRY(grow((void **)&b->edges, b->edge_count, &b->edge_capacity, sizeof *b->edges, "plan edges"));
     b->edges[b->edge_count++] = (struct plani_edge){from, to};
     return 0;
 }
@@ -148,11 +186,6 @@ void plani_depend(plani_builder *b, uint32_t op_idx, uint32_t on_op_idx)
     assert((uint64_t)op_idx + 1 == b->op_count);
     b->briefs[on_op_idx].dependent = op_idx;
     b->error = plani_add_edge(b, on_op_idx, op_idx);
-}
-
-plani_range plani_whole(const plani_builder *b, uint32_t buffer_idx)
-{
-    return (plani_range){buffer_idx, 0, b->error < 0 ? 0 : b->buffers[buffer_idx].base.size_bytes};
 }
 
 static uint32_t size_class(const struct plani_access *item)
@@ -180,15 +213,44 @@ static void move_gap(struct plani_buffer *target, uint32_t to)
     target->recent_gap = to;
 }
 
-/* The first recorded access of the class, or of a later one, that begins at `begin` or above. */
-static uint32_t recent_from(const struct plani_buffer *target, uint32_t class, uint64_t begin)
+/* True if the recorded access comes before all of the class that begin at `begin` or above. */
+static bool is_before(const struct plani_buffer *target, uint32_t idx, uint32_t class,
+                      uint64_t begin)
+{
+    const struct plani_access *item = recent_at(target, idx);
+    uint32_t found = size_class(item);
+    return found < class || (found == class && item->begin < begin);
+}
+
+/* The first recorded access of the class, or of a later one, that begins at `begin` or above.
+ * Searches by steps that get larger from `near` on, then by halves. */
+static uint32_t recent_from(const struct plani_buffer *target, uint32_t class, uint64_t begin,
+                            uint32_t near)
 {
     uint32_t low = 0, high = target->recent_count;
+    near = (uint32_t)size_min(near, high);
+    if (near < high && is_before(target, near, class, begin)) {
+        low = near + 1;
+        for (uint32_t step = 1; step <= high - low; step *= 2) {
+            if (!is_before(target, low + step - 1, class, begin)) {
+                high = low + step - 1;
+                break;
+            }
+            low += step;
+        }
+    } else {
+        high = near;
+        for (uint32_t step = 1; step <= high; step *= 2) {
+            if (is_before(target, high - step, class, begin)) {
+                low = high - step + 1;
+                break;
+            }
+            high -= step;
+        }
+    }
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        const struct plani_access *item = recent_at(target, middle);
-        uint32_t found = size_class(item);
-        if (found < class || (found == class && item->begin < begin))
+        if (is_before(target, middle, class, begin))
             low = middle + 1;
         else
             high = middle;
@@ -221,26 +283,31 @@ static void put_access(struct plani_buffer *target, uint32_t begin, uint32_t end
 /* Records the access and adds what it depends on. Accesses are sorted by size class, then begin:
  * those of one class that overlap the new one begin less than twice the class's size before it, so
  * a unit's many tiles are not looked at again for each of them. */
-static void note_access(plani_builder *b, uint32_t op_idx, plani_range range, bool writes)
+static void note_access(plani_builder *b, struct plani_buffer *target, struct plani_access fresh)
 {
-    struct plani_buffer *target = &b->buffers[range.buffer_idx];
     if (target->recent_count == target->recent_capacity)
         target->recent_gap = target->recent_count;
     b->error = plani_pool_grow(&b->lists, (void **)&target->recent, target->recent_count,
                                &target->recent_capacity, sizeof *target->recent);
     if (b->error < 0)
         return;
-    struct plani_access fresh = {.op_idx = op_idx,
-                                 .writes = writes,
-                                 .begin = range.offset_bytes,
-                                 .end = range.offset_bytes + range.size_bytes};
     uint32_t own = size_class(&fresh);
     bool placed = false;
+    if (target->recent_count == 1) { /* most transients are used as a whole, by one op at a time */
+        struct plani_access *only = recent_at(target, 0);
+        if (only->begin == fresh.begin && only->end == fresh.end && meet(b, &fresh, only)) {
+            *only = fresh;
+            return;
+        }
+    }
     for (uint64_t open = target->recent_classes; open; open &= open - 1) {
         uint32_t class = (uint32_t)__builtin_ctzll(open);
         uint64_t reach = UINT64_C(2) << class;
-        uint32_t first = recent_from(target, class, fresh.begin > reach ? fresh.begin - reach : 0);
+        uint32_t first = recent_from(target, class, fresh.begin > reach ? fresh.begin - reach : 0,
+                                     class == own ? target->recent_hint : 0);
         uint32_t kept = first, i = first;
+        if (class == own)
+            target->recent_hint = first;
         for (; i < target->recent_count; i++) {
             const struct plani_access *item = recent_at(target, i);
             if (item->begin >= fresh.end || size_class(item) != class)
@@ -261,7 +328,7 @@ static void note_access(plani_builder *b, uint32_t op_idx, plani_range range, bo
     }
     if (placed)
         return;
-    uint32_t at = recent_from(target, own, fresh.begin);
+    uint32_t at = recent_from(target, own, fresh.begin, target->recent_hint);
     move_gap(target, at);
     target->recent[at] = fresh;
     target->recent_gap++;
@@ -269,23 +336,27 @@ static void note_access(plani_builder *b, uint32_t op_idx, plani_range range, bo
     target->recent_classes |= UINT64_C(1) << own;
 }
 
-void plani_use(plani_builder *b, uint32_t op_idx, plani_range range, enum operand_role role,
-               enum operand_access access)
+void plani_use_bytes(plani_builder *b, uint32_t op_idx, uint32_t buffer_idx, uint64_t offset_bytes,
+                     uint64_t size_bytes, enum operand_role role, enum operand_access access)
 {
     if (b->error < 0)
         return;
     op *item = &b->ops[op_idx];
-    assert(op_idx < b->op_count && range.buffer_idx < b->buffer_count);
+    assert(op_idx < b->op_count && buffer_idx < b->buffer_count);
     assert(item->operand_count < OP_OPERANDS_MAX);
-    struct plani_buffer *used = &b->buffers[range.buffer_idx];
-    assert(range.offset_bytes + range.size_bytes <= used->base.size_bytes);
-    item->operands[item->operand_count++] = (operand){.buffer_idx = range.buffer_idx,
+    struct plani_buffer *used = &b->buffers[buffer_idx];
+    assert(offset_bytes + size_bytes <= used->base.size_bytes);
+    item->operands[item->operand_count++] = (operand){.buffer_idx = buffer_idx,
                                                       .role = (uint8_t)role,
                                                       .access = (uint8_t)access,
-                                                      .offset_bytes = range.offset_bytes,
-                                                      .size_bytes = range.size_bytes};
-    note_access(b, op_idx, range, (access & ACCESS_WRITE) != 0);
-    if (b->error < 0 || range.buffer_idx < b->home_count)
+                                                      .offset_bytes = offset_bytes,
+                                                      .size_bytes = size_bytes};
+    note_access(b, used,
+                (struct plani_access){.op_idx = op_idx,
+                                      .writes = (access & ACCESS_WRITE) != 0,
+                                      .begin = offset_bytes,
+                                      .end = offset_bytes + size_bytes});
+    if (b->error < 0 || buffer_idx < b->home_count)
         return;
     if (used->user_count > 0 && used->users[used->user_count - 1] == op_idx)
         return;

@@ -68,6 +68,7 @@ struct plani_buffer {
     uint64_t residue;            /* of the offset modulo TILE_PERIOD_BYTES, or PLANI_ANY */
     struct plani_access *recent; /* accesses that a later one may depend on, by size class, begin */
     uint32_t recent_count, recent_capacity, recent_gap;
+    uint32_t recent_hint;    /* where the last search ended: the next one mostly ends near it */
     uint64_t recent_classes; /* bit c: accesses of 2^c bytes and more, below 2^(c+1), were seen */
     uint32_t *users;         /* ops that use a transient, in serial order, each once */
     uint32_t user_count, user_capacity;
@@ -96,6 +97,18 @@ struct plani_range {
 };
 typedef struct plani_range plani_range;
 
+/* The arrays of a builder that is done. A search builds thousands of programs of about one length,
+ * and each builder takes over the arrays of the one before. Their elements hold what that one left.
+ * Zeros: none yet. Heap memory, freed by plani_arrays_fini. */
+struct plani_arrays {
+    op *ops;
+    struct plani_brief *briefs;
+    struct plani_buffer *buffers;
+    struct plani_edge *edges;
+    uint64_t op_capacity, brief_capacity, buffer_capacity, edge_capacity;
+};
+void plani_arrays_fini(struct plani_arrays *arrays);
+
 /* One program under construction: ops in serial order. */
 struct plani_builder {
     const plan_job *job;
@@ -111,7 +124,7 @@ struct plani_builder {
      * plan_set.carried. PROGRAM_NONE: there are none. */
     uint32_t carried_in, carried_out;
     uint32_t commit_op; /* the program's OP_COMMIT, PROGRAM_NONE before it */
-    op *ops;
+    op *ops;            /* operands beyond operand_count are not set */
     uint64_t op_count, op_capacity;
     struct plani_brief *briefs; /* by op */
     uint64_t brief_capacity;
@@ -119,9 +132,9 @@ struct plani_builder {
     uint64_t buffer_count, buffer_capacity, home_count;
     struct plani_edge *edges;
     uint64_t edge_count, edge_capacity;
-    uint64_t ops_expected, edges_expected; /* room for so many is made at once */
-    struct plani_graph *graph; /* of the finished ops, made when it is first needed; or NULL */
-    struct plani_pool lists;   /* `recent` and `users` of all buffers */
+    struct plani_arrays *arrays; /* the caller's, to which they go back; or NULL */
+    struct plani_graph *graph;   /* of the finished ops, made when it is first needed; or NULL */
+    struct plani_pool lists;     /* `recent` and `users` of all buffers */
     /* matrix_work.c: the tiles of a unit with matrices whose update has begun, in order. */
     struct plani_begun_tile *begun_tiles;
     uint32_t begun_count, begun_capacity;
@@ -136,8 +149,11 @@ static inline bool plani_in_one_order(const plani_builder *b, uint32_t one, uint
     return b->briefs[one].is_chained && b->briefs[two].is_chained;
 }
 
+/* `arrays`: the builder takes them over, and plani_builder_fini gives them back. NULL: it has its
+ * own. */
 int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *set,
-                       const plani_layout *layout, uint32_t held_stages) MUST_CHECK;
+                       const plani_layout *layout, uint32_t held_stages,
+                       struct plani_arrays *arrays) MUST_CHECK;
 void plani_builder_fini(plani_builder *b);
 void plani_graph_destroy(struct plani_graph *graph); /* urgency.c; NULL is nothing */
 uint32_t plani_transient(plani_builder *b, enum tier arena, uint64_t size_bytes, uint64_t residue,
@@ -145,12 +161,21 @@ uint32_t plani_transient(plani_builder *b, enum tier arena, uint64_t size_bytes,
 /* Appends an op and returns its index; unit, stage and the like are PROGRAM_NONE until set. */
 uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane);
 /* Adds the operand and the data dependencies on earlier ops that touch the same bytes. */
-void plani_use(plani_builder *b, uint32_t op_idx, plani_range range, enum operand_role role,
-               enum operand_access access);
+void plani_use_bytes(plani_builder *b, uint32_t op_idx, uint32_t buffer_idx, uint64_t offset_bytes,
+                     uint64_t size_bytes, enum operand_role role, enum operand_access access);
+static inline void plani_use(plani_builder *b, uint32_t op_idx, plani_range range,
+                             enum operand_role role, enum operand_access access)
+{
+    plani_use_bytes(b, op_idx, range.buffer_idx, range.offset_bytes, range.size_bytes, role,
+                    access);
+}
 void plani_depend(plani_builder *b, uint32_t op_idx, uint32_t on_op_idx);
 /* Adds an edge unchanged. Like ops and buffers, edges are counted in 32 bits: ERR_CONFIG beyond. */
 int plani_add_edge(plani_builder *b, uint32_t from, uint32_t to) MUST_CHECK;
-plani_range plani_whole(const plani_builder *b, uint32_t buffer_idx);
+static inline plani_range plani_whole(const plani_builder *b, uint32_t buffer_idx)
+{
+    return (plani_range){buffer_idx, 0, b->error < 0 ? 0 : b->buffers[buffer_idx].base.size_bytes};
+}
 
 /* The bytes of elements [begin, begin + count) in a buffer of `elem_bytes` each. */
 static inline plani_range plani_elems_of(uint32_t buffer_idx, uint64_t begin, uint64_t count,

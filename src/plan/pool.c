@@ -9,7 +9,8 @@
 #include "plan/emit_internal.h"
 
 enum {
-    CHUNK_BYTES = 256 << 10,
+    CHUNK_BYTES = 16 << 10, /* of the first one; each next one is twice as large, */
+    CHUNK_BYTES_MOST = 256 << 10,
     HEADER_BYTES = 16,
     FIRST_COUNT = 4, /* most buffers have few users */
 };
@@ -18,7 +19,8 @@ enum {
 static char *take(struct plani_pool *pool, uint64_t bytes)
 {
     if (!pool->chunk || pool->used_bytes + bytes > pool->chunk_bytes) {
-        uint64_t wanted = size_max(CHUNK_BYTES, HEADER_BYTES + bytes);
+        uint64_t usual = size_min(size_max(2 * pool->chunk_bytes, CHUNK_BYTES), CHUNK_BYTES_MOST);
+        uint64_t wanted = size_max(usual, HEADER_BYTES + bytes);
         char *fresh = mem_alloc(wanted, 1, "plan lists");
         if (!fresh)
             return NULL;

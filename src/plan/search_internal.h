@@ -95,13 +95,14 @@ bool plani_point_set_kind(const plani_search *self, struct plani_point *point, i
  * other tiles and the reasons ask for some of them again. One thread; heap memory, freed by
  * plani_work_fini. Zeros are an empty one. */
 struct plani_work {
-    uint64_t ops;                  /* built and simulated */
-    uint64_t last_ops, last_edges; /* of the program built last */
-    uint64_t step_ops;             /* of the step built last */
-    uint32_t try_count;            /* steps asked for */
-    uint32_t repeat_count;         /* those of them that were known */
-    struct plani_known *known;     /* a table by hash; NULL: none yet */
+    uint64_t ops;              /* built and simulated */
+    uint64_t last_ops;         /* of the program built last */
+    uint64_t step_ops;         /* of the step built last */
+    uint32_t try_count;        /* steps asked for */
+    uint32_t repeat_count;     /* those of them that were known */
+    struct plani_known *known; /* a table by hash; NULL: none yet */
     uint32_t known_count;
+    struct plani_arrays arrays;   /* of the builder before */
     uint64_t refused[TIER_COUNT]; /* the needs that the last refusal named, */
     bool refused_is_known;        /* all of them, and not "at least" so much */
 };

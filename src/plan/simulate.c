@@ -524,6 +524,8 @@ static int fill_program(const struct sim *s, program *out)
     for (uint64_t i = 0; rc == 0 && i < b->op_count; i++) {
         op *item = &out->ops[i];
         *item = b->ops[order[i]];
+        memset(item->operands + item->operand_count, 0,
+               (OP_OPERANDS_MAX - item->operand_count) * sizeof *item->operands);
         item->predicted_start_ns = (uint64_t)llround(s->ops[order[i]].start * 1e9);
         item->predicted_end_ns = (uint64_t)llround(s->ops[order[i]].end * 1e9);
         out->lane_bytes[item->lane] +=

@@ -225,19 +225,15 @@ int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layo
     if (job->watch)
         job->watch->step_count++;
     plani_note_work(job, asked->whole ? "compiling programs" : NULL, 0);
-    int rc = plani_builder_init(&b, job, set, layout, set->held_stages);
+    int rc = plani_builder_init(&b, job, set, layout, set->held_stages,
+                                asked->work ? &asked->work->arrays : NULL);
     if (rc == 0) {
-        if (asked->work) { /* the next program is nearly always about as long */
-            b.ops_expected = asked->work->last_ops + asked->work->last_ops / 8;
-            b.edges_expected = asked->work->last_edges + asked->work->last_edges / 8;
-        }
         plani_emit_program(&b, asked->kind);
         rc = b.error;
     }
     if (asked->work) {
         asked->work->ops += b.op_count;
         asked->work->last_ops = b.op_count;
-        asked->work->last_edges = b.edge_count;
     }
     plani_note_work(job, NULL, b.op_count % PLANI_OPS_OF_A_NOTE);
     if (rc == 0 && !asked->serial)
