@@ -251,17 +251,17 @@ int plani_compile_point(const plan_job *job, const struct plani_point *point, pl
 enum {
     /* Work of one way (an order and an update) in ops, built or simulated: what takes some tenths
      * of a second. Where a step is long, so many steps, up to what takes some seconds. */
-    PLANI_SEARCH_WORK = 800000,
-    PLANI_SEARCH_STEPS = 40,
-    PLANI_SEARCH_WORK_MOST = 4000000,
+    PLANI_SEARCH_WORK = 1000000,
+    PLANI_SEARCH_STEPS = 50,
+    PLANI_SEARCH_WORK_MOST = 5000000,
     /* The same of selective placements, for each way that is near the best one. */
     PLANI_SELECTIVE_WORK = PLANI_SEARCH_WORK / 8,
     PLANI_SELECTIVE_STEPS = 8,
     PLANI_SHARE_STEPS = 12, /* the same of shares that are spread evenly */
     /* Both have at most so much work for their steps. */
     PLANI_LAST_WORK_MOST = PLANI_SEARCH_WORK / 2,
-    PLANI_TRIES_MOST = 1200, /* steps: short programs need no more */
-    PLANI_TRIES_CLOSED = 48,
+    PLANI_TRIES_MOST = 1500, /* steps: short programs need no more */
+    PLANI_TRIES_CLOSED = 60,
     PLANI_STARTS = 8,
     PLANI_FAILED_MAX = 64,
 };
