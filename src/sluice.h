@@ -340,6 +340,8 @@ struct sluice_use {
     /* Not 0: grads[i] holds nothing yet. The pass writes every tensor; what is between tensors need
      * not be written. */
     int fresh[2];
+    int lends; /* not 0: the pass lends the gradients of units[0] (sluice_module_lend); grads[0] is
+                * NULL */
     uint64_t elems[2]; /* of the padded flat vector */
     /* The loss whose gradients are added is the micro-batch's own times this: the loss scale
      * divided by the number of micro-batches of all ranks. */
@@ -352,6 +354,18 @@ int sluice_module_begin(sluice_run *run, int is_training);
 /* Waits for the next use. SLUICE_WRONG if the last one is not done, or if there is no more. Any
  * other failure is that of the step, which sluice_module_end then returns too. */
 int sluice_module_wait(sluice_run *run, struct sluice_use *use);
+
+/* Lends the gradients of units[0] to a use with `lends`, before sluice_module_done: grads[t] is the
+ * gradient of the unit's tensor t, in the order of the job, contiguous in the job's dtype; NULL
+ * stands for zeros, and so does a use without this call. The unit's update reads them there, in
+ * place of sums. The caller keeps them as they are until sluice_module_wait gives the second use
+ * with `lends` after this one, or the step is over.
+ *
+ * The job's model.module.lends_grads says that the program can do so. Uses then have `lends` on one
+ * rank of the CPU, in a step of one micro-batch with schedule.update in_backward, for units to which
+ * no other backward adds and that have no matrices of Muon. SLUICE_WRONG: the use does not lend, or
+ * the unit has another number of tensors. */
+int sluice_module_lend(sluice_run *run, const void *const *grads, uint32_t tensor_count);
 
 /* The use is over. `loss`: of the last stage, the micro-batch's own loss without the scale, for
  * metrics.jsonl; NULL: not known. */

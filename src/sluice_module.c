@@ -153,6 +153,7 @@ int sluice_module_wait(sluice_run *run, struct sluice_use *use)
             .micro_batch = from->micro_batch,
             .unit_count = from->unit_count,
             .is_training = from->trains,
+            .lends = from->lent != NULL,
             .grad_scale = (double)from->grad_scale,
         };
         for (uint32_t i = 0; i < from->unit_count; i++) {
@@ -167,6 +168,25 @@ int sluice_module_wait(sluice_run *run, struct sluice_use *use)
     } else {
         rc = err_set(ERR_USAGE, "the step has no more uses: call sluice_module_end");
     }
+    pthread_mutex_unlock(&run->lock);
+    return api_status_of(rc);
+}
+
+int sluice_module_lend(sluice_run *run, const void *const *grads, uint32_t tensor_count)
+{
+    int rc = check_open(run);
+    if (rc < 0)
+        return api_status_of(rc);
+    pthread_mutex_lock(&run->lock);
+    const model_use *use = run->use_state == API_USE_HELD ? run->use : NULL;
+    uint32_t wanted = use ? train_model(run->session)->units[use->units[0]].tensor_count : 0;
+    if (!use || !use->lent)
+        rc = err_set(ERR_USAGE, "no use is held that lends its gradients");
+    else if (tensor_count != wanted)
+        rc = err_set(ERR_USAGE, "%u gradients are lent of a unit of %u tensors", tensor_count,
+                     wanted);
+    else
+        memcpy(use->lent, grads, tensor_count * sizeof *grads);
     pthread_mutex_unlock(&run->lock);
     return api_status_of(rc);
 }

@@ -99,6 +99,7 @@ static const char *role_name(uint8_t role)
         [ROLE_EXPANDED] = "expanded params",
         [ROLE_SENT] = "rows sent to other ranks' experts",
         [ROLE_RECEIVED] = "rows received for own experts",
+        [ROLE_LENT] = "addresses of lent gradients",
     };
     return role < ROLE_COUNT && names[role] ? names[role] : "of unknown role";
 }

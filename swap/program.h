@@ -72,6 +72,12 @@
  * passes use the same tables, since a pass sends only after the one before it has combined its
  * results.
  *
+ * LENT GRADIENTS. A program that computes a module may lend its gradients: OP_BACKWARD writes the
+ * addresses of its unit's tensors to ROLE_LENT, in place of an accumulator, and each OP_UPDATE of
+ * that unit reads them, in place of SOURCE, and computes NORM_SUMS of its tile. ROLE_LENT is one
+ * half of a home, and the backwards that lend take the halves in turn. So a backward that lends
+ * waits for the updates from the second one before it, and lent gradients are of two units at most.
+ *
  * Pure data: built by one thread, then read-only and shared. */
 #ifndef SLUICE_SWAP_PROGRAM_H
 #define SLUICE_SWAP_PROGRAM_H
@@ -139,7 +145,7 @@ enum op_kind {
     OP_NORM,
     /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy). Reads TARGET too
      * with a split master (base/tile.h). Reads INPUT too (the unit's directions) if Muon updates
-     * its matrices. */
+     * its matrices. With LENT in place of SOURCE it writes NORM_SUMS too. */
     OP_UPDATE,
     OP_INIT,         /* unit, tile: initial STATE and TARGET (working copy) */
     OP_WORKING_COPY, /* unit, tile: STATE -> TARGET (working copy) */
@@ -181,6 +187,7 @@ enum operand_role {
     ROLE_EXPANDED,  /* packed params in the working dtype, device: the first micro-batch writes */
     ROLE_SENT,      /* rows for the ranks that own their experts; after OP_RETURN: the results */
     ROLE_RECEIVED,  /* rows of all ranks for the experts of this one; then their results */
+    ROLE_LENT,      /* addresses of gradients that stay where they are, device (LENT GRADIENTS) */
     ROLE_COUNT
 };
 
@@ -324,6 +331,9 @@ uint64_t op_moved_bytes(const op *item);
  *  - ROLE_HITS is in one home in host memory. Forward ops and OP_UNITE_HITS write it, and ops that
  *    read it read one byte. No other op has it than reads, copies to the device, all-gathers, and
  *    passes. The WORKSPACE of an OP_UNITE_HITS has room for the hits of one rank, and of all;
+ *  - ROLE_LENT is half of one home in device memory. Backwards write it, and updates read it, after
+ *    a backward of their unit wrote it last; they have NORM_SUMS, and no SOURCE. All other updates
+ *    have SOURCE. LENT and NORM_SUMS of an update are in device memory wherever the others are;
  *  - with several ranks an OP_NORM and an OP_NORM_PART have NORM_SUMS and TARGET of equal size,
  *    with equally many sums of each rank. Parts are numbered from 0, an OP_NORM is the last one,
  *    and a single rank has no parts;

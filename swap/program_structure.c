@@ -33,7 +33,7 @@ static const struct kind_rule kind_rules[OP_KIND_COUNT] = {
     [OP_GRAD_CLOSE] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
     [OP_NORM_PART] = {LANE_COMPUTE, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_NORM_SUMS)},
     [OP_NORM] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
-    [OP_UPDATE] = {LANE_UPDATE, 1, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE) | ROLE_BIT(ROLE_SOURCE)},
+    [OP_UPDATE] = {LANE_UPDATE, 1, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE)},
     [OP_INIT] = {LANE_UPDATE, 0, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE)},
     [OP_WORKING_COPY] = {LANE_UPDATE, 1, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE) | ROLE_BIT(ROLE_TARGET)},
     [OP_COMMIT] = {LANE_COMMIT, 0, 0, 0, 0, 0, 0},
@@ -190,6 +190,8 @@ static int check_operand(const program *prog, uint32_t op_idx, uint32_t k)
         arena = prog->buffers[item->operands[0].buffer_idx].arena;
         if (arena == TIER_NVME)
             return operand_error(prog, op_idx, k, "computing needs memory, not nvme");
+        if (part->role == ROLE_LENT || part->role == ROLE_NORM_SUMS)
+            arena = TIER_DEVICE;
     }
     if (home->arena != arena)
         return operand_error(prog, op_idx, k, "the buffer lies in the wrong arena for this op");
@@ -403,6 +405,31 @@ static int check_norm(const program *prog, uint32_t op_idx)
     return 0;
 }
 
+/* Checks an update's gradient, and that no other op but a backward has to do with lent ones. */
+static int check_lent(const program *prog, uint32_t op_idx)
+{
+    const op *item = &prog->ops[op_idx];
+    const operand *lent = op_operand(item, ROLE_LENT), *sums = op_operand(item, ROLE_NORM_SUMS);
+    char text[SWAPI_OP_TEXT_BYTES];
+    if (lent && item->kind != OP_BACKWARD && item->kind != OP_UPDATE)
+        return err_set(ERR_INTERNAL, "program: %s has LENT, which is of backwards and updates",
+                       swapi_op_text(prog, op_idx, text));
+    if (lent && (lent->access != (item->kind == OP_UPDATE ? ACCESS_READ : ACCESS_WRITE) ||
+                 !prog->buffers[lent->buffer_idx].is_home))
+        return err_set(ERR_INTERNAL,
+                       "program: %s: LENT lies in a home, a backward writes it, an update reads it",
+                       swapi_op_text(prog, op_idx, text));
+    if (item->kind != OP_UPDATE)
+        return 0;
+    uint64_t sums_bytes = item->elem_count / SHARD_ELEMS_STEP * sizeof(double);
+    if (!lent == !op_operand(item, ROLE_SOURCE) || !lent != !sums ||
+        (sums && (sums->access != ACCESS_WRITE || sums->size_bytes != sums_bytes)))
+        return err_set(ERR_INTERNAL,
+                       "program: %s has either SOURCE, or LENT and NORM_SUMS of its tile",
+                       swapi_op_text(prog, op_idx, text));
+    return 0;
+}
+
 /* Checks an addition to a sum: it changes TARGET alone, and SOURCE is as large. */
 static int check_grad_add(const program *prog, uint32_t op_idx)
 {
@@ -499,6 +526,7 @@ static int check_op(const program *prog, uint32_t op_idx)
     TRY(check_exchange(prog, op_idx));
     TRY(check_norm(prog, op_idx));
     TRY(check_grad_add(prog, op_idx));
+    TRY(check_lent(prog, op_idx));
     return check_state(prog, op_idx);
 }
 
@@ -530,6 +558,34 @@ static int check_peaks(const program *prog)
     return 0;
 }
 
+/* Checks that an update reads the addresses of its own unit: the last backward before it that wrote
+ * to the same half of the home is one of that unit. */
+static int check_lenders(const program *prog)
+{
+    const op *lenders[2] = {NULL, NULL}; /* by half, the last one */
+    uint32_t home = PROGRAM_NONE;
+    char text[SWAPI_OP_TEXT_BYTES];
+    for (uint32_t i = 0; i < prog->op_count; i++) {
+        const op *item = &prog->ops[i];
+        const operand *lent = op_operand(item, ROLE_LENT);
+        if (!lent)
+            continue;
+        uint64_t half = lent->offset_bytes / lent->size_bytes;
+        home = home == PROGRAM_NONE ? lent->buffer_idx : home;
+        if (lent->buffer_idx != home || half > 1 || lent->offset_bytes % lent->size_bytes != 0 ||
+            prog->buffers[home].size_bytes / 2 != lent->size_bytes)
+            return err_set(ERR_INTERNAL, "program: LENT of %s is not one half of the only home",
+                           swapi_op_text(prog, i, text));
+        if (item->kind == OP_BACKWARD)
+            lenders[half] = item;
+        else if (!lenders[half] || lenders[half]->unit != item->unit)
+            return err_set(ERR_INTERNAL,
+                           "program: %s reads addresses that no backward of its unit wrote last",
+                           swapi_op_text(prog, i, text));
+    }
+    return 0;
+}
+
 int swapi_check_structure(const program *prog)
 {
     TRY(check_header(prog));
@@ -538,5 +594,6 @@ int swapi_check_structure(const program *prog)
     for (uint64_t i = 0; i < prog->op_count; i++)
         TRY(check_op(prog, (uint32_t)i));
     TRY(check_peaks(prog));
+    TRY(check_lenders(prog));
     return check_norm_parts(prog);
 }

@@ -57,6 +57,7 @@ struct module_spec {
     module_stage *stages; /* [stage_count], at least 2, in forward order */
     uint32_t stage_count;
     uint32_t group_count;
+    bool lends_grads; /* a pass can leave its gradients where they are (sluice_module_lend) */
 };
 typedef struct module_spec module_spec;
 

@@ -366,12 +366,14 @@ int configi_fill_module(const configi_reader *reader, struct job_model *model)
     struct part whole = {.reader = reader, .value = configi_get(reader, module_path)};
     TRY(check_others(reader));
     snprintf(whole.path, sizeof whole.path, "%s", module_path);
-    TRY(check_keys(&whole, "name|units|stages"));
+    TRY(check_keys(&whole, "name|lends_grads|units|stages"));
     module_spec *spec = model->module = mem_alloc(1, sizeof *spec, "module");
     if (!spec)
         return -ENOMEM;
     const struct part units = part_of(&whole, "units"), stages = part_of(&whole, "stages");
+    const struct part lends = part_of(&whole, "lends_grads");
     TRY(read_name(&whole, spec->name));
+    TRY(read_flag(&lends, false, &spec->lends_grads));
     TRY(read_units(&units, spec));
     TRY(read_stages(&stages, spec));
     /* A micro-batch of a module counts as one token. */

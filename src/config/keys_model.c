@@ -37,7 +37,9 @@ const configi_key configi_model_keys[] = {
     KEY("model.module", ANY, NOWHERE, NONE, NONE, NONE, FIXED,
         "A model whose passes a program computes, through the Python package or sluice_module_* "
         "(src/sluice.h): its description, or the path of a JSON file with it, relative to the "
-        "current directory. model.module.units: objects with name, tensors (name, shape) and, if "
+        "current directory. model.module.lends_grads: true if the program can leave gradients "
+        "where "
+        "they are (false). model.module.units: objects with name, tensors (name, shape) and, if "
         "they are not 0 and false, group (of optimizer numbers), frozen, matrices (which Muon "
         "updates). model.module.stages, in forward order: objects with name, units (one or two "
         "numbers), forward and backward (seconds; reads, adds: true or false for each unit; null: "

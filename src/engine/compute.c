@@ -107,6 +107,7 @@ static void fill_call(struct engine *self, const program *prog, const op *item, 
                    enginei_role_address(self, prog, item, ROLE_PARAMS1)},
         .grads = {enginei_role_address(self, prog, item, ROLE_GRADS0),
                   enginei_role_address(self, prog, item, ROLE_GRADS1)},
+        .lent = enginei_role_address(self, prog, item, ROLE_LENT),
         .tokens = tokens + item->micro_batch * rows,
         .targets = tokens + step_tokens + item->micro_batch * rows,
         .begins =

@@ -71,6 +71,25 @@ model_parcels enginei_parcels_of(const struct engine *self, uint32_t micro_batch
 void enginei_send_usual(struct engine *self, const op *item);
 int enginei_exchange_rows(struct engine *self, const program *prog, const op *item) MUST_CHECK;
 
+/* ---- lent_grads.c: gradients that the program of a module lends ---- */
+
+/* A unit's lent gradients (LENT GRADIENTS in swap/program.h). */
+struct enginei_lent {
+    const model_unit *unit;
+    const void *const *grads; /* [unit->tensor_count] by tensor, contiguous; NULL: zeros */
+    enum dtype type;
+};
+/* Gradients of elements that follow each other in the unit's flat vector. */
+struct enginei_lent_part {
+    uint64_t count; /* a multiple of SHARD_ELEMS_STEP */
+    const void *grads;
+};
+/* The gradients of at most `most` elements from element `begin` on, both multiples of
+ * SHARD_ELEMS_STEP: as many as lie in one tensor, where it has them; or those of one block, gathered
+ * in `block` [SHARD_ELEMS_STEP]. */
+struct enginei_lent_part enginei_lent_part(const struct enginei_lent *lent, uint64_t begin,
+                                           uint64_t most, float *block);
+
 /* ---- run_update.c: the optimizer's ops, for compute.c ---- */
 
 /* The kernels and the context with which an op of the optimizer computes. */

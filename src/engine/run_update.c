@@ -5,6 +5,9 @@
  * so no third stream. The directions of a unit are fp32, one for each element of the whole unit;
  * those of Adam's elements are zero and not used.
  *
+ * Gradients that are lent are read where they are. The squares of a piece are taken for the norm
+ * just before its update, so that these gradients come from memory once.
+ *
  * Called by compute.c, under its rules for threads and memory. */
 #include <math.h>
 
@@ -29,12 +32,11 @@ struct update_tile {
     adam_scalars adam;
 };
 
-/* The address of stream `idx` of the tile; of a part of a tile, whose streams are fp32, that of its
- * elements. */
+/* The address of stream `idx` of the tile; of a part of a tile, that of its elements. */
 static void *tile_stream(const struct update_tile *tile, uint32_t idx)
 {
     return tile->state + tile_stream_offset(tile->streams, tile->tile_elems, idx) +
-           tile->skipped * sizeof(float);
+           tile_stream_bytes(tile->streams, tile->skipped, idx);
 }
 
 static void *tile_master(const struct update_tile *tile)
@@ -194,13 +196,15 @@ static float rate_of(const struct engine *self, uint32_t unit, const model_tenso
     return (float)(factor * (double)scalars_of(self, unit)->learning_rate);
 }
 
-/* The same tile, without its first `skipped` elements, and with `count`. */
+/* The same tile, without its first `skipped` elements, and with `count`. With 8-bit streams a part
+ * begins at a multiple of TILE_CODE_BLOCK_ELEMS. */
 static struct update_tile part_of(const struct update_tile *tile, uint64_t skipped, uint64_t count)
 {
     struct update_tile part = *tile;
     part.skipped = tile->skipped + skipped;
     part.count = count;
-    part.grads = (const char *)tile->grads + skipped * dtype_bytes(tile->grad_type);
+    if (tile->grads)
+        part.grads = (const char *)tile->grads + skipped * dtype_bytes(tile->grad_type);
     part.params = (char *)tile->params + skipped * dtype_bytes(tile->param_type);
     part.first_elem = tile->first_elem + skipped;
     return part;
@@ -308,6 +312,87 @@ int enginei_run_orthogonalize(struct engine *self, const program *prog, const op
     return 0;
 }
 
+/* ---- lent gradients ---- */
+
+/* A piece of a thread: its gradients stay in the thread's cache from the squares to the update. */
+enum { LENT_PIECE_ELEMS = 16 * SHARD_ELEMS_STEP };
+
+static int run_plain(const struct engine *self, const struct update_tile *tile)
+{
+    switch (self->setup->job->optimizer.type) {
+    case JOB_LION:
+        return run_lion(tile);
+    case JOB_ADAGRAD:
+        return run_adagrad(tile);
+    default:
+        return run_adam(self, tile);
+    }
+}
+
+/* The sums of squares of the part's blocks. */
+static int take_squares(const struct update_tile *part, double *sums)
+{
+    float wide[SHARD_ELEMS_STEP];
+    grad_close_args args = {
+        .count = part->count,
+        .accumulator = part->grads,
+        .grads = (void *)(uintptr_t)part->grads, /* fp32 in place: nothing is written */
+        .grad_type = DTYPE_FP32,
+        .block_sums = sums,
+    };
+    if (part->grad_type == DTYPE_FP32)
+        return part->ops->grad_close(part->context, NULL, &args);
+    args.count = SHARD_ELEMS_STEP;
+    args.accumulator = args.grads = wide;
+    for (uint64_t at = 0; at < part->count; at += SHARD_ELEMS_STEP, args.block_sums++) {
+        const uint16_t *narrow = (const uint16_t *)part->grads + at;
+        for (uint64_t i = 0; i < SHARD_ELEMS_STEP; i++)
+            wide[i] = part->grad_type == DTYPE_BF16 ? fp32_from_bf16(narrow[i])
+                                                    : fp32_from_fp16(narrow[i]);
+        TRY(part->ops->grad_close(part->context, NULL, &args));
+    }
+    return 0;
+}
+
+static int update_piece(const struct engine *self, const struct update_tile *tile,
+                        const struct enginei_lent *lent, double *sums, uint64_t begin, uint64_t end)
+{
+    float block[SHARD_ELEMS_STEP];
+    for (uint64_t at = begin; at < end;) {
+        struct enginei_lent_part from =
+            enginei_lent_part(lent, tile->first_elem + at, end - at, block);
+        struct update_tile part = part_of(tile, at, from.count);
+        part.grads = from.grads;
+        TRY(take_squares(&part, sums + at / SHARD_ELEMS_STEP));
+        TRY(run_plain(self, &part));
+        at += from.count;
+    }
+    return 0;
+}
+
+/* Uses the worker's team, each thread on pieces of its own: kernels use no other threads then. */
+static int run_lent(const struct engine *self, const program *prog, const op *item,
+                    struct update_tile *tile)
+{
+    const struct enginei_lent lent = {
+        .unit = &self->setup->net->units[item->unit],
+        .grads = enginei_role_address(self, prog, item, ROLE_LENT),
+        .type = self->setup->net->type,
+    };
+    double *sums = enginei_role_address(self, prog, item, ROLE_NORM_SUMS);
+    int64_t piece_count = (int64_t)size_div_up(tile->count, LENT_PIECE_ELEMS);
+    int rc = 0;
+    tile->grad_type = lent.type;
+#pragma omp parallel for schedule(static) reduction(min : rc)
+    for (int64_t i = 0; i < piece_count; i++) {
+        uint64_t begin = (uint64_t)i * LENT_PIECE_ELEMS;
+        uint64_t end = size_min(begin + LENT_PIECE_ELEMS, tile->count);
+        int done = update_piece(self, tile, &lent, sums, begin, end);
+        rc = done < rc ? done : rc;
+    }
+    return rc;
+}
+
 /* ---- updates ---- */
 
 int enginei_run_update(struct engine *self, const program *prog, const op *item, void *stream)
@@ -317,17 +402,9 @@ int enginei_run_update(struct engine *self, const program *prog, const op *item,
     if (self->watch && self->watch->leaves_out_updates)
         return tile.ops->zero(tile.context, stream, tile.params,
                               tile.count * dtype_bytes(tile.param_type));
-    switch (setup->job->optimizer.type) {
-    case JOB_ADAM:
-        return run_adam(self, &tile);
-    case JOB_LION:
-        return run_lion(&tile);
-    case JOB_ADAGRAD:
-        return run_adagrad(&tile);
-    case JOB_MUON:
-        if (!plan_has_matrices(&setup->plan, item->unit))
-            return run_adam(self, &tile);
+    if (op_operand(item, ROLE_LENT))
+        return run_lent(self, prog, item, &tile);
+    if (plan_has_matrices(&setup->plan, item->unit))
         return run_muon(self, &tile, enginei_role_address(self, prog, item, ROLE_INPUT));
-    }
-    return err_set(ERR_INTERNAL, "optimizer %d does not exist", (int)setup->job->optimizer.type);
+    return run_plain(self, &tile);
 }

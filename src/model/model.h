@@ -189,7 +189,10 @@ struct model_use {
     float *grads[2];       /* [elems] fp32; NULL: not wanted */
     bool fresh[2];         /* grads[i] holds nothing yet: all tensors are to be written */
     uint64_t elems[2];     /* of the padded flat vectors */
-    double loss;           /* the program fills it in the last stage */
+    /* The pass lends the gradients of units[0]: it writes the address of each tensor's, contiguous
+     * in the working dtype. All are NULL before, which stands for zeros. NULL: it lends none. */
+    const void **lent;
+    double loss; /* the program fills it in the last stage */
 };
 typedef struct model_use model_use;
 /* Computes the pass. Returns 0; a code below 0; or 1 with an error text: the program has given up
@@ -290,6 +293,7 @@ struct model_call {
     /* True if grads[i] holds nothing yet. The pass then writes all of the unit, also what it would
      * not touch, and reads nothing: products write the matrices, the rest is filled with zeros. */
     bool fresh[2];
+    const void **lent; /* of a module: model_use.lent, in place of grads[0]; or NULL */
     /* Forward of a pass that tells hits: a byte per unit that it tells of (pass.told_begin,
      * told_count). It becomes 1 where a token chose an expert of the unit. NULL: not wanted. In
      * passes of units that are not hit, params may be NULL. */

@@ -156,6 +156,7 @@ int modeli_run_module(model *self, enum phase phase, uint32_t stage, void *strea
                      .trains = call->trains,
                      .micro_batch = call->micro_batch,
                      .grad_scale = call->grad_scale,
+                     .lent = call->lent,
                      .unit_count = pass->unit_count};
     for (uint32_t i = 0; i < pass->unit_count; i++) {
         use.units[i] = pass->units[i];
@@ -164,6 +165,8 @@ int modeli_run_module(model *self, enum phase phase, uint32_t stage, void *strea
         use.grads[i] = is_backward && pass->adds_grads[i] ? call->grads[i] : NULL;
         use.fresh[i] = use.grads[i] != NULL && call->fresh[i];
     }
+    if (use.lent != NULL)
+        memset(use.lent, 0, self->units[use.units[0]].tensor_count * sizeof *use.lent);
     if (self->runner == NULL)
         return err_set(ERR_INTERNAL, "no program computes the passes of %s", self->module->name);
     int rc = self->runner(self->runner_user, &use);

@@ -217,6 +217,7 @@ struct plani_step {
     uint32_t *uses_left;   /* [unit_count] backward passes that still add to the gradient */
     uint32_t *updated;     /* [unit_count] 1: the pending update is applied */
     uint32_t *begun;       /* [unit_count] 1: sums of this step are there, open or at rest */
+    uint32_t lent_count;   /* backwards so far that lend their gradients */
     bool updates_first;    /* a unit's pending update comes before its first use */
     bool updates_late;     /* a unit's pending update comes after its last use */
     bool commits_behind;   /* a save follows each pending update, and OP_COMMIT the last one */
@@ -249,6 +250,7 @@ struct plani_tile {
     enum plani_tile_work work;
     uint32_t after;     /* an op that the work waits for, or PROGRAM_NONE */
     plani_range closed; /* the tile's gradient where it never rests; else of 0 bytes */
+    plani_range lent;   /* the table of its gradient's addresses if that is lent; else of 0 bytes */
 };
 
 /* The inputs of a tile's update, in the arena where its work runs. */
@@ -329,6 +331,10 @@ void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator, bo
 /* Leaves one contribution to a gradient that is not complete. With several ranks it is reduced and
  * added to the sum of the own shard; a single rank has the sum in the accumulator. */
 void plani_rest_grads(plani_builder *b, uint32_t unit, uint32_t accumulator, bool has_sum);
+/* The op takes the squares of the tile's gradient for the norm. */
+void plani_use_norm_sums(plani_builder *b, uint32_t idx, const struct plani_tile *t);
+/* Updates a unit whose backward has lent its gradients. */
+void plani_update_lent(plani_builder *b, uint32_t unit, plani_range lent);
 /* One rank: brings the sum [whole unit] fp32 back from where it rests. */
 void plani_resume_grads(plani_builder *b, uint32_t unit, uint32_t accumulator);
 

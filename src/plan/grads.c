@@ -7,6 +7,8 @@
  *                   that, and the sum that rests --add--> the sum --> its home
  *                   the sum                   --close--> gradient of the own shard
  *
+ *   lent            where its backward left it --> its update, which takes the squares itself
+ *
  * Closing rounds the sums to the gradient's dtype and takes their squares for the norm. Where fp32
  * gradients of one rank rest on the device, the accumulator is their home, closed in place. A
  * closed tile goes to its home, over the seam to the next step, or straight into its update. */
@@ -14,6 +16,18 @@
 
 #include "base/tile.h"
 #include "plan/emit_internal.h"
+
+/* The squares are summed in double: 0.5 ns an element on one server core. */
+void plani_use_norm_sums(plani_builder *b, uint32_t idx, const struct plani_tile *t)
+{
+    uint64_t first_block = b->set->norm_block_begin[t->unit] + t->begin / SHARD_ELEMS_STEP;
+    if (b->error >= 0 && b->job->machine.device_is_cpu)
+        b->ops[idx].demand.core_seconds += (double)t->count * 0.5e-9;
+    plani_use(b, idx,
+              plani_elems_of(b->set->homes.norm_sums, first_block, t->count / SHARD_ELEMS_STEP,
+                             sizeof(double)),
+              ROLE_NORM_SUMS, ACCESS_WRITE);
+}
 
 /* Closes one tile: rounds the sums to the gradient dtype and takes their squares. */
 static void close_tile(plani_builder *b, const struct plani_tile *t, uint32_t accumulator,
@@ -27,15 +41,9 @@ static void close_tile(plani_builder *b, const struct plani_tile *t, uint32_t ac
         closed.buffer_idx == accumulator; /* fp32 sums are read, and stay as they are */
     plani_add_device_bytes(b->job, &item->demand,
                            t->count * (4 + (is_in_place ? 0 : b->job->grad_bytes)));
-    if (b->job->machine.device_is_cpu) /* squares in double: 0.5 ns an element on one server core */
-        item->demand.core_seconds = (double)t->count * 0.5e-9;
     plani_use(b, idx, plani_elems_of(accumulator, t->begin, t->count, 4), ROLE_GRADS0, ACCESS_READ);
     plani_use(b, idx, closed, ROLE_TARGET, is_in_place ? ACCESS_UPDATE : ACCESS_WRITE);
-    uint64_t first_block = b->set->norm_block_begin[t->unit] + t->begin / SHARD_ELEMS_STEP;
-    plani_use(b, idx,
-              plani_elems_of(b->set->homes.norm_sums, first_block, t->count / SHARD_ELEMS_STEP,
-                             sizeof(double)),
-              ROLE_NORM_SUMS, ACCESS_WRITE);
+    plani_use_norm_sums(b, idx, t);
 }
 
 /* Takes a closed tile to where the update finds it: over the seam, or home. */
@@ -175,6 +183,20 @@ void plani_rest_grads(plani_builder *b, uint32_t unit, uint32_t accumulator, boo
     if (sums != home)
         plani_move_elems(b, unit, plani_shard_elems(b->job, unit), sums, home, sizeof(float),
                          STATE_GRADS);
+}
+
+void plani_update_lent(plani_builder *b, uint32_t unit, plani_range lent)
+{
+    uint64_t elems = plani_whole_elems(b->job, unit);
+    struct plani_new_params made = plani_begin_params(b, unit, PROGRAM_NONE);
+    for (uint64_t k = 0; k < plani_tiles_of(b, elems) && b->error >= 0; k++) {
+        struct plani_tile t = plani_tile_at(b, unit, elems, k);
+        t.lent = lent;
+        t.params_home = made.tiles_to;
+        t.work = PLANI_WORK_UPDATE;
+        plani_tile_work(b, &t);
+    }
+    plani_finish_params(b, &made);
 }
 
 void plani_resume_grads(plani_builder *b, uint32_t unit, uint32_t accumulator)

@@ -504,6 +504,7 @@ int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
     homes->tokens_device = add_scratch(layout, TIER_DEVICE, job->tokens_bytes);
     homes->losses_device = add_scratch(layout, TIER_DEVICE, all_losses_bytes(job));
     add_norm(job, set, layout, blocks);
+    homes->lent = add_scratch(layout, TIER_DEVICE, 2 * plani_lent_bytes(job));
     homes->tokens_host = add_scratch(layout, TIER_HOST, job->tokens_bytes);
     homes->losses_host = add_scratch(layout, TIER_HOST, all_losses_bytes(job));
     homes->hits = add_scratch(layout, TIER_HOST, plani_may_miss(job) ? job->unit_count : 0);

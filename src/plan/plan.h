@@ -71,6 +71,7 @@ struct plan_homes {
      * batch-major step where the embedding is tied. */
     uint32_t *deferred;
     uint32_t hits; /* on the host: a byte per unit (ROLE_HITS) */
+    uint32_t lent; /* on the device: two tables of plan_job.lent_bytes (ROLE_LENT) */
     uint32_t workspace, constants, cache, tokens_host, tokens_device, losses_host, losses_device,
         norm_sums;
     /* With several ranks, for one part of the norm (plan_set.norm_part_begin): all ranks'

@@ -67,6 +67,15 @@ static inline bool plani_commits(const plan_job *job)
     return job->commits && job->needs_save_places && !job->only_eval;
 }
 
+/* Size of a table of lent gradients, 0 where no unit lends any: each is updated as soon as its only
+ * backward pass is done. */
+static inline uint64_t plani_lent_bytes(const plan_job *job)
+{
+    bool lends = job->update == UPDATE_IN_BACKWARD && job->micro_batch_count == 1 &&
+                 job->world < 2 && !job->only_eval && job->machine.device_is_cpu;
+    return lends ? size_round_up(job->lent_bytes, TILE_BLOCK_BYTES / 2) : 0;
+}
+
 /* The unit whose placement the activations of a stage follow. */
 static inline uint32_t plani_stage_unit(const plan_job *job, uint32_t stage)
 {

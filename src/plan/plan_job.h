@@ -182,7 +182,11 @@ struct plan_job {
      * step, for one micro-batch after the other (plan_totals_begin). 0: there are none. */
     uint64_t totals_bytes;
     uint32_t param_bytes, grad_bytes; /* per element: 2 or 4 */
-    uint32_t state_streams;           /* of a tile: its streams code (base/tile.h) */
+    /* Size of a table of lent gradients (LENT GRADIENTS in swap/program.h): updates in the backward
+     * then read each unit's gradients, of param_bytes, where its only pass lends them. 0: no pass
+     * lends any. */
+    uint64_t lent_bytes;
+    uint32_t state_streams; /* of a tile: its streams code (base/tile.h) */
     /* [unit_count] the streams code of each unit's tiles: Muon's matrices have one stream less than
      * its vectors. NULL: state_streams for all. */
     const uint32_t *unit_streams;

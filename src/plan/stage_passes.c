@@ -60,6 +60,8 @@ struct pass_run {
     plani_range hit; /* the unit's hit, without which the pass needs no params; or of 0 bytes */
     uint32_t params[2], grads[2];
     bool fresh[2];
+    plani_range
+        lent; /* the table of the first unit's gradients if the pass lends them, or 0 bytes */
 };
 
 /* True if the pass's params stay for the backward of its stage, which is in parts. */
@@ -137,9 +139,24 @@ static uint32_t sums_at_home(const plani_builder *b, const struct plani_step *st
     return plani_is_on_device(b, home) ? home : PROGRAM_NONE;
 }
 
+/* True if the pass lends its gradients: those of its first unit, to which no other pass adds. */
+static bool lends(const plani_builder *b, const struct plani_step *st, const struct pass_run *run)
+{
+    const struct pass *pass = run->pass;
+    uint32_t unit = pass->units[0];
+    bool is_alone = pass->adds_grads[0] && (pass->unit_count == 1 || !pass->adds_grads[1]);
+    return b->error >= 0 && b->set->homes.lent != PROGRAM_NONE && is_alone && !st->begun[unit] &&
+           st->uses_left[unit] == 1 && !plan_has_matrices(b->job, unit);
+}
+
 static void open_grads(plani_builder *b, struct plani_step *st, struct pass_run *run, uint32_t i)
 {
     uint32_t unit = run->pass->units[i];
+    if (lends(b, st, run)) {
+        uint64_t bytes = plani_lent_bytes(b->job);
+        run->lent = (plani_range){b->set->homes.lent, st->lent_count++ % 2 * bytes, bytes};
+        return;
+    }
     bool is_reduced = rests_reduced(b, unit);
     run->fresh[i] = is_reduced || !st->begun[unit];
     if (st->grads[unit] == PROGRAM_NONE && !is_reduced)
@@ -152,13 +169,16 @@ static void open_grads(plani_builder *b, struct plani_step *st, struct pass_run 
     run->grads[i] = st->grads[unit];
 }
 
-static void leave_grads(plani_builder *b, struct plani_step *st, uint32_t unit)
+static void leave_grads(plani_builder *b, struct plani_step *st, const struct pass_run *run,
+                        uint32_t unit)
 {
     uint32_t home = b->set->homes.accumulators[unit];
     bool has_sum = rests_reduced(b, unit) && st->begun[unit];
     assert(st->uses_left[unit] > 0);
     st->begun[unit] = 1;
-    if (--st->uses_left[unit] == 0) {
+    if (run->lent.size_bytes > 0) {
+        plani_update_lent(b, unit, run->lent);
+    } else if (--st->uses_left[unit] == 0) {
         if (st->updates_late) /* with the gradient that rests there still, of the step before */
             plani_unit_work(b, unit, PLANI_WORK_UPDATE, PROGRAM_NONE, PROGRAM_NONE);
         plani_close_grads(b, unit, st->grads[unit], has_sum);
@@ -439,6 +459,8 @@ static void use_units(plani_builder *b, const struct pass_run *run, uint32_t idx
             use_if(b, idx, run->grads[i], i == 0 ? ROLE_GRADS0 : ROLE_GRADS1,
                    zeroes ? ACCESS_WRITE : ACCESS_UPDATE);
     }
+    if (run->lent.size_bytes > 0)
+        plani_use(b, idx, run->lent, ROLE_LENT, ACCESS_WRITE);
     if (run->hit.size_bytes > 0)
         plani_use(b, idx, run->hit, ROLE_HITS, ACCESS_READ);
 }
@@ -546,6 +568,7 @@ static void run_pass(plani_builder *b, struct plani_step *st, struct pass_run *r
         run->params[i] = run->grads[i] = PROGRAM_NONE;
         run->fresh[i] = false;
     }
+    run->lent.size_bytes = 0;
     run->hit = (plani_range){.buffer_idx = b->set->homes.hits, .offset_bytes = pass->units[0]};
     run->hit.size_bytes = b->set->fetches_hit && pass->miss > 0;
     for (uint32_t i = 0; i < pass->unit_count; i++)
@@ -564,7 +587,7 @@ static void run_pass(plani_builder *b, struct plani_step *st, struct pass_run *r
             st->params[pass->units[i]] = run->params[i];
     for (uint32_t i = 0; i < pass->unit_count && run->phase == PHASE_BACKWARD; i++)
         if (pass->adds_grads[i] && b->error >= 0)
-            leave_grads(b, st, pass->units[i]);
+            leave_grads(b, st, run, pass->units[i]);
     if (st->commits_behind && st->updated_count == b->job->unit_count &&
         b->commit_op == PROGRAM_NONE) {
         b->if_commits = true;

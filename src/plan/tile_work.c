@@ -307,7 +307,8 @@ void plani_work_demand(plani_builder *b, uint32_t idx, const struct plani_tile *
         state_bytes = tile_state_bytes(plan_streams(b->job, t->unit), t->count);
     uint64_t bytes = state_bytes + params_bytes;
     if (t->work == PLANI_WORK_UPDATE) {
-        bytes += state_bytes + t->count * b->job->grad_bytes;
+        bytes += state_bytes;
+        bytes += t->count * (t->lent.size_bytes > 0 ? b->job->param_bytes : b->job->grad_bytes);
         bytes += t->high != PROGRAM_NONE ? params_bytes : 0;
     }
     if (runs_on_gpu(b, t)) {
@@ -343,7 +344,7 @@ static void tile_results(plani_builder *b, const struct plani_tile *t, plani_ran
 struct plani_tile_inputs plani_tile_inputs(plani_builder *b, const struct plani_tile *t)
 {
     struct plani_tile_inputs inputs = {.state = tile_state(b, t)};
-    if (t->work == PLANI_WORK_UPDATE)
+    if (t->work == PLANI_WORK_UPDATE && t->lent.size_bytes == 0)
         inputs.grads = tile_grads(b, t);
     return inputs;
 }
@@ -363,7 +364,9 @@ void plani_tile_finish(plani_builder *b, const struct plani_tile *t,
     enum lane_kind lane = runs_on_gpu(b, t) ? LANE_COMPUTE : LANE_UPDATE;
     uint32_t idx = plani_tile_op(b, works[t->work].kind, lane, t);
     plani_use(b, idx, inputs->state, ROLE_STATE, works[t->work].state);
-    if (t->work == PLANI_WORK_UPDATE)
+    if (t->lent.size_bytes > 0)
+        plani_use(b, idx, t->lent, ROLE_LENT, ACCESS_READ);
+    else if (t->work == PLANI_WORK_UPDATE)
         plani_use(b, idx, inputs->grads, ROLE_SOURCE, ACCESS_READ);
     if (direction.size_bytes > 0)
         plani_use(b, idx, direction, ROLE_INPUT, ACCESS_READ);
@@ -371,6 +374,8 @@ void plani_tile_finish(plani_builder *b, const struct plani_tile *t,
     plani_use(b, idx, params, ROLE_TARGET, reads_params ? ACCESS_UPDATE : ACCESS_WRITE);
     plani_depend(b, idx, t->after);
     plani_work_demand(b, idx, t);
+    if (t->lent.size_bytes > 0)
+        plani_use_norm_sums(b, idx, t);
     if (b->error >= 0)
         tile_results(b, t, inputs->state, params);
 }

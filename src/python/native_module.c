@@ -118,9 +118,9 @@ static PyObject *use_value(const struct sluice_use *use)
         PyTuple_SetItem(fresh, i, PyBool_FromLong(use->fresh[i]));
         PyTuple_SetItem(elems, i, PyLong_FromUnsignedLongLong(use->elems[i]));
     }
-    return Py_BuildValue("IiINNNNNd", (unsigned int)use->stage, (int)use->pass,
+    return Py_BuildValue("IiINNNNNdN", (unsigned int)use->stage, (int)use->pass,
                          (unsigned int)use->micro_batch, units, params, grads, fresh, elems,
-                         use->grad_scale);
+                         use->grad_scale, PyBool_FromLong(use->lends));
 }
 
 PyObject *native_module_wait(PyObject *session, PyObject *unused)
@@ -136,6 +136,26 @@ PyObject *native_module_wait(PyObject *session, PyObject *unused)
     PyEval_RestoreThread(thread);
     native_leave();
     return status == SLUICE_DONE ? use_value(&use) : native_raise(status);
+}
+
+/* Takes a list of addresses, 0 for zeros. */
+PyObject *native_module_lend(PyObject *session, PyObject *addresses)
+{
+    Py_ssize_t count = PySequence_Size(addresses);
+    if (count < 0)
+        return NULL;
+    const void **grads = PyMem_Calloc((size_t)count + 1, sizeof *grads);
+    if (!grads)
+        return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
+        PyObject *address = PySequence_GetItem(addresses, i);
+        grads[i] = address ? PyLong_AsVoidPtr(address) : NULL;
+        Py_XDECREF(address);
+    }
+    sluice_run *run = PyErr_Occurred() ? NULL : native_session_enter(session);
+    PyObject *out = run ? finish(sluice_module_lend(run, grads, (uint32_t)count)) : NULL;
+    PyMem_Free(grads);
+    return out;
 }
 
 PyObject *native_module_done(PyObject *session, PyObject *loss)

@@ -329,6 +329,20 @@ static void size_workspace(const model *net, bool only_eval, uint64_t *saved, ui
     }
 }
 
+/* Bytes of the addresses of a unit's gradients, if the program of a module lends these and updates
+ * can read them as they are; else 0. */
+static uint64_t lent_bytes(const struct setup *self)
+{
+    const model *net = self->net;
+    enum dtype closed = self->job->grad_dtype;
+    uint64_t most = 0;
+    if (!net->module || !net->module->lends_grads || (closed != DTYPE_FP32 && closed != net->type))
+        return 0;
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        most = size_max(most, net->units[u].tensor_count);
+    return most * sizeof(void *);
+}
+
 static int make_plan_inputs(struct setup *self, const struct setup_options *options)
 {
     if (self->job->accumulation >= UINT32_MAX)
@@ -372,6 +386,7 @@ static int make_plan_inputs(struct setup *self, const struct setup_options *opti
         .totals_bytes = model_totals_bytes(net),
         .param_bytes = (uint32_t)dtype_bytes(net->type),
         .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),
+        .lent_bytes = lent_bytes(self),
         .experts = self->job->schedule.experts,
         .call_tokens = self->single ? 1 : net->micro_batch * net->tokens,
         .in_order = net->module != NULL,

@@ -180,6 +180,48 @@ static void other_optimizers_too(void **state)
                  4);
 }
 
+/* The blocks' gradients are read where they are; the root's, which two stages have, are not. */
+static void check_lent(enum dtype type, bool freezes, const char *optimizer, const char *state)
+{
+    static toy plain, self;
+    enum { STEPS = 4 };
+    const char *const set[] = {"gradient_clipping=0", "schedule.update=in_backward", state,
+                               "bf16.check_grad_overflow=false"};
+    uint64_t needed[2];
+    for (int lends = 0; lends < 2; lends++) {
+        struct sluice_info info;
+        toy_job asked = new_job(type);
+        asked.freezes = freezes;
+        asked.optimizer = optimizer;
+        asked.lends = lends;
+        toy_open(&self, &asked, set, type == DTYPE_BF16 ? 4 : 3);
+        sluice_get_info(self.run, &info);
+        needed[lends] = info.device_bytes;
+        toy_train(&self, STEPS);
+        (void)toy_evaluate(&self);
+        toy_close(&self);
+        if (!lends)
+            plain = self;
+    }
+    assert_int_equal(plain.lent_count, 0);
+    assert_int_equal(self.lent_count, STEPS * (TOY_BLOCKS - freezes));
+    assert_true(needed[1] <= needed[0]);
+    assert_memory_equal(self.losses, plain.losses, sizeof self.losses);
+    assert_memory_equal(self.norms, plain.norms, sizeof self.norms);
+    assert_memory_equal(self.seen, plain.seen, sizeof self.seen);
+}
+
+static void lent_gradients_change_no_bit(void **state)
+{
+    (void)state;
+    const char *lion = "{\"type\": \"Lion\", \"params\": {\"lr\": 0.001}}";
+    const char *adagrad = "{\"type\": \"Adagrad\", \"params\": {\"lr\": 0.01}}";
+    check_lent(DTYPE_FP32, false, NULL, "state.master=split");
+    check_lent(DTYPE_FP32, true, adagrad, "run.paranoid=true");
+    check_lent(DTYPE_BF16, false, NULL, "state.moments=8bit");
+    check_lent(DTYPE_BF16, true, lion, "run.paranoid=true");
+}
+
 /* ---- an optimizer alone: no stage has a forward, and no pass reads params ---- */
 
 static const char optimizer_alone[] =
@@ -581,6 +623,7 @@ int main(void)
         cmocka_unit_test(it_trains_as_in_memory),
         cmocka_unit_test(places_change_no_bit),
         cmocka_unit_test(other_optimizers_too),
+        cmocka_unit_test(lent_gradients_change_no_bit),
         cmocka_unit_test(an_optimizer_alone_updates),
         cmocka_unit_test(a_resumed_run_is_the_same),
         cmocka_unit_test(a_step_that_is_given_up_changes_nothing),

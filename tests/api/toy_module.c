@@ -75,10 +75,11 @@ static void add(char *text, const char *format, ...)
 static void add_module(char *text, const toy_job *asked)
 {
     add(text,
-        "\"model\": {\"module\": {\"name\": \"toy\", \"units\": [{\"name\": \"root\", "
+        "\"model\": {\"module\": {\"name\": \"toy\", \"lends_grads\": %s, \"units\": [{\"name\": "
+        "\"root\", "
         "\"tensors\": [{\"name\": \"embed\", \"shape\": [%d, %d]}, {\"name\": \"gain\", "
         "\"shape\": [%d]}]}",
-        TOY_VOCAB, TOY_WIDTH, TOY_WIDTH);
+        asked->lends ? "true" : "false", TOY_VOCAB, TOY_WIDTH, TOY_WIDTH);
     for (int b = 0; b < TOY_BLOCKS; b++)
         add(text,
             ", {\"name\": \"block.%d\", \"group\": 1, \"frozen\": %s, \"matrices\": true, "
@@ -278,6 +279,24 @@ static void widen(enum dtype type, const void *from, uint64_t count, float *to)
         to[i] = type == DTYPE_BF16 ? fp32_from_bf16(half[i]) : fp32_from_fp16(half[i]);
 }
 
+/* Lends the gradients, from where those of the second use before were, which are no longer read. The
+ * addresses are those of elements and no more. */
+static void lend(toy *self, uint32_t unit, const float *grads)
+{
+    enum dtype type = self->type;
+    char *at = (char *)self->lent[self->lent_count++ % 2] + dtype_bytes(type);
+    const void *tensors[3];
+    for (uint64_t i = 0; i < toy_elems(unit); i++) {
+        uint16_t half = bf16_from_fp32(grads[i]);
+        memcpy(at + i * dtype_bytes(type), type == DTYPE_FP32 ? (const void *)&grads[i] : &half,
+               dtype_bytes(type));
+    }
+    for (uint32_t i = 0; i < tensor_count(unit); i++)
+        tensors[i] = at + toy_offset(unit, i) * dtype_bytes(type);
+    assert_int_equal(sluice_module_lend(self->run, tensors, tensor_count(unit) + 1), SLUICE_WRONG);
+    assert_done(sluice_module_lend(self->run, tensors, tensor_count(unit)));
+}
+
 /* A pass of the stage's own unit. */
 static double compute_own(toy *self, const struct sluice_use *use, uint32_t unit)
 {
@@ -294,8 +313,13 @@ static double compute_own(toy *self, const struct sluice_use *use, uint32_t unit
             memset(use->grads[0] + toy_offset(unit, i), 0, tensor_elems(unit, i) * sizeof(float));
     if (is_backward && use->stage == HEAD) /* its forward is part of it */
         memcpy(self->seen[0], self->params[0], sizeof self->seen[0]);
-    return pass(self, use->stage, is_backward, self->params[0], use->grads[0], use->grad_scale,
-                use->micro_batch);
+    static float own[TOY_ELEMS_MAX];
+    memset(own, 0, sizeof own);
+    double loss = pass(self, use->stage, is_backward, self->params[0],
+                       use->lends ? own : use->grads[0], use->grad_scale, use->micro_batch);
+    if (use->lends)
+        lend(self, unit, own);
+    return loss;
 }
 
 /* A block adds a part of the root to its output. */

@@ -33,6 +33,7 @@ struct toy_job {
     uint32_t accumulation; /* 0: 1 */
     bool freezes;          /* block.0 */
     bool shares;           /* blocks add 0.01 g to what they make: root is their second unit */
+    bool lends;            /* the program lends its gradients (sluice_module_lend) */
     const char *optimizer; /* the block; NULL: AdamW */
     const char *more;      /* members of the job, each with a comma before it; or NULL */
 };
@@ -50,6 +51,8 @@ struct toy {
     float seen[TOY_UNITS][TOY_ELEMS_MAX]; /* of the last forward passes */
     uint32_t losses[TOY_STEPS_MAX];       /* bits of the fp32 losses of the steps */
     double norms[TOY_STEPS_MAX];
+    float lent[2][TOY_ELEMS_MAX + 1]; /* gradients of the last two uses that lend, in `type` */
+    uint64_t lent_count;              /* uses so far that lend */
 };
 typedef struct toy toy;
 

@@ -27,7 +27,7 @@ from .._optimizers import as_numbers
 from ._core import Bytes, alone, close_at_end, give_up, list_drives, open_core, refuse_copy
 from ._groups import send_group
 from ._memory import as_tensor, placeholder_of
-from ._turns import BACKWARD, Gradients, Use
+from ._turns import BACKWARD, Gradients, Lending, Use
 from ._units import _DTYPES, Holder, Slot, Unit, check_plain, note_offsets
 from ._values import Values
 
@@ -202,8 +202,14 @@ class _Optimizer(torch.optim.Optimizer):
         if host is not None and "host" not in tiers:
             tiers["host"] = {"budget": host}
         params = as_numbers(numbers, f"{self._type}:")
+        module = {
+            "name": "optimizer",
+            "lends_grads": self._device.type == "cpu",
+            "units": units,
+            "stages": stages,
+        }
         job: Dict[str, Any] = {
-            "model": {"module": {"name": "optimizer", "units": units, "stages": stages}},
+            "model": {"module": module},
             "run": {"dir": self._run_dir, "commit_every": commit_every},
             "device": {"backend": "cpu"},
             "tiers": tiers,
@@ -251,6 +257,7 @@ class _Optimizer(torch.optim.Optimizer):
             if f"of {mine}, has" not in reason:
                 raise
             raise NoFit(f"{reason}, which is what host= says: give more; {advice}") from error
+        self._lending = Lending()
         self._places: Dict[int, int] = {}  # by id(slot): the address in the run's memory
         _living.add(self)
         self._process = os.getpid()
@@ -357,11 +364,25 @@ class _Optimizer(torch.optim.Optimizer):
             send_group(self._core, number, group)
 
     def _give_up(self, error: BaseException) -> Error:
-        return give_up(self._core, error, self._own_dir is None)
+        failure = give_up(self._core, error, self._own_dir is None)
+        self._lending.end()
+        return failure
 
     def _hand_over(self, unit: Unit) -> None:
         use = Use(*self._core.module_wait())
         assert use.pass_ == BACKWARD and use.units == (unit.index,)
+        if use.lends:
+            with torch.no_grad():
+                self._lending.lend(self._core, unit)
+            for slot in unit.slots if self._overlap else ():
+                slot.parameter.grad = None
+        else:
+            self._add_up(unit, use)
+        self._core.module_done(None)
+        assert self._begun is not None
+        self._begun += 1
+
+    def _add_up(self, unit: Unit, use: Use) -> None:
         sums = self._over(use.grads[0], use.elems[0], torch.float32)
         # grad_scale: 1 / ranks, since the gradients of all are added
         gradients = Gradients(unit, sums, use.fresh[0], use.grad_scale)
@@ -372,9 +393,6 @@ class _Optimizer(torch.optim.Optimizer):
                 if not self._overlap:
                     slot.parameter.grad = kept
             gradients.close()
-        self._core.module_done(None)
-        assert self._begun is not None
-        self._begun += 1
 
     @alone
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -419,6 +437,7 @@ class _Optimizer(torch.optim.Optimizer):
                 self._hand_over(self._units[len(self._units) - 1 - number])
             self._begun = None
             self._core.module_end()
+            self._lending.end()
         except BaseException as error:
             self._failure = self._give_up(error)
             raise
@@ -495,6 +514,7 @@ class _Optimizer(torch.optim.Optimizer):
         try:
             core.close()
         finally:
+            self._lending.end()
             if self._own_dir is not None:
                 shutil.rmtree(self._own_dir, ignore_errors=True)
 

@@ -23,6 +23,8 @@ from ._units import Holder, Slot, Unit
 
 FORWARD, BACKWARD = 0, 1
 
+_SPARSE = 'the gradient of "{}" is sparse: use sparse=False in its embedding'
+
 
 @dataclass(frozen=True)
 class Use:
@@ -37,6 +39,7 @@ class Use:
     fresh: Tuple[bool, ...]  #: by unit: the sums have no values yet
     elems: Tuple[int, ...]  #: by unit, padding included
     grad_scale: float  #: what the loss is multiplied by for the backward
+    lends: bool = False  #: there are no sums: the first unit's gradients are read where they are
 
 
 class Turns:
@@ -144,9 +147,7 @@ class Gradients:
         if grad is None:
             return
         if grad.is_sparse:
-            raise WrongJob(
-                f'the gradient of "{slot.name}" is sparse: use sparse=False in its embedding'
-            )
+            raise WrongJob(_SPARSE.format(slot.name))
         target = view_of(self._sums, slot)
         if id(slot) in self._empty:
             self._empty.discard(id(slot))
@@ -162,6 +163,39 @@ class Gradients:
             if id(slot) in self._empty:
                 view_of(self._sums, slot).zero_()
         self._empty.clear()
+
+
+class Lending:
+    """Gradients that updates read where they are. Each unit's are held until the second turn after
+    its own, when its update is done (sluice_module_lend in sluice.h)."""
+
+    def __init__(self) -> None:
+        self._held: List[List[Optional[torch.Tensor]]] = []
+
+    def lend(self, core: Any, unit: Unit) -> None:
+        """Hands over the gradients of the unit whose turn it is."""
+        grads = [_readable(slot) for slot in unit.slots]
+        self._held = [*self._held[-1:], grads]
+        core.module_lend([0 if g is None else g.data_ptr() for g in grads])
+
+    def end(self) -> None:
+        """The step is over."""
+        self._held = []
+
+
+def _readable(slot: Slot) -> Optional[torch.Tensor]:
+    """The parameter's gradient as the library reads it, or a copy that is so. None stands for
+    zeros."""
+    grad, values = slot.parameter.grad, slot.parameter.data
+    if grad is None:
+        return None
+    if grad.is_sparse:
+        raise WrongJob(_SPARSE.format(slot.name))
+    is_plain = type(grad) is torch.Tensor and grad.layout == torch.strided and not grad.is_neg()
+    has_form = grad.shape == slot.shape and grad.dtype == values.dtype
+    if is_plain and has_form and grad.device == values.device and grad.is_contiguous():
+        return grad
+    return torch.empty(slot.shape, dtype=values.dtype, device=values.device).copy_(grad)
 
 
 class Training:
