@@ -142,6 +142,10 @@ static void source_missing(program *p)
 {
     p->ops[1].operand_count = 1;
 }
+static void lent_to_a_forward(program *p)
+{
+    p->ops[4].operands[0].role = ROLE_LENT;
+}
 static void wrong_arena(program *p)
 {
     p->ops[4].operands[0].buffer_idx = B_PARAMS;
@@ -278,7 +282,8 @@ static const struct program_fault faults[] = {
     FAULT(operand_role_twice, "same role"),
     FAULT(source_written, "a copy reads SOURCE"),
     FAULT(copy_unequal, "copies 3840 bytes to 4096"),
-    FAULT(source_missing, "lacks an operand"),
+    FAULT(source_missing, "either SOURCE, or LENT"),
+    FAULT(lent_to_a_forward, "LENT, which is of backwards and updates"),
     FAULT(wrong_arena, "wrong arena"),
     FAULT(read_reversed, "wrong arena"),
     FAULT(update_across_arenas, "wrong arena"),
@@ -405,6 +410,41 @@ static void checks_large_programs(void **state)
     program_fini(&prog);
 }
 
+/* A backward lends the gradients of unit 0 in one half of a home, and an update reads them there. */
+static void lent_gradients_are_of_their_unit(void **state)
+{
+    (void)state;
+    enum { LENT, SUMS, TILES, NEW, HALF = 2048 };
+    builder b;
+    program prog;
+    builder_init(&b, PROGRAM_STEADY, 4 * TILE_PERIOD_BYTES, 4096, 4096);
+    builder_home(&b, TIER_DEVICE, 0, 2 * HALF);
+    builder_home(&b, TIER_DEVICE, 4096, 4096);
+    builder_home(&b, TIER_DEVICE, TILE_PERIOD_BYTES, TILE);
+    builder_home(&b, TIER_DEVICE, TILE_PERIOD_BYTES + TILE_RESIDUE_PARAMS, PIECE);
+    builder_op(&b, OP_BACKWARD);
+    builder_use(&b, ROLE_LENT, ACCESS_WRITE, LENT, HALF, HALF);
+    builder_op(&b, OP_UPDATE);
+    builder_use(&b, ROLE_STATE, ACCESS_UPDATE, TILES, 0, TILE);
+    builder_use(&b, ROLE_LENT, ACCESS_READ, LENT, HALF, HALF);
+    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, NEW, 0, PIECE);
+    builder_use(&b, ROLE_NORM_SUMS, ACCESS_WRITE, SUMS, 0, sizeof(double));
+    builder_dep(&b, 0);
+    builder_finish(&b, &prog);
+    prog.ops[0].unit = prog.ops[1].unit = 0;
+    prog.ops[1].elem_count = SHARD_ELEMS_STEP;
+    if (program_check(&prog) != 0)
+        fail_msg("%s", err_text());
+    prog.ops[0].unit = 1;
+    assert_int_equal(program_check(&prog), ERR_INTERNAL);
+    assert_non_null(strstr(err_text(), "no backward of its unit wrote last"));
+    prog.ops[0].unit = 0;
+    prog.ops[1].operands[1].offset_bytes = 0; /* the other half */
+    assert_int_equal(program_check(&prog), ERR_INTERNAL);
+    assert_non_null(strstr(err_text(), "no backward of its unit wrote last"));
+    program_fini(&prog);
+}
+
 /* --- the small functions ---------------------------------------------------------------------- */
 
 static void hash_sees_each_field(void **state)
@@ -510,7 +550,7 @@ int main(void)
         cmocka_unit_test(accepts_the_step),      cmocka_unit_test(names_each_fault),
         cmocka_unit_test(agrees_with_all_pairs), cmocka_unit_test(checks_large_programs),
         cmocka_unit_test(hash_sees_each_field),  cmocka_unit_test(sizes_and_names),
-        cmocka_unit_test(check_leaves_nothing),
+        cmocka_unit_test(check_leaves_nothing),  cmocka_unit_test(lent_gradients_are_of_their_unit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
