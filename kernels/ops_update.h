@@ -13,7 +13,8 @@
 struct grad_close_args {
     uint64_t count;           /* elements, a multiple of SHARD_ELEMS_STEP (4096) */
     const float *accumulator; /* [count] */
-    /* [count] grad_type, rounded to nearest even; may be the accumulator if grad_type is fp32 */
+    /* [count] grad_type, rounded to nearest even. If grad_type is fp32 it may be the accumulator,
+     * to which nothing is written then. */
     void *grads;
     enum dtype grad_type;
     /* [count / 4096]: each is the sum of squares of a block of 4096 rounded values, in a fixed

@@ -22,7 +22,8 @@ int refi_grad_close(kernel_context *context, void *stream, const grad_close_args
         double sum = 0.0;
         for (uint64_t i = 0; i < SHARD_ELEMS_STEP; i++) {
             uint64_t at = block * SHARD_ELEMS_STEP + i;
-            refi_store(args->grad_type, args->grads, at, (double)args->accumulator[at]);
+            if (args->grads != args->accumulator)
+                refi_store(args->grad_type, args->grads, at, (double)args->accumulator[at]);
             double rounded = refi_load(args->grad_type, args->grads, at);
             sum += rounded * rounded;
         }

@@ -85,8 +85,8 @@ struct enginei_lent_part {
     const void *grads;
 };
 /* The gradients of at most `most` elements from element `begin` on, both multiples of
- * SHARD_ELEMS_STEP: as many as lie in one tensor, where it has them; or those of one block, gathered
- * in `block` [SHARD_ELEMS_STEP]. */
+ * SHARD_ELEMS_STEP: as many as lie in one tensor, at its own address; or those of one block,
+ * gathered in `block` [SHARD_ELEMS_STEP]. */
 struct enginei_lent_part enginei_lent_part(const struct enginei_lent *lent, uint64_t begin,
                                            uint64_t most, float *block);
 

@@ -1,5 +1,5 @@
-/* Gradients that the program of a module lends (LENT GRADIENTS in swap/program.h), cut into parts that
- * kernels take.
+/* Gradients that the program of a module lends (LENT GRADIENTS in swap/program.h), cut into parts
+ * for the kernels.
  *
  *   flat vector  [0              )gap[1                                  )gap[2   )   gap
  *   blocks       |       |       |       |       |       |       |       |       |       |

@@ -5,7 +5,7 @@
  * so no third stream. The directions of a unit are fp32, one for each element of the whole unit;
  * those of Adam's elements are zero and not used.
  *
- * Gradients that are lent are read where they are. The squares of a piece are taken for the norm
+ * Lent gradients are read in the program's memory. The squares of a piece are taken for the norm
  * just before its update, so that these gradients come from memory once.
  *
  * Called by compute.c, under its rules for threads and memory. */

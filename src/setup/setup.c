@@ -330,7 +330,7 @@ static void size_workspace(const model *net, bool only_eval, uint64_t *saved, ui
 }
 
 /* Bytes of the addresses of a unit's gradients, if the program of a module lends these and updates
- * can read them as they are; else 0. */
+ * can read their dtype; else 0. */
 static uint64_t lent_bytes(const struct setup *self)
 {
     const model *net = self->net;

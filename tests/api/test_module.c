@@ -180,7 +180,7 @@ static void other_optimizers_too(void **state)
                  4);
 }
 
-/* The blocks' gradients are read where they are; the root's, which two stages have, are not. */
+/* The blocks lend their gradients; the root, which two stages use, does not. */
 static void check_lent(enum dtype type, bool freezes, const char *optimizer, const char *state)
 {
     static toy plain, self;

@@ -279,8 +279,8 @@ static void widen(enum dtype type, const void *from, uint64_t count, float *to)
         to[i] = type == DTYPE_BF16 ? fp32_from_bf16(half[i]) : fp32_from_fp16(half[i]);
 }
 
-/* Lends the gradients, from where those of the second use before were, which are no longer read. The
- * addresses are those of elements and no more. */
+/* Lends the gradients, in the memory of those of the second use before, which nothing reads any
+ * more. The addresses are aligned to elements only. */
 static void lend(toy *self, uint32_t unit, const float *grads)
 {
     enum dtype type = self->type;

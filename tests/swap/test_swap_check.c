@@ -410,7 +410,7 @@ static void checks_large_programs(void **state)
     program_fini(&prog);
 }
 
-/* A backward lends the gradients of unit 0 in one half of a home, and an update reads them there. */
+/* A backward lends the gradients of unit 0 in one half of a home; an update reads it. */
 static void lent_gradients_are_of_their_unit(void **state)
 {
     (void)state;

@@ -114,7 +114,8 @@ static void reference_close(const grad_close_args *args, uint64_t block_idx,
     for (uint64_t i = begin; i < begin + ADAMI_BLOCK_ELEMS; i++) {
         float rounded = args->accumulator[i];
         if (args->grad_type == DTYPE_FP32) {
-            ((float *)args->grads)[i] = rounded;
+            if (args->grads != args->accumulator)
+                ((float *)args->grads)[i] = rounded;
         } else {
             bool is_bf16 = args->grad_type == DTYPE_BF16;
             uint16_t half = is_bf16 ? bf16_from_fp32(rounded) : fp16_from_fp32(rounded);
