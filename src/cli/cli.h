@@ -215,9 +215,4 @@ extern const cli_command cli_import_command, cli_export_command, cli_train_comma
     cli_inspect_command, cli_list_command, cli_remove_command, cli_probe_command,
     cli_profile_command, cli_report_command;
 
-/* A new run writes its own copy of the job to RUN/job.json. Refuses a JOB that this would replace,
- * with the comments in it. A run that is there already, which has a manifest, has such a copy, and
- * may be named. */
-int cli_keep_job_file(const char *path, const char *run_dir) MUST_CHECK;
-
 #endif

@@ -7,6 +7,7 @@
 #include "cli/cli.h"
 #include "cli/cli_report.h"
 #include "hf/hf.h"
+#include "setup/summary.h"
 
 static int import_print_json(const char *hf_dir, const char *run_dir,
                              const struct hf_import_summary *sum)
@@ -64,7 +65,7 @@ static int import_run(const cli_texts *operands)
     if (asked.json || asked.quiet)
         log_set_level(LOG_WARN);
     if (asked.job_file)
-        TRY(cli_keep_job_file(asked.job_file, operands->items[1]));
+        TRY(setup_keep_job_file(asked.job_file, operands->items[1]));
     cli_progress progress;
     struct hf_import_summary sum;
     const struct hf_import_options work = {

@@ -1,8 +1,4 @@
 /* sluice train JOB: trains, and prints a line for each step. See cli.h. */
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include "base/file.h"
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/cli_report.h"
@@ -101,24 +97,6 @@ static int train_job(const job *work, const machine *on, bool fresh)
     return rc < 0 ? rc : printed;
 }
 
-int cli_keep_job_file(const char *path, const char *run_dir)
-{
-    char copy[FILE_PATH_BYTES], first[FILE_PATH_BYTES], second[FILE_PATH_BYTES];
-    struct stat given, written;
-    TRY(file_join(copy, sizeof copy, run_dir, "job.json"));
-    TRY(file_join(first, sizeof first, run_dir, "state/manifest-0"));
-    TRY(file_join(second, sizeof second, run_dir, "state/manifest-1"));
-    if (stat(path, &given) < 0 || stat(copy, &written) < 0 || access(first, F_OK) == 0 ||
-        access(second, F_OK) == 0 || given.st_dev != written.st_dev ||
-        given.st_ino != written.st_ino)
-        return 0;
-    return err_set(
-        ERR_CONFIG,
-        "run.dir: a run in %s would write its own copy of the job over %s, and there is no "
-        "run's state in it yet, or any more: name another run.dir, or rename that file",
-        run_dir, path);
-}
-
 static double train_join_seconds(const cli_texts *operands)
 {
     return job_peek_timeout(operands->items[0], asked.set.items, asked.set.count);
@@ -134,11 +112,7 @@ static int train_start(const cli_texts *operands)
     TRY(cli_set_auto(&asked.set, asked.auto_of));
     TRY(setup_read_job(cli_ranks(), operands->items[0], asked.set.items, asked.set.count, &work,
                        &is_fresh));
-    int rc =
-        comm_get_rank(cli_ranks()) == 0 ? cli_keep_job_file(operands->items[0], work->run.dir) : 0;
-    rc = comm_agree(cli_ranks(), "the job file", rc);
-    if (rc == 0)
-        rc = cli_machine_share(cli_ranks(), asked.machine_file, &on);
+    int rc = cli_machine_share(cli_ranks(), asked.machine_file, &on);
     if (rc == 0) {
         rc = train_job(work, on, asked.fresh || is_fresh);
         rc = cli_ranks_leave(cli_ranks(), rc, rc == ERR_STOPPED);

@@ -3,9 +3,12 @@
  * up. */
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <xxhash.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
@@ -13,6 +16,24 @@
 #include "setup/setup_internal.h"
 
 /* ---- the job ---- */
+
+int setup_keep_job_file(const char *path, const char *run_dir)
+{
+    char copy[FILE_PATH_BYTES], first[FILE_PATH_BYTES], second[FILE_PATH_BYTES];
+    struct stat given, written;
+    TRY(file_join(copy, sizeof copy, run_dir, "job.json"));
+    TRY(file_join(first, sizeof first, run_dir, "state/manifest-0"));
+    TRY(file_join(second, sizeof second, run_dir, "state/manifest-1"));
+    if (stat(path, &given) < 0 || stat(copy, &written) < 0 || access(first, F_OK) == 0 ||
+        access(second, F_OK) == 0 || given.st_dev != written.st_dev ||
+        given.st_ino != written.st_ino)
+        return 0;
+    return err_set(
+        ERR_CONFIG,
+        "run.dir: a run in %s would write its own copy of the job over %s, and there is no "
+        "run's state in it yet, or any more: name another run.dir, or rename that file",
+        run_dir, path);
+}
 
 /* Rank 0 sends this before the job's text. */
 struct job_head {
@@ -47,6 +68,7 @@ int setup_read_job_text(comm *ranks, const char *name, const char *given, const 
     bool is_first = comm_get_rank(ranks) == 0;
     struct job_head head = {.text_bytes = 0};
     job *asked = NULL;
+    char *text = NULL;
     int rc = 0;
     *out = NULL;
     *fresh = false;
@@ -55,10 +77,11 @@ int setup_read_job_text(comm *ranks, const char *name, const char *given, const 
                                  &asked);
     else if (is_first)
         rc = job_read_ranks(name, set, set_count, comm_get_world(ranks), &asked);
-    TRY(comm_agree(ranks, "reading the job", rc));
+    if (rc == 0 && is_first && !given)
+        rc = setup_keep_job_file(name, asked->run.dir);
+    TRY_GOTO(rc, comm_agree(ranks, "reading the job", rc), failed);
     if (is_first)
         head = (struct job_head){.text_bytes = strlen(asked->text), .fresh = asked->run.fresh};
-    char *text = NULL;
     TRY_GOTO(rc, comm_broadcast(ranks, "the job", &head, sizeof head), failed);
     text = mem_alloc(head.text_bytes + 1, 1, "job text");
     TRY_GOTO(rc, comm_agree(ranks, "reading the job", text ? 0 : -ENOMEM), failed);

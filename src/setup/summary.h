@@ -152,9 +152,14 @@ struct setup_summary {
     double drive_life_days; /* until the endurance of the drives is written; 0: unknown */
 };
 
+/* A new run writes its own copy of the job to RUN/job.json. Refuses a job file that this would
+ * replace, with the comments in it. A run that is there already, which has a manifest, has such a
+ * copy, and may be named. ERR_CONFIG. */
+int setup_keep_job_file(const char *path, const char *run_dir) MUST_CHECK;
+
 /* Rank 0 reads the job from `path` ("-": standard input) with the overrides set[0..set_count); the
- * other ranks get its text. A bad job is refused on all ranks, and the comm can still be used.
- * *fresh: run.fresh. The caller destroys *out. Collective. */
+ * other ranks get its text. A bad job, or one that setup_keep_job_file refuses, is refused on all
+ * ranks, and the comm can still be used. *fresh: run.fresh. The caller destroys *out. Collective. */
 int setup_read_job(struct comm *members, const char *path, const char *const *set,
                    uint32_t set_count, struct job **out, bool *fresh) MUST_CHECK;
 /* The same with the job's text, which only rank 0 must give, and `name` for messages. `text` NULL:

@@ -254,6 +254,9 @@ class Open(InDirectory):
         wrong(sluice.WrongJob, 2, "name files", sluice.evaluate, self.directory, [])
         wrong(sluice.WrongJob, 2, "no/such", sluice.export, "no/such", self.path("out"))
         wrong(sluice.WrongJob, 2, "no/such", sluice.probe, drives=["no/such"])
+        for call in (sluice.open, sluice.train):  # this would replace the user's job file
+            wrong(sluice.WrongJob, 2, "rename that file", call, write_job(self.directory),
+                  set={"run.dir": self.directory})
         wrong(sluice.WrongJob, 2, "a list of texts", sluice.open, job, set=[3])
         wrong(sluice.WrongJob, 2, "a list of texts", sluice.plan, job, set=3)
         wrong(sluice.WrongJob, 2, "files[0] is int", sluice.evaluate, self.directory, [3])
