@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <omp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -86,6 +87,14 @@ static int share(void *user, void *data, uint64_t bytes, double timeout_seconds)
     return err_set(-ECANCELED, "the program does not pass on where the ranks meet");
 }
 
+/* comm_join_config.report: the program has not closed the run since a rank failed, and its process
+ * is ended. */
+static void report(int code)
+{
+    (void)code;
+    log_warn("%s; ending this process, whose program has not closed the run", err_text());
+}
+
 int api_inputs_init(struct api_inputs *self, const char *job_path,
                     const struct sluice_options *options)
 {
@@ -95,6 +104,7 @@ int api_inputs_init(struct api_inputs *self, const char *job_path,
         .timeout_seconds = options->job_text
                                ? job_peek_timeout_text(options->job_text, set, set_count)
                                : job_peek_timeout(job_path, set, set_count),
+        .report = report,
         .share = options->share ? share : NULL,
         .share_user = (void *)options,
     };
@@ -243,12 +253,18 @@ static int open_session(sluice_run *self, void *argument)
     return rc < 0 ? api_inputs_fini(&self->inputs, rc) : rc;
 }
 
+/* What sluice_set_failure has said, or NULL. */
+static const char *name_failure(const sluice_run *self)
+{
+    return self->failure[0] ? self->failure : NULL;
+}
+
 static int close_session(sluice_run *self, void *argument)
 {
     (void)argument;
     train_session *session = self->session;
     self->session = NULL;
-    return api_inputs_fini(&self->inputs, train_close(session));
+    return api_inputs_fini(&self->inputs, train_close(session, name_failure(self)));
 }
 
 int api_make_step(sluice_run *self, void *argument)
@@ -365,11 +381,17 @@ int sluice_export(sluice_run *run, const char *directory,
     return api_status_of(rc < 0 ? rc : api_call(run, export_run, &asked));
 }
 
+void sluice_set_failure(sluice_run *run, const char *failure)
+{
+    snprintf(run->failure, sizeof run->failure, "%s", failure ? failure : "");
+}
+
 int sluice_close(sluice_run *run)
 {
     if (!run)
         return SLUICE_DONE;
-    if (run->is_open && api_give_up(run, "the run was closed") < 0)
+    const char *failure = name_failure(run);
+    if (run->is_open && api_give_up(run, failure ? failure : "the run was closed") < 0)
         (void)err_text(); /* a run that cannot go on says so when it is closed */
     int rc = api_call(run, close_session, NULL);
     err_record first;

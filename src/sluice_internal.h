@@ -59,6 +59,7 @@ struct sluice_run {
     bool ends;
     err_record result; /* of the last call */
     struct sluice_info info;
+    char failure[ERR_TEXT_BYTES]; /* of the program; "": none */
 
     /* a module's step or evaluation */
     bool is_open;

@@ -134,6 +134,15 @@ int comm_broadcast(comm *self, const char *what, void *data, uint64_t bytes) MUS
 int comm_exchange(comm *self, const char *what, const void *mine, uint64_t bytes,
                   void *all) MUST_CHECK;
 int comm_barrier(comm *self, const char *what) MUST_CHECK;
+/* A barrier at the begin of what a program asks for between its steps, since a program may forget
+ * it on some ranks. `what`: "a commit". -ECONNRESET, with the rank that came alone:
+ *   - another rank has come to another call, or
+ *   - all ranks wait, others in a collective that this one will not come to. */
+int comm_meet(comm *self, const char *what) MUST_CHECK;
+/* The same for the end of the run. `failure` says in a few words why the program of this rank ends
+ * ("ValueError: bad batch"); NULL: in order. With a failure, the call also fails if the others have
+ * not come within exit_seconds. */
+int comm_end(comm *self, const char *failure) MUST_CHECK;
 /* Agrees on a refusal, before there is anything to lose; the comm stays usable. `code` is 0, or a
  * failure of this rank whose text is this thread's. Returns 0 if all ranks passed 0. Otherwise all
  * ranks return the code and text of the lowest rank that failed; the other ranks prefix the text

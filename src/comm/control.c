@@ -16,9 +16,10 @@
 #include "base/size.h"
 #include "base/thread.h"
 
-static const char *const kind_names[] = {"gather", "broadcast", "exchange", "barrier", "agreement"};
+static const char *const kind_names[] = {"gather",    "broadcast", "exchange", "barrier",
+                                         "agreement", "meeting",   "end"};
 
-static_assert(sizeof kind_names / sizeof kind_names[0] == COMMI_AGREE + 1, "each kind has a name");
+static_assert(sizeof kind_names / sizeof kind_names[0] == COMMI_END + 1, "each kind has a name");
 
 /* ---- membership ---- */
 
@@ -285,11 +286,35 @@ static bool send_some(commi_link *link, const commi_call_head *head, const void 
     return true;
 }
 
+/* One of two ranks has come to a meeting, and the other goes on. */
+static int refuse_meeting(comm *self, uint32_t rank, const char *what, uint32_t other,
+                          const char *others_what)
+{
+    char text[ERR_TEXT_BYTES];
+    snprintf(text, sizeof text,
+             "rank %u on host %s has come to %.*s, and rank %u goes on with \"%.*s\"%s", rank,
+             self->ranks[rank].host, COMM_LABEL_BYTES - 1, what, other, COMM_LABEL_BYTES - 1,
+             others_what, commi_meeting_advice(what));
+    pthread_mutex_lock(&self->mutex);
+    commi_control_record(self->control, -ECONNRESET, text, self->rank != 0);
+    pthread_mutex_unlock(&self->mutex);
+    return commi_abort_error(self);
+}
+
+static bool is_meeting(const commi_call_head *call)
+{
+    return call->kind == COMMI_MEET || call->kind == COMMI_END;
+}
+
 static int refuse_mismatch(comm *self, uint32_t rank, const commi_call_head *theirs,
                            const commi_call_head *ours)
 {
-    const char *kind = theirs->kind <= COMMI_AGREE ? kind_names[theirs->kind] : "?";
+    const char *kind = theirs->kind <= COMMI_END ? kind_names[theirs->kind] : "?";
     char text[ERR_TEXT_BYTES];
+    if (is_meeting(theirs) && ours->kind != theirs->kind)
+        return refuse_meeting(self, rank, theirs->what, self->rank, ours->what);
+    if (is_meeting(ours) && theirs->kind != ours->kind)
+        return refuse_meeting(self, self->rank, ours->what, rank, theirs->what);
     snprintf(
         text, sizeof text,
         "the ranks do not do the same: rank %u on host %s is at %s %llu, \"%.*s\" of %llu bytes; "
@@ -305,7 +330,8 @@ static int refuse_mismatch(comm *self, uint32_t rank, const commi_call_head *the
 static bool is_same_call(const commi_call_head *a, const commi_call_head *b)
 {
     return a->magic == b->magic && a->kind == b->kind && a->number == b->number &&
-           a->bytes == b->bytes && strncmp(a->what, b->what, COMM_LABEL_BYTES) == 0;
+           a->bytes == b->bytes &&
+           (a->kind == COMMI_END || strncmp(a->what, b->what, COMM_LABEL_BYTES) == 0);
 }
 
 /* One direction of a call over all links of this rank, until it is complete or fails. The payload
@@ -465,6 +491,39 @@ int comm_barrier(comm *self, const char *what)
     if (is_alone(self))
         return comm_check(self);
     return call_all(self, COMMI_BARRIER, what, NULL, 0, NULL, NULL, 0, true);
+}
+
+static const char failed_end[] = "its end after ";
+
+const char *commi_meeting_advice(const char *what)
+{
+    bool has_failed = strncmp(what, failed_end, sizeof failed_end - 1) == 0;
+    return has_failed ? "" : ": all ranks must make the same calls";
+}
+
+static int meet(comm *self, enum commi_call_kind kind, const char *what)
+{
+    comm_note(self, what);
+    return call_all(self, kind, what, NULL, 0, NULL, NULL, 0, true);
+}
+
+int comm_meet(comm *self, const char *what)
+{
+    return is_alone(self) ? comm_check(self) : meet(self, COMMI_MEET, what);
+}
+
+int comm_end(comm *self, const char *failure)
+{
+    if (is_alone(self))
+        return comm_check(self);
+    pthread_mutex_lock(&self->mutex);
+    self->control->ends_in_failure = failure != NULL;
+    pthread_mutex_unlock(&self->mutex);
+    if (!failure)
+        return meet(self, COMMI_END, "the end of its run");
+    char what[COMM_LABEL_BYTES];
+    snprintf(what, sizeof what, "%s%s", failed_end, failure);
+    return meet(self, COMMI_END, what);
 }
 
 struct verdict {

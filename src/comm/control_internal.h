@@ -12,7 +12,9 @@
  * How the hub tells a hanging rank from a slow one: heartbeats carry a count of the work done
  * (base/progress.h) and whether the rank waits for others. A rank that has waited for
  * timeout_seconds reports that to the hub. The hub ends the job only if no rank has made progress
- * for so long, and it blames a rank that waits for nobody. */
+ * for so long, and it blames a rank that waits for nobody. If one rank waits in comm_meet or
+ * comm_end while others wait in a collective, none can get on: a few heartbeats without progress
+ * are enough. */
 #ifndef SLUICE_COMM_CONTROL_INTERNAL_H
 #define SLUICE_COMM_CONTROL_INTERNAL_H
 
@@ -23,7 +25,7 @@
 #include "comm/comm_internal.h"
 
 enum commi_frame_type {
-    COMMI_FRAME_BEAT,    /* text: the sender's label; number: its progress; code: 1 if it waits */
+    COMMI_FRAME_BEAT,    /* text: the sender's label; number: its progress; code: commi_waits */
     COMMI_FRAME_FAIL,    /* to the hub. code, text: the failure of the sender */
     COMMI_FRAME_ABORT,   /* code, text: the job's failure; rank: the reporter */
     COMMI_FRAME_MISSING, /* to the hub. rank: who has not come; text, number: to which call */
@@ -44,7 +46,22 @@ struct commi_frame {
 };
 typedef struct commi_frame commi_frame;
 
-enum commi_call_kind { COMMI_GATHER, COMMI_BROADCAST, COMMI_EXCHANGE, COMMI_BARRIER, COMMI_AGREE };
+/* What a rank waits in: a sum of these; 0: it waits for nobody. */
+enum commi_waits {
+    COMMI_WAITS_CALL = 1,
+    COMMI_WAITS_BULK = 2,
+    COMMI_WAITS_MEETING = 4, /* comm_meet or comm_end, which are calls too */
+};
+
+enum commi_call_kind {
+    COMMI_GATHER,
+    COMMI_BROADCAST,
+    COMMI_EXCHANGE,
+    COMMI_BARRIER,
+    COMMI_AGREE,
+    COMMI_MEET,
+    COMMI_END, /* `what` is each rank's own */
+};
 
 /* Sent before each payload of a call. */
 struct commi_call_head {
@@ -64,7 +81,7 @@ struct commi_link {
     int64_t beat_ns;     /* when we last sent a heartbeat */
     uint64_t progress;   /* the count in the last heartbeat */
     int64_t progress_ns; /* when that count first came */
-    bool is_waiting;     /* as the last heartbeat said */
+    unsigned waits;      /* as the last heartbeat said; commi_waits */
     commi_frame in, out;
     size_t in_bytes, out_bytes, out_done;
     /* Under comm.mutex: */
@@ -101,7 +118,8 @@ struct commi_control {
     int64_t call_since_ns;
     int64_t call_said_ns; /* when the hub was last told that it takes long */
     bool is_calling;
-    bool has_missing; /* the hub is to be told who is missing; one message at a time */
+    bool ends_in_failure; /* the call is comm_end, with a failure */
+    bool has_missing;     /* the hub is to be told who is missing; one message at a time */
     uint32_t missing_rank;
     uint64_t missing_number;
     char missing_what[COMM_LABEL_BYTES];
@@ -159,6 +177,10 @@ void commi_control_record(commi_control *self, int code, const char *text, bool 
 void commi_control_wake(commi_control *self);
 
 /* ---- control.c ---- */
+
+/* What a program should change whose rank has come alone, for the end of a message; `what`: of its
+ * meeting. */
+const char *commi_meeting_advice(const char *what);
 
 int commi_control_open(comm *self, const comm_join_config *config) MUST_CHECK;
 /* Ends the thread. If the job has failed, it waits for nobody for longer than a second. */

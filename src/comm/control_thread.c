@@ -19,6 +19,7 @@
     SECOND_NS /* after a call finds a dead connection, how long the thread looks for the reason */
 #define CLOSE_WAIT_NS    (2 * SECOND_NS) /* how long an orderly leave waits for the other side */
 #define REPORTER_WAIT_NS SECOND_NS       /* wait for a reporter whose end this rank does not see */
+#define ALL_WAIT_BEATS   3               /* heartbeats without progress that prove that all wait */
 #define HEAD_BYTES       offsetof(commi_frame, text)
 
 static int64_t beat_interval_ns(const commi_control *self)
@@ -106,11 +107,20 @@ static int64_t last_progress_ns(const commi_control *self)
     return last_ns;
 }
 
-static bool is_waiting(commi_control *self, uint32_t rank)
+/* What this rank waits in, a sum of commi_waits. */
+static unsigned own_waits(const commi_control *self)
 {
-    if (rank != 0)
-        return self->links[rank].is_waiting;
-    return self->is_calling || atomic_load(&self->owner->waits);
+    unsigned waits = atomic_load(&self->owner->waits) ? COMMI_WAITS_BULK : 0;
+    if (self->is_calling)
+        waits |= COMMI_WAITS_CALL;
+    if (self->is_calling && (self->call.kind == COMMI_MEET || self->call.kind == COMMI_END))
+        waits |= COMMI_WAITS_MEETING;
+    return waits;
+}
+
+static unsigned waits_of(const commi_control *self, uint32_t rank)
+{
+    return rank == 0 ? own_waits(self) : self->links[rank].waits;
 }
 
 /* Finds the rank that has made no progress for longest, among those that wait for nobody.
@@ -121,7 +131,7 @@ static uint32_t find_idle(commi_control *self)
     int64_t idle_ns = INT64_MAX;
     for (uint32_t r = 0; r < self->owner->world; r++) {
         int64_t since_ns = r == 0 ? self->progress_ns : self->links[r].progress_ns;
-        if (is_waiting(self, r) || since_ns >= idle_ns)
+        if (waits_of(self, r) || since_ns >= idle_ns)
             continue;
         idle = r;
         idle_ns = since_ns;
@@ -136,7 +146,7 @@ static void record_missing(commi_control *self, uint32_t rank, const char *what)
     char event[2 * COMM_LABEL_BYTES + 64];
     double seconds = (double)commi_timeout_ns(self->owner) * 1e-9;
     bool is_first = self->owner->failure.code == 0;
-    uint32_t idle = rank == COMMI_RANK_ANY || is_waiting(self, rank) ? find_idle(self) : rank;
+    uint32_t idle = rank == COMMI_RANK_ANY || waits_of(self, rank) ? find_idle(self) : rank;
     if (idle != COMMI_RANK_ANY)
         rank = idle;
     if (rank == COMMI_RANK_ANY) {
@@ -190,6 +200,52 @@ static void judge(commi_control *self, uint32_t rank, uint64_t number, const cha
         record_missing(self, 0, what);
 }
 
+/* Records that `rank` has come to a meeting, and why that is a failure. Mutex held. */
+static void record_meeting(commi_control *self, uint32_t rank, const char *label, const char *event)
+{
+    const comm_rank *other = &self->owner->ranks[rank];
+    char text[ERR_TEXT_BYTES];
+    snprintf(text, sizeof text, "rank %u on host %s (process %lld) has come to %s, and %s", rank,
+             other->host, (long long)other->pid, label, event);
+    commi_control_record(self, -ECONNRESET, text, !is_hub(self));
+}
+
+/* The hub's: a rank waits in comm_meet or comm_end, and others wait for it in a collective. Mutex
+ * held. */
+static void check_meeting(commi_control *self, int64_t now_ns)
+{
+    uint32_t come = COMMI_RANK_ANY, left = COMMI_RANK_ANY;
+    char event[2 * COMM_LABEL_BYTES];
+    for (uint32_t r = 0; r < self->owner->world; r++) {
+        unsigned waits = waits_of(self, r);
+        if (waits == 0)
+            return;
+        if (waits & COMMI_WAITS_MEETING)
+            come = r;
+        else if (waits & COMMI_WAITS_BULK)
+            left = r;
+    }
+    if (come == COMMI_RANK_ANY || left == COMMI_RANK_ANY ||
+        now_ns - last_progress_ns(self) <= ALL_WAIT_BEATS * beat_interval_ns(self))
+        return;
+    const char *label = come == 0 ? self->label : self->links[come].label;
+    snprintf(event, sizeof event, "rank %u waits for it in %s%s", left,
+             left == 0 ? self->label : self->links[left].label, commi_meeting_advice(label));
+    record_meeting(self, come, label, event);
+}
+
+/* This rank waits in comm_end after a failure of its program. Mutex held. */
+static void check_own_end(commi_control *self, int64_t now_ns)
+{
+    int64_t exit_ns = atomic_load(&self->owner->exit_ns);
+    char event[COMM_LABEL_BYTES];
+    if (!self->is_calling || self->call.kind != COMMI_END || !self->ends_in_failure ||
+        now_ns - self->call_since_ns <= exit_ns)
+        return;
+    snprintf(event, sizeof event, "the others go on %.1f s later", (double)exit_ns * 1e-9);
+    record_meeting(self, self->owner->rank, self->label, event);
+}
+
 /* ---- frames in ---- */
 
 static void on_frame(commi_control *self, commi_link *link)
@@ -200,7 +256,7 @@ static void on_frame(commi_control *self, commi_link *link)
     switch ((enum commi_frame_type)frame->type) {
     case COMMI_FRAME_BEAT:
         snprintf(link->label, sizeof link->label, "%.*s", COMM_LABEL_BYTES - 1, frame->text);
-        link->is_waiting = frame->code != 0;
+        link->waits = (unsigned)frame->code;
         note_progress(frame->number, link->seen_ns, &link->progress, &link->progress_ns);
         break;
     case COMMI_FRAME_FAIL:
@@ -306,7 +362,7 @@ static bool compose_next(commi_control *self, commi_link *link, int64_t now_ns)
         link->beat_ns = now_ns;
         compose(link, COMMI_FRAME_BEAT, self->label);
         link->out.number = progress_count();
-        link->out.code = self->is_calling || atomic_load(&self->owner->waits);
+        link->out.code = own_waits(self);
         return true;
     }
     return false;
@@ -366,8 +422,12 @@ static void check_waiting(commi_control *self, int64_t now_ns)
     pthread_mutex_lock(&self->owner->mutex);
     if (is_hub(self))
         note_progress(progress_count(), now_ns, &self->progress, &self->progress_ns);
-    if (self->owner->failure.code == 0)
+    if (self->owner->failure.code == 0) {
         check_call(self, now_ns);
+        check_own_end(self, now_ns);
+        if (is_hub(self))
+            check_meeting(self, now_ns);
+    }
     if (self->has_missing && is_hub(self)) {
         judge(self, self->missing_rank, self->missing_number, self->missing_what);
         self->has_missing = false;

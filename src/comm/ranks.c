@@ -85,6 +85,16 @@ int ranks_barrier(const struct ranks *self, const char *what)
     return self->world > 1 ? comm_barrier(self->comm, what) : 0;
 }
 
+int ranks_meet(const struct ranks *self, const char *what)
+{
+    return self->world > 1 ? comm_meet(self->comm, what) : 0;
+}
+
+int ranks_end(const struct ranks *self, const char *failure)
+{
+    return self->world > 1 ? comm_end(self->comm, failure) : 0;
+}
+
 int ranks_from_rank0(const struct ranks *self, const char *what, void *data, uint64_t bytes)
 {
     return self->world > 1 ? comm_broadcast(self->comm, what, data, bytes) : 0;

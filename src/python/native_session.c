@@ -192,6 +192,17 @@ static PyObject *session_export(PyObject *object, PyObject *args, PyObject *keyw
     Py_RETURN_NONE;
 }
 
+static PyObject *session_set_failure(PyObject *object, PyObject *failure)
+{
+    session *self = (session *)object;
+    const char *text = PyBytes_AsString(failure);
+    if (!text || enter(self, true) < 0)
+        return NULL;
+    sluice_set_failure(self->run, text);
+    native_leave();
+    Py_RETURN_NONE;
+}
+
 /* After native_enter. Returns the library's status. */
 static int close_run(session *self)
 {
@@ -281,6 +292,7 @@ static PyMethodDef methods[] = {
     {"module_set_group", native_module_set_group, METH_VARARGS, "Sets a group's numbers."},
     {"module_home", native_module_home, METH_O, "Where a unit's params rest."},
     {"memory", session_memory, METH_O, "The owner of the run's memory."},
+    {"set_failure", session_set_failure, METH_O, "The program ends by a failure, a text."},
     {"close", session_close, METH_NOARGS, "Commits and frees all."},
     {"is_open", session_is_open, METH_NOARGS, "False after close(), and in a forked process."},
     {NULL, NULL, 0, NULL},

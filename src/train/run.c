@@ -329,12 +329,13 @@ int train_step(train_session *self, struct train_progress *progress)
 int train_evaluate(train_session *self, double *loss)
 {
     TRY(check_usable(self));
+    if (!self->loop->run.job->model.module && !self->loop->valid_data)
+        return err_set(ERR_USAGE, "there is nothing to evaluate on: give data.valid");
+    TRY(note(self, ranks_meet(&self->loop->run.ranks, "an evaluation between steps")));
     if (self->loop->run.job->model.module) {
         int rc = loop_evaluate_module(self->loop, loss);
         return self->loop->was_left ? rc : note(self, rc);
     }
-    if (!self->loop->valid_data)
-        return err_set(ERR_USAGE, "there is nothing to evaluate on: give data.valid");
     TRY(note(self, loop_evaluate(self->loop, true)));
     *loss = self->summary.eval_loss;
     return 0;
@@ -345,6 +346,7 @@ int train_commit(train_session *self, uint64_t *step)
     TRY(check_usable(self));
     if (!loop_is_kept(self->loop))
         return err_set(ERR_USAGE, "this run is temporary: it makes no commits");
+    TRY(note(self, ranks_meet(&self->loop->run.ranks, "a commit between steps")));
     TRY(note(self, loop_commit_now(self->loop)));
     *step = self->loop->run.record.step;
     return 0;
@@ -430,11 +432,13 @@ void train_get_summary(const train_session *self, struct train_summary *summary,
     setup_summarize(self->loop->run.setup, plan);
 }
 
-int train_close(train_session *self)
+int train_close(train_session *self, const char *failure)
 {
     if (!self)
         return 0;
     int rc = check_usable(self);
+    if (rc == 0)
+        rc = note(self, ranks_end(&self->loop->run.ranks, failure));
     if (!loop_is_kept(self->loop))
         rc = end_without_state(self->loop, rc);
     else if (rc == 0)

@@ -404,6 +404,111 @@ static void a_bulk_call_names_who_is_missing(void **state)
     expect_failure(&fixture, 99, "rank 2 on host", "backward of block.1");
 }
 
+/* ---- the end ---- */
+
+static int fail_together(comm *self, void *user)
+{
+    char why[32];
+    (void)user;
+    snprintf(why, sizeof why, "error %u", comm_get_rank(self));
+    return comm_end(self, comm_get_rank(self) == 0 ? NULL : why);
+}
+
+static void ranks_that_fail_together_end_in_order(void **state)
+{
+    (void)state;
+    comm_fixture fixture = {.world = 3, .exit_seconds = 20};
+    comm_fixture_run(&fixture, fail_together, NULL);
+    comm_fixture_expect_ok(&fixture);
+}
+
+struct early {
+    uint32_t rank;       /* that ends */
+    const char *failure; /* of its program */
+    bool is_idle;        /* the others wait for nobody; else they are in a collective */
+};
+
+static int end_early(comm *self, void *user)
+{
+    const struct early *early = user;
+    TRY(comm_barrier(self, "before"));
+    if (comm_get_rank(self) == early->rank)
+        return comm_end(self, early->failure);
+    comm_note(self, "step 8, all-gather of block.3");
+    atomic_store(&self->waits, !early->is_idle);
+    return await_failure(self);
+}
+
+static void a_rank_that_ends_before_the_others_is_named(void **state)
+{
+    (void)state;
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        struct early early = {.rank = rank};
+        comm_fixture fixture = {.world = 3, .timeout_seconds = 2.0};
+        char expected[64];
+        snprintf(expected, sizeof expected, "rank %u on host ", rank);
+        comm_fixture_run(&fixture, end_early, &early);
+        expect_failure(&fixture, 99, expected, "has come to the end of its run, and rank ");
+        expect_failure(&fixture, 99, expected,
+                       " waits for it in step 8, all-gather of block.3: all ranks must");
+        early.failure = "ValueError: bad batch";
+        comm_fixture_run(&fixture, end_early, &early);
+        expect_failure(&fixture, 99, expected, "has come to its end after ValueError: bad batch, ");
+    }
+}
+
+static void a_program_that_fails_does_not_wait(void **state)
+{
+    (void)state;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct early early = {.rank = rank, .failure = "ValueError: bad batch", .is_idle = true};
+        comm_fixture fixture = {.world = 3, .exit_seconds = 1.0};
+        comm_fixture_run(&fixture, end_early, &early);
+        expect_failure(&fixture, 99, "ValueError: bad batch, and the others go on", "rank");
+        assert_int_equal(fixture.codes[2], -ECONNRESET);
+    }
+}
+
+static int meet_early(comm *self, void *user)
+{
+    const struct early *early = user;
+    TRY(comm_meet(self, "a commit"));
+    if (comm_get_rank(self) == early->rank)
+        return comm_meet(self, "a commit");
+    comm_note(self, "step 8, all-gather of block.3");
+    atomic_store(&self->waits, true);
+    return await_failure(self);
+}
+
+static void a_rank_that_commits_alone_is_named(void **state)
+{
+    (void)state;
+    struct early early = {.rank = 1};
+    comm_fixture fixture = {.world = 3, .timeout_seconds = 2.0};
+    comm_fixture_run(&fixture, meet_early, &early);
+    expect_failure(&fixture, 99, "rank 1 on host ",
+                   "has come to a commit, and rank 2 waits for it");
+}
+
+static int end_for_a_call(comm *self, void *user)
+{
+    const struct early *early = user;
+    return comm_get_rank(self) == early->rank ? comm_end(self, NULL) : comm_barrier(self, "losses");
+}
+
+static void a_rank_that_ends_in_place_of_a_call_is_named(void **state)
+{
+    (void)state;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct early early = {.rank = rank};
+        comm_fixture fixture = {.world = 2};
+        char expected[64];
+        snprintf(expected, sizeof expected, "rank %u on host ", rank);
+        comm_fixture_run(&fixture, end_for_a_call, &early);
+        expect_failure(&fixture, 99, expected, "goes on with \"losses\": all ranks must");
+    }
+}
+
 int main(void)
 {
     printf("seed: none, nothing is drawn\n");
@@ -421,6 +526,11 @@ int main(void)
         cmocka_unit_test(a_refusal_is_named_once),
         cmocka_unit_test(a_rank_that_leaves_early_is_named),
         cmocka_unit_test(a_bulk_call_names_who_is_missing),
+        cmocka_unit_test(ranks_that_fail_together_end_in_order),
+        cmocka_unit_test(a_rank_that_ends_before_the_others_is_named),
+        cmocka_unit_test(a_program_that_fails_does_not_wait),
+        cmocka_unit_test(a_rank_that_commits_alone_is_named),
+        cmocka_unit_test(a_rank_that_ends_in_place_of_a_call_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -327,7 +327,52 @@ print("went on")
 """
 
 
+# Rank 1 does something alone between two steps, while rank 0 goes on with its steps.
+ALONE = """
+import sys
+import sluice
+run = sluice.open(sys.argv[1])
+for _ in range(3):
+    run.step()
+if run.info().rank == 1:
+    way = sys.argv[2]
+    if way == "raises":
+        raise ValueError("a bad batch")
+    elif way == "exits":
+        sys.exit(5)
+    elif way == "with":
+        with run:
+            raise ValueError("a bad batch")
+    elif way == "closes":
+        run.close()
+    elif way == "commits":
+        run.commit()
+for _ in range(900):
+    run.step()
+"""
+
+
 class Ranks(InDirectory):
+    @unittest.skipUnless(launchers.has_mpirun(), "there is no mpirun")
+    def test_a_rank_that_does_something_alone(self):
+        come = {"raises": "its end after ValueError: a bad batch",
+                "with": "its end after ValueError: a bad batch",
+                "exits": "the end of its run", "closes": "the end of its run",
+                "commits": "a commit between steps"}
+        for way, text in come.items():
+            with self.subTest(way=way):
+                job = write_job(
+                    self.directory, run={"dir": self.path(way), "steps": 1000, "commit_every": 2})
+                done = subprocess.run(
+                    [*launchers.MPIRUN, "-c", ALONE, job, way], capture_output=True, text=True,
+                    timeout=150, env=launchers.environment(launchers.MPIRUN))
+                self.assertNotEqual(done.returncode, 0)
+                self.assertRegex(done.stderr, f"rank 1 on host .* has come to {text}, and rank 0 ")
+                if "ValueError" in text:
+                    self.assertIn("ValueError: a bad batch\n", done.stderr)  # of the traceback
+                with sluice.open(job) as run:
+                    self.assertEqual(run.info().step, 2)
+
     @unittest.skipUnless(launchers.has_mpirun(), "there is no mpirun")
     def test_two_ranks(self):
         job = write_job(self.directory, debug={"comm": {"exit_seconds": 1}})

@@ -26,10 +26,15 @@ def _end() -> None:
     """Commits an open run, and stops a call that a daemon thread left at work, which commits."""
     _native.end()
     session = _open() if _open else None
-    if session is not None and session.is_open:
-        try:
-            (session.at_end or session.close)()
-        except Error as error:
+    if session is None or not session.is_open:
+        return
+    uncaught = getattr(sys, "last_value", None)  # the exception by which the program ends
+    if uncaught is not None:
+        session._note_failure(uncaught)
+    try:
+        (session.at_end or session.close)()
+    except Error as error:
+        if str(error) != str(uncaught):  # else the program has said so
             print(f"sluice: error: at the end of the program: {error}", file=sys.stderr)
 
 

@@ -62,11 +62,17 @@ class Closing:
     def close(self) -> None:
         raise NotImplementedError
 
+    def _note_failure(self, error: BaseException) -> None:
+        """The program ends by this exception, so it does not wait long for other ranks."""
+        raise NotImplementedError
+
     def __enter__(self: _Self) -> _Self:
         return self
 
-    def __exit__(self, kind: Any, *rest: object) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
+            if error is not None and not (isinstance(error, SystemExit) and not error.code):
+                self._note_failure(error)
             self.close()
         except Error:
             if kind is None:  # else the first exception says more
@@ -124,8 +130,15 @@ class Session(Closing):
         self._native.export(path_text(directory, "directory"), dtype, adapters, force)
 
     def close(self) -> None:
-        """Commits the steps that are not yet committed, and frees all. May be called again."""
+        """Commits the steps that are not yet committed, and frees all. May be called again. With
+        several ranks all of them close the run."""
         self._native.close()
+
+    def _note_failure(self, error: BaseException) -> None:
+        if not self.is_open:
+            return
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        self._native.set_failure(text.encode("utf-8", "replace").replace(b"\0", b" "))
 
 
 def open(  # noqa: A001 - the name that people look for

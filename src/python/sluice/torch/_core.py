@@ -118,6 +118,9 @@ class Core:
         """False also if the end of the program has closed the run."""
         return self._session.is_open
 
+    def note_failure(self, error: BaseException) -> None:
+        self._session._note_failure(error)
+
     def close(self) -> None:
         self.memory = None
         self._session.close()

@@ -605,6 +605,12 @@ class Engine(Closing):
             guard(self.module, self._holders)
             core.close()
 
+    def _note_failure(self, error: BaseException) -> None:
+        if isinstance(self._driver, Evaluating):
+            self._driver = None  # closing gives it up, since its end might wait for other ranks
+        if self._core is not None:
+            self._core.note_failure(error)
+
     def _end_evaluation(self) -> None:
         if isinstance(self._driver, Evaluating):
             self._driver.end()
