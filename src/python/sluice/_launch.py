@@ -26,7 +26,9 @@ def _share(key: str, data: bytes, seconds: float) -> bytes:
     timeout = timedelta(seconds=seconds)
     try:
         if _store is None:
-            _store = next(distributed.rendezvous("env://", timeout=timeout))[0]
+            from torch.distributed.rendezvous import rendezvous
+
+            _store = next(rendezvous("env://", timeout=timeout))[0]
         if os.environ["RANK"] == "0":
             _store.set(key, data)
             return data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from statistics import median_low
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Union
 
 import torch
 
@@ -100,7 +100,7 @@ class Engine(Closing):
         self._job = job
         self._policy = units
         self._choose_group = groups
-        self._open_options = {"machine": machine, "fresh": fresh, "verbose": verbose}
+        self._open_options: Dict[str, Any] = {"machine": machine, "fresh": fresh, "verbose": verbose}
         self._open_core = open_core
         self._core: Any = None
         self._accumulation = 1
@@ -110,7 +110,7 @@ class Engine(Closing):
         self._is_called = False
         self._inputs: Dict[int, Any] = {}  # of the unit that runs
         self._hooks: List[Any] = []
-        self._excluded: set = set()
+        self._excluded: Set[str] = set()
         self._groups: Any = None
         self._turns: Any = None
         self._prepare()
@@ -514,7 +514,8 @@ class Engine(Closing):
     def optimizer(self) -> Groups:
         """A torch optimizer for learning rate schedulers. Its groups' numbers count for the steps
         that begin afterwards."""
-        return self._groups
+        groups: Groups = self._groups
+        return groups
 
     @property
     def accumulation(self) -> int:
@@ -546,7 +547,8 @@ class Engine(Closing):
         self._end_evaluation()
         if self._driver is not None or self._micro_batch > 0:
             raise WrongJob("commit comes between steps: after engine.step()")
-        return self._core.commit()
+        step: int = self._core.commit()
+        return step
 
     @alone
     def state_dict(self) -> Dict[str, torch.Tensor]:

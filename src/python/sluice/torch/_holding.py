@@ -8,7 +8,7 @@ Token: which unit, and where in it; the backward makes the view anew.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 
@@ -106,7 +106,7 @@ class Holding:
             tensor.dtype,
         )
 
-    def _unpack(self, kept: Any) -> torch.Tensor:
+    def _unpack(self, kept: Union[Token, Tuple[torch.Tensor, int]]) -> torch.Tensor:
         if not isinstance(kept, Token):
             tensor, version = kept
             if tensor._version != version:

@@ -117,7 +117,7 @@ class _Writes(TorchDispatchMode):
     is an initializer of a module that writes them, which _Initializer calls again."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         #: The storage and the operation, by the storage's address, which is in use as long.
         self._lost: Dict[int, Tuple[Any, str]] = {}
 

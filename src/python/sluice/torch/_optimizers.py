@@ -453,7 +453,8 @@ class _Optimizer(torch.optim.Optimizer):
         self._check_kept()
         if self._begun is not None:
             raise WrongJob("commit comes between steps: after step()")
-        return self._core.commit()
+        step: int = self._core.commit()
+        return step
 
     def _check_kept(self) -> None:
         if self._own_dir is not None:

@@ -75,7 +75,7 @@ class _Watch(TorchDispatchMode):
     """Refuses operations on parameters that are not held, and those that change a parameter."""
 
     def __init__(self, slots: List[Slot], root: Holder, holding: Holding) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._names = {
             placeholder_of(slot).untyped_storage().data_ptr(): slot.name for slot in slots
         }

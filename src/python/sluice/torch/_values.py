@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Optional, Union
+from typing import Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 
@@ -24,7 +24,7 @@ class Values:
             for slot in holder.slots:
                 key = id(slot.parameter)
                 self._values[key] = lazy.get(key, slot.parameter.data)
-        self._kept: Optional[tuple] = None  # (unit's index, its flat fp32 vector)
+        self._kept: Optional[Tuple[int, torch.Tensor]] = None  # a unit's index, its flat fp32 vector
 
     def of(self, slot: Slot) -> torch.Tensor:
         value = self._values[id(slot.parameter)]
