@@ -207,6 +207,27 @@ class Optimizers(unittest.TestCase):
             own.close()
         self.assertEqual(results[0], results[1])
 
+    def test_a_closure_computes_loss_and_gradients(self):
+        module = make()
+        own = self.optimizer(module.parameters())
+        expected = train(module, own, steps=3)
+        own.close()
+        for overlap in (False, True):
+            module, found = make(), []
+            own = self.optimizer(module.parameters(), overlap=overlap)
+
+            def closure():
+                own.zero_grad()
+                loss = loss_of(module, len(found))
+                loss.backward()
+                return loss
+
+            for _ in range(3):
+                with torch.no_grad():
+                    found.append(own.step(closure).item())
+            self.assertEqual(found, expected)
+            own.close()
+
     def test_others_learn(self):
         for kind in ("Lion", "Adagrad", "Muon"):
             module = make()
@@ -364,7 +385,7 @@ class Optimizers(unittest.TestCase):
         refused("no parameter learns", self.optimizer, frozen)
         own = self.optimizer(module.parameters())
         refused("has no gradient", own.step)
-        refused("takes no closure", own.step, lambda: 1.0)
+        refused("closure is int", own.step, 1)
         refused("give all groups", own.add_param_group, {"params": mixed[:1]})
         refused("of another optimizer", own.load_state_dict, {"state": {}, "param_groups": []})
         refused("is of step 9", own.load_state_dict,

@@ -22,7 +22,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, 
 import torch
 
 from .._errors import Error, NoFit, WrongJob
-from .._job import Path, path_text
+from .._job import Path, check_callable, path_text
 from .._optimizers import as_numbers
 from ._core import Bytes, alone, close_at_end, give_up, list_drives, open_core, refuse_copy
 from ._groups import send_group
@@ -394,13 +394,22 @@ class _Optimizer(torch.optim.Optimizer):
                     slot.parameter.grad = kept
             gradients.close()
 
-    @alone
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Updates the parameters from their gradients, and waits until they have their new values.
-        The state on drives may be written still."""
+        The state on drives may be written still. A closure is called once before, and computes
+        loss and gradients; its loss is returned."""
         self._check_open()
+        check_callable(closure, "closure")
+        loss = None
         if closure is not None:
-            raise WrongJob("step() takes no closure: compute loss and gradients before it")
+            with torch.enable_grad():
+                loss = closure()
+        self._update()
+        return loss
+
+    @functools.partial(alone, name="step")
+    def _update(self) -> None:
+        self._check_open()
         for unit in self._units:
             for slot in unit.slots:
                 is_own = self._device.type != "cpu"
