@@ -253,7 +253,7 @@ static int open_session(sluice_run *self, void *argument)
     return rc < 0 ? api_inputs_fini(&self->inputs, rc) : rc;
 }
 
-/* What sluice_set_failure has said, or NULL. */
+/* The text of sluice_set_failure, or NULL. */
 static const char *name_failure(const sluice_run *self)
 {
     return self->failure[0] ? self->failure : NULL;

@@ -46,7 +46,7 @@ struct commi_frame {
 };
 typedef struct commi_frame commi_frame;
 
-/* What a rank waits in: a sum of these; 0: it waits for nobody. */
+/* The ways in which a rank waits for others; a set of them is a sum, and 0 is none. */
 enum commi_waits {
     COMMI_WAITS_CALL = 1,
     COMMI_WAITS_BULK = 2,
@@ -178,8 +178,8 @@ void commi_control_wake(commi_control *self);
 
 /* ---- control.c ---- */
 
-/* What a program should change whose rank has come alone, for the end of a message; `what`: of its
- * meeting. */
+/* Advice for the end of a message about a rank that has come alone to the meeting `what`; "": there
+ * is none. */
 const char *commi_meeting_advice(const char *what);
 
 int commi_control_open(comm *self, const comm_join_config *config) MUST_CHECK;

@@ -107,7 +107,7 @@ static int64_t last_progress_ns(const commi_control *self)
     return last_ns;
 }
 
-/* What this rank waits in, a sum of commi_waits. */
+/* A sum of commi_waits. */
 static unsigned own_waits(const commi_control *self)
 {
     unsigned waits = atomic_load(&self->owner->waits) ? COMMI_WAITS_BULK : 0;
