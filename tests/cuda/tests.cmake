@@ -11,8 +11,7 @@ endif()
 
 # perf/bench_gpu has few checks of its own. On the simulated GPU it must get as far as its table.
 if(TARGET sluice_profile AND NOT SLUICE_SANITIZE)
-    add_executable(bench_gpu_simulated ${PROJECT_SOURCE_DIR}/perf/gpu/bench_gpu.c
-                   $<TARGET_OBJECTS:gpu_simulated_objects>)
+    add_executable(bench_gpu_simulated ${PROJECT_SOURCE_DIR}/perf/gpu/bench_gpu.c ${simulated_objects})
     target_link_libraries(bench_gpu_simulated PRIVATE sluice_profile simulated_options)
     target_include_directories(bench_gpu_simulated BEFORE
                                PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/simulated_gpu/include)
