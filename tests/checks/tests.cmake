@@ -51,9 +51,13 @@ add_test(NAME perf_bigram COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_bigra
          ${PROJECT_SOURCE_DIR}/perf/training/bigram.sh)
 set_tests_properties(perf_bigram PROPERTIES LABELS "cpu;debug" TIMEOUT 60)
 if(TARGET sluice)
-    sluice_test(test_cli_plan LIBS PkgConfig::JANSSON LABELS cpu debug TIMEOUT 240)
-    target_compile_definitions(test_cli_plan PRIVATE SLUICE_PROGRAM="$<TARGET_FILE:sluice>")
-    add_dependencies(test_cli_plan sluice)
+    sluice_test(test_cli_plan LIBS PkgConfig::JANSSON LABELS cpu debug TIMEOUT 180)
+    # Long searches, whose claims are seconds of plans: test_cli_plan searches under the sanitizers.
+    sluice_test(test_cli_search LIBS PkgConfig::JANSSON LABELS cpu TIMEOUT 120)
+    foreach(test test_cli_plan test_cli_search)
+        target_compile_definitions(${test} PRIVATE SLUICE_PROGRAM="$<TARGET_FILE:sluice>")
+        add_dependencies(${test} sluice)
+    endforeach()
     sluice_test(test_cli_published LIBS PkgConfig::JANSSON LABELS cpu)
     target_compile_definitions(test_cli_published PRIVATE SLUICE_PROGRAM="$<TARGET_FILE:sluice>"
                                SLUICE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
