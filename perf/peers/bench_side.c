@@ -61,7 +61,7 @@ static void side_train(const char *path)
         bench_require(train_step(session, &progress));
         answer(start, progress.loss);
     }
-    bench_require(train_close(session));
+    bench_require(train_close(session, NULL));
     job_destroy(asked);
 }
 
