@@ -370,8 +370,8 @@ int sluice_module_wait(sluice_run *run, struct sluice_use *use);
  *
  * The job's model.module.lends_grads says that the program can do so. Uses then have `lends` on one
  * rank of the CPU, in a step of one micro-batch with schedule.update in_backward, for units whose
- * gradients no other backward adds to and Muon does not update. SLUICE_WRONG: the use does not lend, or
- * the unit has another number of tensors. */
+ * gradients no other backward adds to and Muon does not update. SLUICE_WRONG: the use does not
+ * lend, or the unit has another number of tensors. */
 int sluice_module_lend(sluice_run *run, const void *const *grads, uint32_t tensor_count);
 
 /* The use is over. `loss`: of the last stage, the micro-batch's own loss without the scale, for

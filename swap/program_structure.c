@@ -558,12 +558,14 @@ static int check_peaks(const program *prog)
     return 0;
 }
 
-/* Checks that an update reads the addresses of its own unit: the last backward before it that wrote
- * to the same half of the home is one of that unit. */
+/* Checks that backwards lend in the two halves of the home by turns, and that an update reads the
+ * addresses of its own unit: the last backward before it that wrote to the same half is one of that
+ * unit. */
 static int check_lenders(const program *prog)
 {
     const op *lenders[2] = {NULL, NULL}; /* by half, the last one */
     uint32_t home = PROGRAM_NONE;
+    uint64_t last_half = 2; /* none yet */
     char text[SWAPI_OP_TEXT_BYTES];
     for (uint32_t i = 0; i < prog->op_count; i++) {
         const op *item = &prog->ops[i];
@@ -576,9 +578,13 @@ static int check_lenders(const program *prog)
             prog->buffers[home].size_bytes / 2 != lent->size_bytes)
             return err_set(ERR_INTERNAL, "program: LENT of %s is not one half of the only home",
                            swapi_op_text(prog, i, text));
-        if (item->kind == OP_BACKWARD)
+        if (item->kind == OP_BACKWARD) {
+            if (half == last_half)
+                return err_set(ERR_INTERNAL, "program: %s lends in the half of the one before",
+                               swapi_op_text(prog, i, text));
+            last_half = half;
             lenders[half] = item;
-        else if (!lenders[half] || lenders[half]->unit != item->unit)
+        } else if (!lenders[half] || lenders[half]->unit != item->unit)
             return err_set(ERR_INTERNAL,
                            "program: %s reads addresses that no backward of its unit wrote last",
                            swapi_op_text(prog, i, text));

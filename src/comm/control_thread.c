@@ -210,6 +210,15 @@ static void record_meeting(commi_control *self, uint32_t rank, const char *label
     commi_control_record(self, -ECONNRESET, text, !is_hub(self));
 }
 
+/* True if a rank has said what it waits for since the last progress, and still does. One that has
+ * become silent, in a debugger or on a machine that stands still, is judged by the timeout. */
+static bool is_heard(const commi_control *self, uint32_t rank, int64_t now_ns)
+{
+    int64_t seen_ns = self->links[rank].seen_ns, beat_ns = beat_interval_ns(self);
+    return rank == 0 ||
+           (seen_ns > last_progress_ns(self) + 2 * beat_ns && now_ns - seen_ns <= 3 * beat_ns);
+}
+
 /* The hub's: a rank waits in comm_meet or comm_end, and others wait for it in a collective. Mutex
  * held. */
 static void check_meeting(commi_control *self, int64_t now_ns)
@@ -218,7 +227,7 @@ static void check_meeting(commi_control *self, int64_t now_ns)
     char event[2 * COMM_LABEL_BYTES];
     for (uint32_t r = 0; r < self->owner->world; r++) {
         unsigned waits = waits_of(self, r);
-        if (waits == 0)
+        if (waits == 0 || !is_heard(self, r, now_ns))
             return;
         if (waits & COMMI_WAITS_MEETING)
             come = r;

@@ -10,7 +10,8 @@
  * wakes up at once, so full cores do not slow it; the others share what it leaves.
  *
  * Drives lose more to memory traffic than a fair share of the memory: the more of the memory's rate
- * other ops use, the less the drives do (machine.drive_kept). Pure; allocates nothing. */
+ * other ops would use alone, the slower are reads and writes (machine.drive_kept). Pure; allocates
+ * nothing. */
 #include <assert.h>
 #include <math.h>
 #include <string.h>
@@ -100,7 +101,7 @@ static void share_rates(struct plani_share *const *running, uint32_t count, doub
         traffic += running[i]->slows_drives > 0 ? running[i]->need[RESOURCE_DRAM] : 0;
         lost += running[i]->slows_drives;
     }
-    left[RESOURCE_DRIVE] -= lost / fmax(traffic, 1);
+    double kept = 1 - lost / fmax(traffic, 1);
     for (uint32_t open = count; open > 0;) {
         /* The level (share of its own full speed) at which the next resource fills. */
         double level = 1.0, wanted[RESOURCE_COUNT] = {0};
@@ -124,6 +125,8 @@ static void share_rates(struct plani_share *const *running, uint32_t count, doub
             fixed[i] = true;
             open--;
             running[i]->rate = level / running[i]->alone_seconds;
+            if (running[i]->need[RESOURCE_DRIVE] > 0)
+                running[i]->rate *= kept;
             for (int r = 0; r < RESOURCE_COUNT; r++) {
                 left[r] -= running[i]->need[r] * level;
                 left[r] = left[r] > 0 ? left[r] : 0;

@@ -74,6 +74,7 @@ static json_t *ceilings_of(const plan_machine *machine)
         {"read", machine->drive_read_bytes_per_second},
         {"write", machine->drive_write_bytes_per_second},
         {"both_ways", plan_drive_both_ways(machine)},
+        {"drive_kept", plan_drive_kept(machine)},
         {"h2d", machine->device_is_cpu ? copy : machine->h2d_bytes_per_second},
         {"d2h", machine->device_is_cpu ? copy : machine->d2h_bytes_per_second},
         {"comm", machine->comm_bytes_per_second},

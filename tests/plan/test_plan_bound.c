@@ -388,7 +388,8 @@ static void full_cores_do_not_slow_checksums(void **state)
 }
 
 /* Drives keep 60% beside an op that uses all of the memory's rate, 80% beside one that uses half of
- * it, and no less than 60% beside both. Beside each other they lose nothing. */
+ * it, and no less than 60% beside both. Beside each other reads and writes lose nothing. Drives
+ * that do more in both directions at once lose the same part. */
 static void memory_traffic_slows_drives(void **state)
 {
     (void)state;
@@ -416,6 +417,14 @@ static void memory_traffic_slows_drives(void **state)
         plani_share_rates(running, cases[c].count);
         assert_float_equal(shares[0].rate, cases[c].rate, 1e-9);
     }
+    machine.drive_both_ways = 1.4;
+    for (int i = 0; i < 4; i++)
+        plani_demand(&machine, &demands[i], &shares[i]);
+    running[0] = &shares[0], running[1] = &shares[1], running[2] = &shares[3];
+    plani_share_rates(running, 2);
+    assert_float_equal(shares[0].rate, 0.6, 1e-9);
+    plani_share_rates(running, 3);
+    assert_float_equal(shares[0].rate, 0.6 * 0.7, 1e-9);
 }
 
 int main(void)

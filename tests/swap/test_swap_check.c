@@ -445,6 +445,28 @@ static void lent_gradients_are_of_their_unit(void **state)
     program_fini(&prog);
 }
 
+/* Each backward that lends uses the other half than the one before it. */
+static void backwards_lend_by_turns(void **state)
+{
+    (void)state;
+    enum { HALF = 2048 };
+    builder b;
+    program prog;
+    builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);
+    builder_home(&b, TIER_DEVICE, 0, 2 * HALF);
+    for (uint32_t i = 0; i < 3; i++) {
+        builder_op(&b, OP_BACKWARD);
+        builder_use(&b, ROLE_LENT, ACCESS_WRITE, 0, i % 2 * HALF, HALF);
+        if (i > 0)
+            builder_dep(&b, i - 1);
+    }
+    builder_finish(&b, &prog);
+    assert_ok(program_check(&prog));
+    prog.ops[2].operands[0].offset_bytes = HALF;
+    assert_error(program_check(&prog), ERR_INTERNAL, "lends in the half of the one before");
+    program_fini(&prog);
+}
+
 /* --- the small functions ---------------------------------------------------------------------- */
 
 static void hash_sees_each_field(void **state)
@@ -547,10 +569,15 @@ static void check_leaves_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(accepts_the_step),      cmocka_unit_test(names_each_fault),
-        cmocka_unit_test(agrees_with_all_pairs), cmocka_unit_test(checks_large_programs),
-        cmocka_unit_test(hash_sees_each_field),  cmocka_unit_test(sizes_and_names),
-        cmocka_unit_test(check_leaves_nothing),  cmocka_unit_test(lent_gradients_are_of_their_unit),
+        cmocka_unit_test(accepts_the_step),
+        cmocka_unit_test(names_each_fault),
+        cmocka_unit_test(agrees_with_all_pairs),
+        cmocka_unit_test(checks_large_programs),
+        cmocka_unit_test(hash_sees_each_field),
+        cmocka_unit_test(sizes_and_names),
+        cmocka_unit_test(check_leaves_nothing),
+        cmocka_unit_test(lent_gradients_are_of_their_unit),
+        cmocka_unit_test(backwards_lend_by_turns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

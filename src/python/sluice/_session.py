@@ -137,7 +137,11 @@ class Session(Closing):
     def _note_failure(self, error: BaseException) -> None:
         if not self.is_open:
             return
-        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        text = type(error).__name__
+        try:
+            text = f"{text}: {error}" if str(error) else text
+        except Exception:  # an exception that cannot say what it is; the run is closed all the same
+            pass
         self._native.set_failure(text.encode("utf-8", "replace").replace(b"\0", b" "))
 
 
