@@ -12,7 +12,7 @@
 #include "tests/plan/plan_large.h"
 #include "tests/unit.h"
 
-enum { UNITS_MAX = LARGE_UNITS_MAX, WORK_MOST = 13000000 };
+enum { UNITS_MAX = LARGE_UNITS_MAX, WORK_MOST = 16250000 };
 
 static uint64_t job_count = 2, draw_count = 25;
 
