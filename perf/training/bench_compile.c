@@ -27,6 +27,7 @@ static const char job_text[] =
     " \"train_micro_batch_size_per_gpu\": 1, \"gradient_accumulation_steps\": 2,"
     " \"bf16\": {\"enabled\": true}, \"zero_optimization\": {\"stage\": 3}}";
 
+#define FP16    "bf16.enabled=false", "fp16.enabled=true" /* V100s have no bf16 */
 #define ON_NVME "tiers.place={\"params\":\"nvme\",\"grads\":\"nvme\",\"optimizer\":\"nvme\"}"
 
 struct compiled {
@@ -46,7 +47,7 @@ static struct compiled works[] = {
      .set = {"model.preset=gpt2-1.5b", ON_NVME}},
     {.name = "10^12 parameters on nvme",
      .machine_name = "dgx2-16xv100",
-     .set = {"model.preset=gpt-1t", "run.commit_every=0", "tiers.device.budget=24GiB",
+     .set = {"model.preset=gpt-1t", FP16, "run.commit_every=0", "tiers.device.budget=24GiB",
              "tiers.host.budget=64GiB", ON_NVME}},
     {.name = "gpt2-124m automatic",
      .machine_name = "desktop-24g",
@@ -56,7 +57,7 @@ static struct compiled works[] = {
      .set = {"model.preset=gpt2-1.5b"}},
     {.name = "10^12 parameters automatic",
      .machine_name = "dgx2-16xv100",
-     .set = {"model.preset=gpt-1t", "run.commit_every=0", "tiers.device.budget=24GiB",
+     .set = {"model.preset=gpt-1t", FP16, "run.commit_every=0", "tiers.device.budget=24GiB",
              "tiers.host.budget=64GiB"}},
 };
 enum { WORKS = sizeof works / sizeof works[0], PLACED = 3 };
