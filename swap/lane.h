@@ -92,6 +92,8 @@ struct lane_worker_config {
     int (*run)(void *user, const program *prog, const op *item);
     /* Called there once before, for example to bind cores. May be NULL. */
     int (*start_thread)(void *start_user);
+    /* Called there before the thread sleeps, because nothing is queued. May be NULL. */
+    void (*rest)(void);
     void *user, *start_user; /* start_user NULL: the same as user */
     uint32_t owner;
     uint32_t depth;

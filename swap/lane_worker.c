@@ -119,6 +119,7 @@ static void *worker_main(void *argument)
     lane_worker *self = argument;
     const lane_worker_config *config = &self->config;
     void *start_user = config->start_user ? config->start_user : config->user;
+    bool has_rested = false; /* since the last request */
     int start_result = config->start_thread ? config->start_thread(start_user) : 0;
     pthread_mutex_lock(&self->mutex);
     self->start_result = start_result < 0 ? start_result : 0;
@@ -131,10 +132,18 @@ static void *worker_main(void *argument)
         request_list *queue = pick(self);
         if (!queue && self->stop)
             break;
+        if (!queue && config->rest && !has_rested) {
+            pthread_mutex_unlock(&self->mutex);
+            config->rest();
+            pthread_mutex_lock(&self->mutex);
+            has_rested = true;
+            continue;
+        }
         if (!queue) {
             pthread_cond_wait(&self->work, &self->mutex);
             continue;
         }
+        has_rested = false;
         lane_request *request = queue->first; /* stays the head while it runs: see may_run */
         pthread_mutex_unlock(&self->mutex);
         run_request(self, request);

@@ -9,6 +9,7 @@
 
 #include "base/shard.h"
 #include "base/size.h"
+#include "base/thread.h"
 #include "base/tile.h"
 #include "engine/engine_internal.h"
 #include "model/pack.h"
@@ -41,9 +42,13 @@ static float grad_scale(const struct engine_step *step)
     return step->target_count ? (float)(step->loss_scale / (double)step->target_count) : 0.0f;
 }
 
-/* Runs a pass. The program that computes a module may give up a step (model_runner). The rest of
- * the step then runs without computing, and its update is skipped. If that is not possible, since
- * units are updated one by one or other ranks would go on, the step fails. */
+/* Runs a pass. The program that computes a module has threads of its own meanwhile: where it shares
+ * OpenMP's runtime with us, as PyTorch may, the threads of all teams count, and those of its team
+ * sleep after each short loop once there are more threads than cores. So our team ends first.
+ *
+ * The program may give up a step (model_runner). The rest of the step then runs without computing,
+ * and its update is skipped. If that is not possible, since units are updated one by one or other
+ * ranks would go on, the step fails. */
 static int run_pass(struct engine *self, const program *prog, enum phase phase, const op *item,
                     void *stream, const model_call *call, enum kept kept)
 {
@@ -51,6 +56,8 @@ static int run_pass(struct engine *self, const program *prog, enum phase phase, 
     model *net = model_of(self);
     if (net->module && setup->gpu) /* the program's own streams do not wait for ours */
         TRY(device_synchronize(setup->gpu, stream));
+    if (net->module)
+        thread_end_team();
     int rc = model_run(net, phase, item->stage, item->pass, stream, call, kept);
     if (rc <= 0)
         return rc;

@@ -73,6 +73,7 @@ static int make_worker(struct engine *self, const struct worker_plan *plan, lane
     lane_worker_config config = {.name = plan->name,
                                  .run = plan->run,
                                  .start_thread = plan->start,
+                                 .rest = self->setup->net->module ? thread_end_team : NULL,
                                  .user = self,
                                  .start_user = plan->group,
                                  .owner = plan->owner,

@@ -136,6 +136,44 @@ static void priority_within_dependencies(void **state)
     program_fini(&prog);
 }
 
+static sem_t rested;
+
+static void note_rest(void)
+{
+    sem_post(&rested);
+}
+
+/* Once at the start and once after each batch of requests, however long it sleeps. */
+static void a_worker_rests_before_it_sleeps(void **state)
+{
+    (void)state;
+    program prog;
+    build_mixed(&prog);
+    script plan = {.fail_op_idx = PROGRAM_NONE};
+    lane_worker_config config = {.name = "cores",
+                                 .run = run_script,
+                                 .rest = note_rest,
+                                 .user = &plan,
+                                 .depth = 2,
+                                 .priority_lane = LANE_COMPUTE};
+    lane *worker;
+    lane_request request = {.prog = &prog, .item = &prog.ops[0]}, *done[1];
+    int left;
+    sem_init(&rested, 0, 0);
+    assert_ok(lane_worker_create(&config, &worker));
+    for (int i = 0; i < 3; i++) {
+        sem_wait(&rested); /* a hang fails by the test's time limit */
+        assert_ok(worker->ops->submit(worker, &request));
+        await(worker, 1, done);
+        plan.ran_count = 0;
+    }
+    sem_wait(&rested);
+    worker->ops->destroy(worker);
+    assert_true(sem_getvalue(&rested, &left) == 0 && left == 0);
+    sem_destroy(&rested);
+    program_fini(&prog);
+}
+
 static void failure_stops_the_worker(void **state)
 {
     (void)state;
@@ -245,6 +283,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(priority_within_dependencies),
+        cmocka_unit_test(a_worker_rests_before_it_sleeps),
         cmocka_unit_test(failure_stops_the_worker),
         cmocka_unit_test(configuration),
         cmocka_unit_test(values_under_the_executor),
