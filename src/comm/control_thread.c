@@ -210,8 +210,9 @@ static void record_meeting(commi_control *self, uint32_t rank, const char *label
     commi_control_record(self, -ECONNRESET, text, !is_hub(self));
 }
 
-/* True if a rank has said what it waits for since the last progress, and still does. One that has
- * become silent, in a debugger or on a machine that stands still, is judged by the timeout. */
+/* True if a rank has said since the last progress what it waits for, and was heard of just now. One
+ * that has become silent, in a debugger or on a machine that stands still, is judged by the timeout
+ * alone. */
 static bool is_heard(const commi_control *self, uint32_t rank, int64_t now_ns)
 {
     int64_t seen_ns = self->links[rank].seen_ns, beat_ns = beat_interval_ns(self);
