@@ -301,19 +301,14 @@ static int refuse_meeting(comm *self, uint32_t rank, const char *what, uint32_t 
     return commi_abort_error(self);
 }
 
-static bool is_meeting(const commi_call_head *call)
-{
-    return call->kind == COMMI_MEET || call->kind == COMMI_END;
-}
-
 static int refuse_mismatch(comm *self, uint32_t rank, const commi_call_head *theirs,
                            const commi_call_head *ours)
 {
     const char *kind = theirs->kind <= COMMI_END ? kind_names[theirs->kind] : "?";
     char text[ERR_TEXT_BYTES];
-    if (is_meeting(theirs) && ours->kind != theirs->kind)
+    if (commi_is_meeting(theirs->kind) && ours->kind != theirs->kind)
         return refuse_meeting(self, rank, theirs->what, self->rank, ours->what);
-    if (is_meeting(ours) && theirs->kind != ours->kind)
+    if (commi_is_meeting(ours->kind) && theirs->kind != ours->kind)
         return refuse_meeting(self, self->rank, ours->what, rank, theirs->what);
     snprintf(
         text, sizeof text,

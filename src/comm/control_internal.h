@@ -63,6 +63,11 @@ enum commi_call_kind {
     COMMI_END, /* `what` is each rank's own */
 };
 
+static inline bool commi_is_meeting(enum commi_call_kind kind)
+{
+    return kind == COMMI_MEET || kind == COMMI_END;
+}
+
 /* Sent before each payload of a call. */
 struct commi_call_head {
     uint32_t magic, kind;

@@ -56,13 +56,17 @@ void commi_control_record(commi_control *self, int code, const char *text, bool 
     commi_control_wake(self);
 }
 
+/* The label of what a rank does: the hub has heard those of all. Mutex held. */
+static const char *label_of(const commi_control *self, uint32_t rank)
+{
+    return rank == self->owner->rank ? self->label : self->links[is_hub(self) ? rank : 0].label;
+}
+
 /* Records "rank 2 on host n2 (process 4711) <event>; last seen at <label>". Mutex held. */
 static void record_about(commi_control *self, uint32_t rank, int code, const char *event)
 {
     const comm_rank *other = &self->owner->ranks[rank];
-    const char *label = self->links[is_hub(self) ? rank : 0].label;
-    if (rank == self->owner->rank)
-        label = self->label;
+    const char *label = label_of(self, rank);
     char text[ERR_TEXT_BYTES];
     snprintf(text, sizeof text, "rank %u on host %s (process %lld) %s%s%s", rank, other->host,
              (long long)other->pid, event, label[0] ? "; last seen at " : "", label);
@@ -113,7 +117,7 @@ static unsigned own_waits(const commi_control *self)
     unsigned waits = atomic_load(&self->owner->waits) ? COMMI_WAITS_BULK : 0;
     if (self->is_calling)
         waits |= COMMI_WAITS_CALL;
-    if (self->is_calling && (self->call.kind == COMMI_MEET || self->call.kind == COMMI_END))
+    if (self->is_calling && commi_is_meeting(self->call.kind))
         waits |= COMMI_WAITS_MEETING;
     return waits;
 }
@@ -164,6 +168,12 @@ static void record_missing(commi_control *self, uint32_t rank, const char *what)
         self->reporter = 1; /* rank 0 hangs and cannot print */
 }
 
+/* True if nothing has been heard of another rank for some heartbeats. */
+static bool is_silent(const commi_control *self, uint32_t rank, int64_t now_ns)
+{
+    return now_ns - self->links[rank].seen_ns > 3 * beat_interval_ns(self);
+}
+
 /* Finds a rank that has not come to the hub's call: the lowest silent one, otherwise the lowest. 0:
  * all have come. */
 static uint32_t find_missing(commi_control *self)
@@ -173,7 +183,7 @@ static uint32_t find_missing(commi_control *self)
     for (uint32_t r = 1; r < self->owner->world; r++) {
         if (atomic_load(&self->links[r].has_come))
             continue;
-        if (now_ns - self->links[r].seen_ns > 3 * beat_interval_ns(self))
+        if (is_silent(self, r, now_ns))
             return r;
         lowest = lowest ? lowest : r;
     }
@@ -215,9 +225,8 @@ static void record_meeting(commi_control *self, uint32_t rank, const char *label
  * alone. */
 static bool is_heard(const commi_control *self, uint32_t rank, int64_t now_ns)
 {
-    int64_t seen_ns = self->links[rank].seen_ns, beat_ns = beat_interval_ns(self);
-    return rank == 0 ||
-           (seen_ns > last_progress_ns(self) + 2 * beat_ns && now_ns - seen_ns <= 3 * beat_ns);
+    int64_t since_ns = last_progress_ns(self) + 2 * beat_interval_ns(self);
+    return rank == 0 || (self->links[rank].seen_ns > since_ns && !is_silent(self, rank, now_ns));
 }
 
 /* The hub's: a rank waits in comm_meet or comm_end, and others wait for it in a collective. Mutex
@@ -238,9 +247,9 @@ static void check_meeting(commi_control *self, int64_t now_ns)
     if (come == COMMI_RANK_ANY || left == COMMI_RANK_ANY ||
         now_ns - last_progress_ns(self) <= ALL_WAIT_BEATS * beat_interval_ns(self))
         return;
-    const char *label = come == 0 ? self->label : self->links[come].label;
-    snprintf(event, sizeof event, "rank %u waits for it in %s%s", left,
-             left == 0 ? self->label : self->links[left].label, commi_meeting_advice(label));
+    const char *label = label_of(self, come);
+    snprintf(event, sizeof event, "rank %u waits for it in %s%s", left, label_of(self, left),
+             commi_meeting_advice(label));
     record_meeting(self, come, label, event);
 }
 
