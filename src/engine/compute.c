@@ -54,10 +54,11 @@ static int run_pass(struct engine *self, const program *prog, enum phase phase, 
 {
     const struct setup *setup = self->setup;
     model *net = model_of(self);
-    if (net->module && setup->gpu) /* the program's own streams do not wait for ours */
-        TRY(device_synchronize(setup->gpu, stream));
-    if (net->module)
+    if (net->module) {
+        if (setup->gpu) /* the program's own streams do not wait for ours */
+            TRY(device_synchronize(setup->gpu, stream));
         thread_end_team();
+    }
     int rc = model_run(net, phase, item->stage, item->pass, stream, call, kept);
     if (rc <= 0)
         return rc;

@@ -345,10 +345,8 @@ static int take_squares(const struct update_tile *part, double *sums)
     args.count = SHARD_ELEMS_STEP;
     args.accumulator = args.grads = wide;
     for (uint64_t at = 0; at < part->count; at += SHARD_ELEMS_STEP, args.block_sums++) {
-        const uint16_t *narrow = (const uint16_t *)part->grads + at;
-        for (uint64_t i = 0; i < SHARD_ELEMS_STEP; i++)
-            wide[i] = part->grad_type == DTYPE_BF16 ? fp32_from_bf16(narrow[i])
-                                                    : fp32_from_fp16(narrow[i]);
+        dtype_convert((const uint16_t *)part->grads + at, part->grad_type, wide, DTYPE_FP32,
+                      SHARD_ELEMS_STEP);
         TRY(part->ops->grad_close(part->context, NULL, &args));
     }
     return 0;
