@@ -16,15 +16,15 @@ static uint64_t take_out(const modeli_layer *layer)
 
 static int take_forward(const modeli_run *run, const modeli_layer *layer)
 {
-    return modeli_scale_columns(run, modeli_rows(run->self), layer->out, 1, false,
-                                modeli_value_at(run, layer->reads[0]), layer->in,
+    return modeli_scale_columns(run->self, run->stream, modeli_rows(run->self), layer->out, 1,
+                                false, modeli_value_at(run, layer->reads[0]), layer->in,
                                 modeli_value_at(run, layer->writes), layer->out);
 }
 
 static int take_backward(const modeli_run *run, const modeli_layer *layer)
 {
-    return modeli_scale_columns(run, modeli_rows(run->self), layer->out, 1, false,
-                                modeli_at_spot(run, layer->output_grad), layer->out,
+    return modeli_scale_columns(run->self, run->stream, modeli_rows(run->self), layer->out, 1,
+                                false, modeli_at_spot(run, layer->output_grad), layer->out,
                                 modeli_at_spot(run, layer->input_grads[0]), layer->in);
 }
 

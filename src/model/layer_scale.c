@@ -4,25 +4,17 @@
 int modeli_scale_rows(const model *self, void *stream, uint64_t rows, float factor,
                       const void *source, void *target)
 {
-    scale_rows_args args = {
-        .type = self->type,
-        .rows = rows,
-        .columns = self->spec.hidden_size,
-        .scale = factor,
-        .source = source,
-        .target = target,
-        .source_stride = self->spec.hidden_size,
-        .target_stride = self->spec.hidden_size,
-    };
-    return self->ops->scale_rows(self->context, stream, &args);
+    uint64_t columns = self->spec.hidden_size;
+    return modeli_scale_columns(self, stream, rows, columns, factor, false, source, columns, target,
+                                columns);
 }
 
-int modeli_scale_columns(const modeli_run *run, uint64_t rows, uint64_t columns, float factor,
-                         bool accumulates, const void *source, uint64_t source_stride, void *target,
-                         uint64_t target_stride)
+int modeli_scale_columns(const model *self, void *stream, uint64_t rows, uint64_t columns,
+                         float factor, bool accumulates, const void *source, uint64_t source_stride,
+                         void *target, uint64_t target_stride)
 {
     scale_rows_args args = {
-        .type = run->self->type,
+        .type = self->type,
         .rows = rows,
         .columns = columns,
         .scale = factor,
@@ -32,7 +24,7 @@ int modeli_scale_columns(const modeli_run *run, uint64_t rows, uint64_t columns,
         .source_stride = source_stride,
         .target_stride = target_stride,
     };
-    return run->self->ops->scale_rows(run->self->context, run->stream, &args);
+    return self->ops->scale_rows(self->context, stream, &args);
 }
 
 static int scale(const modeli_run *run, const void *source, void *target)

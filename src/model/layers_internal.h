@@ -495,9 +495,9 @@ int modeli_multiply(const modeli_run *run, const modeli_matrix *by, enum modeli_
 int modeli_scale_rows(const model *self, void *stream, uint64_t rows, float factor,
                       const void *source, void *target) MUST_CHECK;
 /* target = factor * source, or += if `accumulates`; [rows,columns] of rows that may be longer. */
-int modeli_scale_columns(const modeli_run *run, uint64_t rows, uint64_t columns, float factor,
-                         bool accumulates, const void *source, uint64_t source_stride, void *target,
-                         uint64_t target_stride) MUST_CHECK;
+int modeli_scale_columns(const model *self, void *stream, uint64_t rows, uint64_t columns,
+                         float factor, bool accumulates, const void *source, uint64_t source_stride,
+                         void *target, uint64_t target_stride) MUST_CHECK;
 
 /* The arguments of a norm that do not depend on where its values lie: layer_norm.c. */
 norm_args modeli_norm_args(const modeli_layer *layer, const model_call *call, modeli_params params);

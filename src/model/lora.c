@@ -248,8 +248,8 @@ static int scale_small(const struct lora_run *of, void *small)
     uint64_t stride = modeli_lora_stride(self);
     if (by == 1.0f)
         return 0;
-    return modeli_scale_columns(of->run, modeli_rows(self), self->spec.lora.rank, by, false, small,
-                                stride, small, stride);
+    return modeli_scale_columns(of->run->self, of->run->stream, modeli_rows(self),
+                                self->spec.lora.rank, by, false, small, stride, small, stride);
 }
 
 static int drop(const struct lora_run *of, const void *source, void *target)
@@ -292,8 +292,8 @@ int modeli_lora_outer(const modeli_run *run, const modeli_layer *layer, void *ta
         void *delta = modeli_at(run->call->temp, of.at.delta);
         void *columns = modeli_at(target, of.adapter->column * dtype_bytes(run->self->type));
         TRY(modeli_multiply(run, &of.adapter->outer, MODELI_FORWARD, of.u, of.b, NULL, delta));
-        TRY(modeli_scale_columns(run, modeli_rows(run->self), of.adapter->out, 1, true, delta,
-                                 of.adapter->out, columns, layer->out));
+        TRY(modeli_scale_columns(run->self, run->stream, modeli_rows(run->self), of.adapter->out, 1,
+                                 true, delta, of.adapter->out, columns, layer->out));
     }
     return 0;
 }
@@ -311,8 +311,8 @@ static int own_columns(const struct lora_run *of, const void *output_grad, const
     const char *columns =
         (const char *)output_grad + adapter->column * dtype_bytes(run->self->type);
     *own = delta;
-    return modeli_scale_columns(run, modeli_rows(run->self), adapter->out, 1, false, columns,
-                                of->layer->out, delta, adapter->out);
+    return modeli_scale_columns(run->self, run->stream, modeli_rows(run->self), adapter->out, 1,
+                                false, columns, of->layer->out, delta, adapter->out);
 }
 
 int modeli_lora_weight_grads(const modeli_run *run, const modeli_layer *layer,
@@ -348,8 +348,8 @@ int modeli_lora_input_grads(const modeli_run *run, const modeli_layer *layer, vo
         TRY(modeli_multiply(run, &of.adapter->inner, MODELI_INPUT_GRAD, small, of.a, NULL, delta));
         if (drops(&of))
             TRY(drop(&of, delta, delta));
-        TRY(modeli_scale_columns(run, modeli_rows(run->self), in, 1, true, delta, in, input_grad,
-                                 in));
+        TRY(modeli_scale_columns(run->self, run->stream, modeli_rows(run->self), in, 1, true, delta,
+                                 in, input_grad, in));
     }
     return 0;
 }

@@ -169,8 +169,8 @@ static int scale_small(const modeli_expert_lora *of, uint64_t rows, void *small)
     float by = modeli_lora_scale(of->run->self);
     uint64_t stride = modeli_lora_stride(of->run->self);
     return by == 1.0f ? 0
-                      : modeli_scale_columns(of->run, rows, stride, by, false, small, stride, small,
-                                             stride);
+                      : modeli_scale_columns(of->run->self, of->run->stream, rows, stride, by,
+                                             false, small, stride, small, stride);
 }
 
 /* The adapter's columns of what its layer writes, `up` of a shared expert after `gate`. */
@@ -187,7 +187,7 @@ static int own_grad(const modeli_expert_lora *of, uint64_t rows, const void *out
     uint64_t out = out_of(of->layer, of->matrix), all = all_of(of->layer, of->matrix);
     *own = out == all ? output_grad : of->delta;
     return out == all ? 0
-                      : modeli_scale_columns(of->run, rows, out, 1, false,
+                      : modeli_scale_columns(of->run->self, of->run->stream, rows, out, 1, false,
                                              columns_of(of, output_grad), all, of->delta, out);
 }
 
@@ -232,8 +232,9 @@ int modeli_expert_lora_outer(const modeli_expert_lora *of, uint32_t size, void *
         return 0;
     const modeli_matrix *outer = outer_of(of, size);
     TRY(modeli_multiply(of->run, outer, MODELI_FORWARD, of->u, of->b, NULL, of->delta));
-    return modeli_scale_columns(of->run, outer->rows, outer->out, 1, true, of->delta, outer->out,
-                                columns_of(of, output), all_of(of->layer, of->matrix));
+    return modeli_scale_columns(of->run->self, of->run->stream, outer->rows, outer->out, 1, true,
+                                of->delta, outer->out, columns_of(of, output),
+                                all_of(of->layer, of->matrix));
 }
 
 int modeli_expert_lora_input_grad(const modeli_expert_lora *of, uint32_t size, uint64_t at,
@@ -250,8 +251,8 @@ int modeli_expert_lora_input_grad(const modeli_expert_lora *of, uint32_t size, u
     TRY(modeli_multiply(of->run, inner, MODELI_INPUT_GRAD, of->u_grad, of->a, NULL, of->delta));
     if (drops(of))
         TRY(drop(of, at, inner->rows, of->delta, of->delta));
-    return modeli_scale_columns(of->run, inner->rows, inner->in, 1, true, of->delta, inner->in,
-                                input_grad, inner->in);
+    return modeli_scale_columns(of->run->self, of->run->stream, inner->rows, inner->in, 1, true,
+                                of->delta, inner->in, input_grad, inner->in);
 }
 
 int modeli_expert_lora_grads(const modeli_expert_lora *of, uint32_t size, uint64_t at,
