@@ -1,5 +1,5 @@
-/* The machine's resources: what ops ask of them, how fast ops run that run together, and rough
- * figures of machines that were not measured.
+/* The machine's resources: what ops ask of them, the speed of ops that run together, and rough
+ * figures for machines without measurements.
  *
  * An op is a vector of seconds per resource. Its time alone is the longest of them, plus a fixed
  * cost and what it waits while it uses none; at least a nanosecond, so that every op has a rate.

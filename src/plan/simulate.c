@@ -385,11 +385,9 @@ static void share_rates(const struct sim *s, struct rates *found)
 /* The rates of the running ops, which may be known. */
 static const struct rates *find_rates(struct sim *s)
 {
-    uint64_t words[LANE_COUNT / 2], hash = 0;
+    uint64_t words[LANE_COUNT / 2];
     memcpy(words, s->shares, sizeof words);
-    for (int i = 0; i < LANE_COUNT / 2; i++)
-        hash = (hash ^ words[i]) * UINT64_C(0x9e3779b97f4a7c15);
-    struct rates *found = &s->rates[hash >> 32 & (RATES - 1)];
+    struct rates *found = &s->rates[plani_hash_words(words, LANE_COUNT / 2) & (RATES - 1)];
     if (memcmp(found->shares, s->shares, sizeof found->shares) != 0)
         share_rates(s, found);
     return found;

@@ -93,6 +93,15 @@ int plani_space_take(struct plani_space *space, uint64_t begin, uint64_t end, ui
 /* Frees the whole of the live buffer that lies there. */
 void plani_space_release(struct plani_space *space, uint64_t begin, uint64_t end);
 
+/* A hash of words, whose low bits are good. */
+static inline uint64_t plani_hash_words(const uint64_t *words, size_t count)
+{
+    uint64_t hash = 0;
+    for (size_t i = 0; i < count; i++)
+        hash = (hash ^ words[i]) * UINT64_C(0x9e3779b97f4a7c15);
+    return hash >> 32;
+}
+
 /* ---- the graph and its urgency: urgency.c --------------------------------------------------- */
 
 /* The graph that all simulations of a builder's ops share. The second part is linked anew for each

@@ -60,8 +60,7 @@ struct pass_run {
     plani_range hit; /* the unit's hit, without which the pass needs no params; or of 0 bytes */
     uint32_t params[2], grads[2];
     bool fresh[2];
-    plani_range
-        lent; /* the table of the first unit's gradients if the pass lends them, or 0 bytes */
+    plani_range lent; /* the table of its first unit's gradients if it lends them; or of 0 bytes */
 };
 
 /* True if the pass's params stay for the backward of its stage, which is in parts. */

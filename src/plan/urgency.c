@@ -119,11 +119,9 @@ static int fill_shares(struct plani_graph *g, const plani_builder *b)
     uint32_t first_of[SHARE_SLOTS] = {0}; /* 1 + an op that asks for it */
     for (uint64_t i = 0; i < b->op_count; i++) {
         const op_demand *demand = &b->ops[i].demand;
-        uint64_t words[DEMAND_WORDS], hash = 0;
+        uint64_t words[DEMAND_WORDS];
         memcpy(words, demand, sizeof words);
-        for (int w = 0; w < DEMAND_WORDS; w++)
-            hash = (hash ^ words[w]) * UINT64_C(0x9e3779b97f4a7c15);
-        uint32_t *first = &first_of[hash >> 32 & (SHARE_SLOTS - 1)];
+        uint32_t *first = &first_of[plani_hash_words(words, DEMAND_WORDS) & (SHARE_SLOTS - 1)];
         if (*first > 0 && memcmp(&b->ops[*first - 1].demand, demand, sizeof *demand) == 0) {
             g->share_of[i] = g->share_of[*first - 1];
             continue;
