@@ -362,11 +362,11 @@ int sluice_module_begin(sluice_run *run, int is_training);
  * other failure is that of the step, which sluice_module_end then returns too. */
 int sluice_module_wait(sluice_run *run, struct sluice_use *use);
 
-/* Lends the gradients of units[0]: for a use with `lends`, before sluice_module_done. grads[t] is
- * that of the unit's tensor t, in the order of the job and in its dtype, without gaps; NULL stands
- * for zeros, and so does a use without this call. The unit's update reads them there, in place of
- * sums. The caller keeps them as they are until sluice_module_wait gives the second use with
- * `lends` after this one, or the step is over.
+/* Lends the gradients of units[0] to the run, in a use with `lends` and before sluice_module_done.
+ * grads[t] belongs to the unit's tensor t, in the order of the job and in its dtype, without gaps;
+ * NULL stands for zeros, and so does a use without this call. The unit's update reads them there,
+ * in place of sums. The caller keeps them as they are until sluice_module_wait gives the second use
+ * with `lends` after this one, or the step is over.
  *
  * The job's model.module.lends_grads says that the program can do so. Uses then have `lends` on
  * one rank of the CPU, in a step of one micro-batch with schedule.update in_backward, for units
