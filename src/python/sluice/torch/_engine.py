@@ -37,7 +37,7 @@ from ._values import Values
 
 # A step is recorded again for its times, since first calls are slow: so often, until the repeats
 # took so long together, and not if the first took longer than the last number.
-_REPEATS, _REPEAT_SECONDS, _SLOW_SECONDS = 3, 6.0, 60.0
+_REPEATS, _REPEAT_SECONDS, _SLOW_SECONDS = 4, 6.0, 60.0
 
 
 class Engine(Closing):
