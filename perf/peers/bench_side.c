@@ -1,9 +1,10 @@
 /* Sluice's side of a comparison. It does one piece of work for each line that it reads, and answers
  * with the seconds that this took. So perf/peers/compare.py can let two programs really take turns.
  *
- *   bench_side train JOB
+ *   bench_side train JOB [MACHINE]
  *       step | bare     one training step; answers "seconds loss". With bare, updates read and
- *                       write the optimizer's state but leave out the arithmetic.
+ *                       write the optimizer's state but leave out the arithmetic. MACHINE is the
+ *                       machine.json by which the step is planned; without it by the defaults.
  *   bench_side io DIRECTORY BYTES
  *       read | write    BYTES of a slab in DIRECTORY, which was written once before
  *   bench_side tokenize TEXT FILE
@@ -16,6 +17,7 @@
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "config/config.h"
+#include "config/machine.h"
 #include "data/prepare.h"
 #include "perf/drives/bench_drive.h"
 #include "setup/watch.h"
@@ -44,14 +46,18 @@ static void answer(uint64_t start_ns, double what)
     fflush(stdout);
 }
 
-static void side_train(const char *path)
+static void side_train(const char *path, const char *machine_path)
 {
+    static machine figures; /* large */
     job *asked;
     train_session *session;
     char line[32];
     bench_require(job_read(path, NULL, 0, &asked));
+    if (machine_path)
+        bench_require(machine_read(machine_path, &figures));
     struct setup_watch watch = {.leaves_out_updates = false};
-    struct train_options options = {.job = asked, .watch = &watch, .fresh = true};
+    struct train_options options = {
+        .job = asked, .machine = machine_path ? &figures : NULL, .watch = &watch, .fresh = true};
     bench_require(train_open(&options, &session));
     ready();
     while (next_line(line)) {
@@ -154,8 +160,8 @@ int main(int argc, char **argv)
     cli_threads_settle(argv); /* threads wait in the same way as in `sluice` */
     log_set_level(LOG_WARN);
     const char *kind = argc > 1 ? argv[1] : "";
-    if (strcmp(kind, "train") == 0 && argc == 3) {
-        side_train(argv[2]);
+    if (strcmp(kind, "train") == 0 && (argc == 3 || argc == 4)) {
+        side_train(argv[2], argc == 4 ? argv[3] : NULL);
     } else if (strcmp(kind, "io") == 0 && argc == 4) {
         side_io(argv[2], argv[3]);
     } else if (strcmp(kind, "tokenize") == 0 && argc == 4) {

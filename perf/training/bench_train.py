@@ -255,7 +255,8 @@ def nvme_bound(options, table, work, sides):
     job["data"]["train"] = [os.path.join(work, "bytes")]
     job["run"]["steps"] = 1 << 20
     write_tokens(os.path.join(work, "bytes"), vocab=256)
-    trainer = begin(sides, Side([options.side, "train", write_job(work, "job", job)], os.path.join(work, "train.log")))
+    machine = [options.machine] if options.machine else []
+    trainer = begin(sides, Side([options.side, "train", write_job(work, "job", job)] + machine, os.path.join(work, "train.log")))
     for _ in range(3):
         step = step_of(trainer, job["run"]["dir"])
     turns = BesideDrive(options, work, step, sides)
@@ -349,8 +350,8 @@ def main():
                         "out-of-core and out-of-core-small 8; with --quick 2)")
     parser.add_argument("--accumulation", type=count_of(1), help="micro-batches per step for out-of-core (default: 8) and "
                         "out-of-core-small (64); with --quick 4")
-    parser.add_argument("--machine", help="machine.json for the prediction of out-of-core; default: measured now, in under 30 s "
-                        "(with --quick: none)")
+    parser.add_argument("--machine", help="machine.json for the prediction of out-of-core, by default measured now in under 30 s "
+                        "(with --quick: none); and for the plan of nvme-bound, by default none")
     options = parser.parse_args()
     for name in options.figures:
         if name not in FIGURES:
