@@ -231,6 +231,39 @@ void plani_stage_forward(plani_builder *b, struct plani_step *st, uint32_t stage
 void plani_stage_backward(plani_builder *b, struct plani_step *st, uint32_t stage,
                           uint32_t mb_begin, uint32_t mb_end);
 
+/* ---- pass_ops.c ------------------------------------------------------------------------------ */
+
+/* A run of one pass over micro-batches [mb_begin, mb_end). */
+struct plani_pass_run {
+    uint32_t s, pass_idx, mb_begin, mb_end;
+    enum phase phase;
+    const struct stage *stage;
+    const struct pass *pass;
+    uint32_t unit; /* whose placement the stage's activations follow */
+    bool trains;
+    plani_range hit; /* the unit's hit, without which the pass needs no params; or of 0 bytes */
+    uint32_t params[2], grads[2];
+    bool fresh[2];
+    plani_range lent; /* the table of its first unit's gradients if it lends them; or of 0 bytes */
+};
+
+/* The buffers of a micro-batch's activations; PROGRAM_NONE where the pass does not use one. */
+struct plani_pass_buffers {
+    uint32_t input, saved, output, output_grad, input_grad;
+    uint8_t saved_access;
+};
+
+/* The ops of the run for one micro-batch. */
+void plani_pass_ops(plani_builder *b, const struct plani_pass_run *run, uint32_t mb,
+                    const struct plani_pass_buffers *with);
+/* The hits that the pass finds out, or 0 bytes. */
+plani_range plani_told_hits(const plani_builder *b, const struct plani_pass_run *run);
+static inline uint32_t plani_device_scratch(plani_builder *b, uint64_t bytes, enum state_kind kind,
+                                            uint32_t unit)
+{
+    return plani_transient(b, TIER_DEVICE, bytes, PLANI_ANY, kind, unit);
+}
+
 /* ---- tile_work.c ---------------------------------------------------------------------------- */
 
 /* Brings bytes from one arena to another, by way of the host between device and nvme. */

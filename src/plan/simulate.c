@@ -37,14 +37,6 @@ struct sim_op {
     bool was_held; /* it was ready before, but another op had the shared drives or copies */
 };
 
-/* Gathered params on the device. */
-struct caps {
-    const plani_builder *b;
-    uint8_t *is_ahead; /* [buffer_count] 1: params that nothing uses yet; NULL: there is no cap */
-    uint64_t live_most, ahead_most;
-    uint64_t live_elems, ahead_elems;
-};
-
 /* Ops that run together, one a lane, and how fast they run. A program has few such sets, which come
  * again for each tile and layer. */
 struct rates {
@@ -65,10 +57,9 @@ struct sim {
     double done[LANE_COUNT];     /* share of the running op that is done, 0..1 */
     uint32_t shares[LANE_COUNT]; /* as in struct rates */
     struct rates *rates;         /* [RATES] by hash */
-    struct caps caps;
+    struct plani_caps caps;
     uint32_t *capped; /* [lane_count[LANE_COMM]] gathers that are ready and that a cap keeps back */
     uint64_t capped_count;
-    uint32_t *uses_left;  /* [buffer_count] with caps: users that are not complete */
     uint64_t next_gather; /* with caps: no gather before it is left */
     uint64_t oldest;      /* with caps: first op not complete, serial; commits do not count */
     uint64_t complete_count;
@@ -91,83 +82,7 @@ static uint32_t first_ready(const struct sim *s, int lane)
     return s->graph->by_rank[s->graph->line_begin[lane] + rank];
 }
 
-/* ---- caps on gathered params -------------------------------------------------------------------
- *
- *   reserved ---- all-gather ---- first use ---- ... ---- last use
- *   |<-------- ahead ----------->|
- *   |<----------------------- live ------------------------------>|
- *
- * A gather asks before it starts. The gather for the oldest unfinished op is never kept back: all
- * that comes before it in serial order is complete, so it waits for nothing. */
-
-/* Elements of a buffer of params that an all-gather fills; 0 for all other buffers. */
-static uint64_t gathered_elems(const plani_builder *b, uint32_t buffer_idx)
-{
-    const struct plani_buffer *item = &b->buffers[buffer_idx];
-    if (buffer_idx < b->home_count || item->base.state_kind != STATE_PARAMS)
-        return 0;
-    const op *maker = &b->ops[item->users[0]];
-    const operand *target = op_operand(maker, ROLE_TARGET);
-    bool is_gathered = maker->kind == OP_ALL_GATHER && target && target->buffer_idx == buffer_idx;
-    return is_gathered ? target->size_bytes / b->job->param_bytes : 0;
-}
-
-static int caps_init(struct caps *caps, const plani_builder *b)
-{
-    memset(caps, 0, sizeof *caps);
-    caps->b = b;
-    caps->live_most = b->job->live_elems_max ? b->job->live_elems_max : UINT64_MAX;
-    caps->ahead_most = b->job->ahead_elems_max ? b->job->ahead_elems_max : UINT64_MAX;
-    bool caps_any = b->job->live_elems_max || b->job->ahead_elems_max;
-    if (!caps_any || plani_world(b->job) < 2)
-        return 0;
-    caps->is_ahead = mem_alloc(b->buffer_count, sizeof *caps->is_ahead, "plan caps");
-    return caps->is_ahead ? 0 : -ENOMEM;
-}
-
-static void caps_fini(struct caps *caps)
-{
-    mem_free(caps->is_ahead);
-    memset(caps, 0, sizeof *caps);
-}
-
-static bool caps_allow(const struct caps *caps, uint32_t buffer_idx)
-{
-    uint64_t elems = caps->is_ahead ? gathered_elems(caps->b, buffer_idx) : 0;
-    if (elems == 0)
-        return true;
-    return caps->live_elems + elems <= caps->live_most &&
-           caps->ahead_elems + elems <= caps->ahead_most;
-}
-
-static void caps_take(struct caps *caps, uint32_t buffer_idx)
-{
-    uint64_t elems = caps->is_ahead ? gathered_elems(caps->b, buffer_idx) : 0;
-    if (elems == 0)
-        return;
-    caps->is_ahead[buffer_idx] = 1;
-    caps->live_elems += elems;
-    caps->ahead_elems += elems;
-}
-
-static void caps_start(struct caps *caps, uint32_t op_idx)
-{
-    const op *item = &caps->b->ops[op_idx];
-    for (uint32_t i = 0; caps->is_ahead && i < item->operand_count; i++) {
-        uint32_t used = item->operands[i].buffer_idx;
-        if (!caps->is_ahead[used] || caps->b->buffers[used].users[0] == op_idx)
-            continue;
-        caps->is_ahead[used] = 0;
-        caps->ahead_elems -= gathered_elems(caps->b, used);
-    }
-}
-
-static void caps_give(struct caps *caps, uint32_t buffer_idx)
-{
-    uint64_t elems = caps->is_ahead ? gathered_elems(caps->b, buffer_idx) : 0;
-    assert(caps->live_elems >= elems);
-    caps->live_elems -= elems;
-}
+/* ---- caps on gathered params (caps.c) -------------------------------------------------------- */
 
 static bool is_gather(const op *item)
 {
@@ -186,7 +101,7 @@ static bool is_capped(struct sim *s, uint32_t idx)
     if (idx != s->next_gather)
         return true;
     return idx != s->oldest &&
-           !caps_allow(&s->caps, op_operand(&ops[idx], ROLE_TARGET)->buffer_idx);
+           !plani_caps_allow(&s->caps, op_operand(&ops[idx], ROLE_TARGET)->buffer_idx);
 }
 
 /* Lets the gathers that a cap kept back be looked at again. */
@@ -202,22 +117,16 @@ static void start_caps(struct sim *s, uint32_t idx)
     if (!s->caps.is_ahead)
         return;
     if (is_gather(item))
-        caps_take(&s->caps, op_operand(item, ROLE_TARGET)->buffer_idx);
-    caps_start(&s->caps, idx);
+        plani_caps_take(&s->caps, op_operand(item, ROLE_TARGET)->buffer_idx);
+    plani_caps_start(&s->caps, idx);
     uncap(s);
 }
 
 static void complete_caps(struct sim *s, uint32_t idx)
 {
-    const op *item = &s->b->ops[idx];
-    for (uint32_t i = 0; s->caps.is_ahead && i < item->operand_count; i++) {
-        uint32_t used = item->operands[i].buffer_idx;
-        bool repeated = used < s->b->home_count;
-        for (uint32_t j = 0; j < i; j++)
-            repeated = repeated || item->operands[j].buffer_idx == used;
-        if (!repeated && --s->uses_left[used] == 0)
-            caps_give(&s->caps, used);
-    }
+    if (!s->caps.is_ahead)
+        return;
+    plani_caps_complete(&s->caps, idx);
     uncap(s);
 }
 
@@ -230,18 +139,15 @@ static int sim_init(struct sim *s, plani_builder *b, bool whole)
     s->b = b;
     s->graph = graph;
     s->whole = whole;
-    TRY(caps_init(&s->caps, b));
+    TRY(plani_caps_init(&s->caps, b));
     s->ops = mem_alloc(b->op_count + 1, sizeof *s->ops, "plan simulation");
     s->rates = mem_alloc(RATES, sizeof *s->rates, "plan simulation");
     if (!s->ops || !s->rates)
         return -ENOMEM;
     if (s->caps.is_ahead) {
         s->capped = mem_alloc(graph->lane_count[LANE_COMM] + 1, sizeof *s->capped, "plan caps");
-        s->uses_left = mem_alloc(b->buffer_count + 1, sizeof *s->uses_left, "plan caps");
-        if (!s->capped || !s->uses_left)
+        if (!s->capped)
             return -ENOMEM;
-        for (uint64_t i = b->home_count; i < b->buffer_count; i++)
-            s->uses_left[i] = b->buffers[i].user_count;
     }
     TRY(plani_ready_init(&s->ready, graph));
     for (int lane = 0; lane < LANE_COUNT; lane++) {
@@ -264,9 +170,8 @@ static void sim_fini(struct sim *s)
     mem_free(s->ops);
     mem_free(s->rates);
     mem_free(s->capped);
-    mem_free(s->uses_left);
     plani_ready_fini(&s->ready);
-    caps_fini(&s->caps);
+    plani_caps_fini(&s->caps);
 }
 
 /* ---- lanes ---------------------------------------------------------------------------------- */

@@ -172,6 +172,30 @@ int plani_reserve(plani_builder *b, const struct plani_graph *graph,
                   const uint64_t budget_bytes[TIER_COUNT], const uint64_t lookahead_ops[TIER_COUNT],
                   bool only_fits, struct plani_peaks *peaks) MUST_CHECK;
 
+/* ---- caps on gathered params: caps.c --------------------------------------------------------- */
+
+/* Gathered params on the device during a simulation. Heap memory, freed by plani_caps_fini.
+ *
+ *   reserved ---- all-gather ---- first use ---- ... ---- last use
+ *   |<-------- ahead ----------->|
+ *   |<----------------------- live ------------------------------>|
+ */
+struct plani_caps {
+    const plani_builder *b;
+    uint8_t *is_ahead;   /* [buffer_count] 1: params that nothing uses yet; NULL: there is no cap */
+    uint32_t *uses_left; /* [buffer_count] users that are not complete */
+    uint64_t live_most, ahead_most;
+    uint64_t live_elems, ahead_elems;
+};
+int plani_caps_init(struct plani_caps *caps, const plani_builder *b) MUST_CHECK;
+void plani_caps_fini(struct plani_caps *caps);
+/* With a cap: whether the buffer, a target of an all-gather, may be filled now. */
+bool plani_caps_allow(const struct plani_caps *caps, uint32_t buffer_idx);
+/* Its gather starts; an op starts; an op completes. */
+void plani_caps_take(struct plani_caps *caps, uint32_t buffer_idx);
+void plani_caps_start(struct plani_caps *caps, uint32_t op_idx);
+void plani_caps_complete(struct plani_caps *caps, uint32_t op_idx);
+
 /* ---- time: simulate.c ----------------------------------------------------------------------- */
 
 /* Places and simulates the builder's ops. With `whole` it fills *out; without, only what a choice

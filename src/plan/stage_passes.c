@@ -10,7 +10,6 @@
  * several ranks what rests is the own shard's sum over ranks: each pass then opens an accumulator
  * of its own, which is reduced and added to that sum. */
 #include <assert.h>
-#include <math.h>
 
 #include "plan/emit_internal.h"
 
@@ -29,19 +28,6 @@ static bool is_head(const plani_builder *b, uint32_t stage)
     return stage + 1 == b->job->stage_count;
 }
 
-static void use_if(plani_builder *b, uint32_t idx, uint32_t buffer_idx, enum operand_role role,
-                   uint8_t access)
-{
-    if (buffer_idx != PROGRAM_NONE && access != 0)
-        plani_use(b, idx, plani_whole(b, buffer_idx), role, (enum operand_access)access);
-}
-
-static uint32_t device_scratch(plani_builder *b, uint64_t bytes, enum state_kind kind,
-                               uint32_t unit)
-{
-    return plani_transient(b, TIER_DEVICE, bytes, PLANI_ANY, kind, unit);
-}
-
 /* Moves a whole buffer of activations of one micro-batch. */
 static void move_whole(plani_builder *b, uint32_t source, uint32_t target, enum state_kind kind,
                        uint32_t unit, uint32_t mb)
@@ -49,22 +35,8 @@ static void move_whole(plani_builder *b, uint32_t source, uint32_t target, enum 
     plani_transfer(b, plani_whole(b, source), plani_whole(b, target), kind, unit, PROGRAM_NONE, mb);
 }
 
-/* A run of one pass over micro-batches [mb_begin, mb_end). */
-struct pass_run {
-    uint32_t s, pass_idx, mb_begin, mb_end;
-    enum phase phase;
-    const struct stage *stage;
-    const struct pass *pass;
-    uint32_t unit; /* whose placement the stage's activations follow */
-    bool trains;
-    plani_range hit; /* the unit's hit, without which the pass needs no params; or of 0 bytes */
-    uint32_t params[2], grads[2];
-    bool fresh[2];
-    plani_range lent; /* the table of its first unit's gradients if it lends them; or of 0 bytes */
-};
-
 /* True if the pass's params stay for the backward of its stage, which is in parts. */
-static bool turns(const plani_builder *b, const struct pass_run *run)
+static bool turns(const plani_builder *b, const struct plani_pass_run *run)
 {
     uint32_t count = plani_turning_passes(b->job, run->s);
     return run->phase == plani_turning_phase(b->job, run->s) && run->pass_idx < count &&
@@ -72,7 +44,7 @@ static bool turns(const plani_builder *b, const struct pass_run *run)
 }
 
 /* True if a later pass of the phase uses `saved`. */
-static bool saved_goes_on(const struct pass_run *run)
+static bool saved_goes_on(const struct plani_pass_run *run)
 {
     for (uint32_t p = run->pass_idx + 1; p < run->stage->pass_count[run->phase]; p++)
         if (run->stage->passes[run->phase][p].saved != 0)
@@ -80,24 +52,19 @@ static bool saved_goes_on(const struct pass_run *run)
     return false;
 }
 
-static bool keeps_saved(const plani_builder *b, uint32_t stage)
-{
-    return plani_keeps_saved(b->job, stage);
-}
-
-static uint8_t saved_access(const plani_builder *b, const struct pass_run *run)
+static uint8_t saved_access(const plani_builder *b, const struct plani_pass_run *run)
 {
     if (run->stage->is_cut)
         return run->pass->saved;
-    if (!run->trains || !keeps_saved(b, run->s))
+    if (!run->trains || !plani_keeps_saved(b->job, run->s))
         return 0; /* scratch of the one op */
     return run->phase == PHASE_FORWARD ? ACCESS_WRITE : ACCESS_UPDATE;
 }
 
 /* Params of a unit on the device: held since the forward, fresh from the pending update, or
  * fetched. */
-static uint32_t unit_params(plani_builder *b, struct plani_step *st, const struct pass_run *run,
-                            uint32_t unit)
+static uint32_t unit_params(plani_builder *b, struct plani_step *st,
+                            const struct plani_pass_run *run, uint32_t unit)
 {
     if (st->params[unit] != PROGRAM_NONE)
         return st->params[unit];
@@ -139,7 +106,8 @@ static uint32_t sums_at_home(const plani_builder *b, const struct plani_step *st
 }
 
 /* True if the pass lends its gradients: those of its first unit, to which no other pass adds. */
-static bool lends(const plani_builder *b, const struct plani_step *st, const struct pass_run *run)
+static bool lends(const plani_builder *b, const struct plani_step *st,
+                  const struct plani_pass_run *run)
 {
     const struct pass *pass = run->pass;
     uint32_t unit = pass->units[0];
@@ -148,7 +116,8 @@ static bool lends(const plani_builder *b, const struct plani_step *st, const str
            st->uses_left[unit] == 1 && !plan_has_matrices(b->job, unit);
 }
 
-static void open_grads(plani_builder *b, struct plani_step *st, struct pass_run *run, uint32_t i)
+static void open_grads(plani_builder *b, struct plani_step *st, struct plani_pass_run *run,
+                       uint32_t i)
 {
     uint32_t unit = run->pass->units[i];
     if (lends(b, st, run)) {
@@ -161,14 +130,15 @@ static void open_grads(plani_builder *b, struct plani_step *st, struct pass_run 
     if (st->grads[unit] == PROGRAM_NONE && !is_reduced)
         st->grads[unit] = sums_at_home(b, st, unit);
     if (st->grads[unit] == PROGRAM_NONE) {
-        st->grads[unit] = device_scratch(b, plani_whole_elems(b->job, unit) * 4, STATE_GRADS, unit);
+        st->grads[unit] =
+            plani_device_scratch(b, plani_whole_elems(b->job, unit) * 4, STATE_GRADS, unit);
         if (!run->fresh[i])
             plani_resume_grads(b, unit, st->grads[unit]);
     }
     run->grads[i] = st->grads[unit];
 }
 
-static void leave_grads(plani_builder *b, struct plani_step *st, const struct pass_run *run,
+static void leave_grads(plani_builder *b, struct plani_step *st, const struct plani_pass_run *run,
                         uint32_t unit)
 {
     uint32_t home = b->set->homes.accumulators[unit];
@@ -190,7 +160,7 @@ static void leave_grads(plani_builder *b, struct plani_step *st, const struct pa
 
 /* The stage's input on the device. */
 static uint32_t bring_input(plani_builder *b, const struct plani_step *st,
-                            const struct pass_run *run, uint32_t mb)
+                            const struct plani_pass_run *run, uint32_t mb)
 {
     uint32_t input = st->inputs[slot_of(b, run->s, mb)];
     uint32_t home = b->set->homes.activations[slot_of(b, run->s, mb)];
@@ -198,13 +168,13 @@ static uint32_t bring_input(plani_builder *b, const struct plani_step *st,
         run->phase == PHASE_FORWARD || is_head(b, run->s) || is_held(b, run->s) || input == home;
     if (run->pass->input == 0 || is_there)
         return input;
-    input = device_scratch(b, b->job->boundary_bytes, STATE_ACTIVATIONS, run->unit);
+    input = plani_device_scratch(b, b->job->boundary_bytes, STATE_ACTIVATIONS, run->unit);
     move_whole(b, home, input, STATE_ACTIVATIONS, run->unit, mb);
     return input;
 }
 
-static uint32_t bring_saved(plani_builder *b, struct plani_step *st, const struct pass_run *run,
-                            uint32_t mb, uint8_t access)
+static uint32_t bring_saved(plani_builder *b, struct plani_step *st,
+                            const struct plani_pass_run *run, uint32_t mb, uint8_t access)
 {
     uint32_t *saved = &st->saved[slot_of(b, run->s, mb)];
     uint32_t home = b->set->homes.saved[slot_of(b, run->s, mb)];
@@ -216,7 +186,7 @@ static uint32_t bring_saved(plani_builder *b, struct plani_step *st, const struc
     }
     uint64_t bytes =
         home == PROGRAM_NONE ? run->stage->saved_bytes : b->buffers[home].base.size_bytes;
-    *saved = device_scratch(b, bytes, STATE_INNER_ACTIVATIONS, run->unit);
+    *saved = plani_device_scratch(b, bytes, STATE_INNER_ACTIVATIONS, run->unit);
     if (access != ACCESS_WRITE)
         move_whole(b, home, *saved, STATE_INNER_ACTIVATIONS, run->unit, mb);
     return *saved;
@@ -224,13 +194,13 @@ static uint32_t bring_saved(plani_builder *b, struct plani_step *st, const struc
 
 /* After the op: `saved` goes home where it has one, and is forgotten where nothing more needs
  * it. */
-static void leave_saved(plani_builder *b, struct plani_step *st, const struct pass_run *run,
+static void leave_saved(plani_builder *b, struct plani_step *st, const struct plani_pass_run *run,
                         uint32_t mb, uint8_t access)
 {
     uint32_t *saved = &st->saved[slot_of(b, run->s, mb)];
     uint32_t home = b->set->homes.saved[slot_of(b, run->s, mb)];
     bool stays = saved_goes_on(run) || run->phase == PHASE_RECOMPUTE;
-    bool is_kept = run->phase == PHASE_FORWARD && run->trains && keeps_saved(b, run->s);
+    bool is_kept = run->phase == PHASE_FORWARD && run->trains && plani_keeps_saved(b->job, run->s);
     bool has_other_home = home != PROGRAM_NONE && home != *saved;
     if (access == 0)
         return;
@@ -240,8 +210,8 @@ static void leave_saved(plani_builder *b, struct plani_step *st, const struct pa
         *saved = PROGRAM_NONE;
 }
 
-static uint32_t output_buffer(plani_builder *b, struct plani_step *st, const struct pass_run *run,
-                              uint32_t mb)
+static uint32_t output_buffer(plani_builder *b, struct plani_step *st,
+                              const struct plani_pass_run *run, uint32_t mb)
 {
     if (run->pass->output == 0 || is_head(b, run->s))
         return PROGRAM_NONE;
@@ -251,13 +221,13 @@ static uint32_t output_buffer(plani_builder *b, struct plani_step *st, const str
     uint32_t home = b->set->homes.activations[slot_of(b, run->s + 1, mb)];
     *output = run->trains && plani_is_on_device(b, home)
                   ? home
-                  : device_scratch(b, b->job->boundary_bytes, STATE_ACTIVATIONS,
-                                   plani_stage_unit(b->job, run->s + 1));
+                  : plani_device_scratch(b, b->job->boundary_bytes, STATE_ACTIVATIONS,
+                                         plani_stage_unit(b->job, run->s + 1));
     return *output;
 }
 
-static void leave_output(plani_builder *b, const struct plani_step *st, const struct pass_run *run,
-                         uint32_t mb)
+static void leave_output(plani_builder *b, const struct plani_step *st,
+                         const struct plani_pass_run *run, uint32_t mb)
 {
     bool is_last = run->pass_idx + 1 == run->stage->pass_count[run->phase];
     if (run->phase != PHASE_FORWARD || !run->trains || !is_last || is_head(b, run->s))
@@ -270,7 +240,7 @@ static void leave_output(plani_builder *b, const struct plani_step *st, const st
 }
 
 static uint32_t output_grad_buffer(plani_builder *b, const struct plani_step *st,
-                                   const struct pass_run *run, uint32_t mb)
+                                   const struct plani_pass_run *run, uint32_t mb)
 {
     if (run->pass->output_grad == 0)
         return PROGRAM_NONE;
@@ -278,13 +248,13 @@ static uint32_t output_grad_buffer(plani_builder *b, const struct plani_step *st
     if (waits == PROGRAM_NONE || plani_is_on_device(b, waits))
         return waits != PROGRAM_NONE ? waits : st->input_grads[slot_of(b, run->s + 1, mb)];
     uint32_t unit = plani_stage_unit(b->job, 1);
-    uint32_t found = device_scratch(b, b->job->boundary_bytes, STATE_ACTIVATIONS, unit);
+    uint32_t found = plani_device_scratch(b, b->job->boundary_bytes, STATE_ACTIVATIONS, unit);
     move_whole(b, waits, found, STATE_ACTIVATIONS, unit, mb);
     return found;
 }
 
 static uint32_t input_grad_buffer(plani_builder *b, struct plani_step *st,
-                                  const struct pass_run *run, uint32_t mb)
+                                  const struct plani_pass_run *run, uint32_t mb)
 {
     if (run->pass->input_grad == 0)
         return PROGRAM_NONE;
@@ -294,12 +264,12 @@ static uint32_t input_grad_buffer(plani_builder *b, struct plani_step *st,
     uint32_t waits = run->s == 1 ? b->set->homes.deferred[mb] : PROGRAM_NONE;
     *made = plani_is_on_device(b, waits)
                 ? waits
-                : device_scratch(b, b->job->boundary_bytes, STATE_ACTIVATIONS, run->unit);
+                : plani_device_scratch(b, b->job->boundary_bytes, STATE_ACTIVATIONS, run->unit);
     return *made;
 }
 
 static void leave_input_grad(plani_builder *b, const struct plani_step *st,
-                             const struct pass_run *run, uint32_t mb)
+                             const struct plani_pass_run *run, uint32_t mb)
 {
     bool is_last = run->pass_idx + 1 == run->stage->pass_count[run->phase];
     uint32_t waits = run->s == 1 ? b->set->homes.deferred[mb] : PROGRAM_NONE;
@@ -309,250 +279,16 @@ static void leave_input_grad(plani_builder *b, const struct plani_step *st,
     move_whole(b, st->input_grads[slot_of(b, 1, mb)], waits, STATE_ACTIVATIONS, run->unit, mb);
 }
 
-/* Adds the time of filling memory: of zeroing a fresh gradient, or of expanding. Known times are of
- * other kernels alone, so it comes on top of them. `rate`: bytes per second; 0: that of memory. */
-static void add_filling(const plani_builder *b, op *item, double bytes, double rate)
+static void run_micro_batch(plani_builder *b, struct plani_step *st,
+                            const struct plani_pass_run *run, uint32_t mb)
 {
-    const plan_machine *machine = &b->job->machine;
-    if (rate == 0)
-        rate = machine->device_is_cpu ? machine->dram_bytes_per_second
-                                      : machine->device_bytes_per_second;
-    if (item->demand.device_seconds > 0)
-        item->demand.device_seconds += bytes / rate;
-}
-
-/* Gives the op the workspace but for the pass's expanded params, which lie at its end. Returns
- * their place. */
-static plani_range use_scratch(plani_builder *b, const struct pass_run *run, uint32_t idx)
-{
-    plani_range expanded = {0};
-    uint32_t workspace = b->set->homes.workspace;
-    if (workspace == PROGRAM_NONE)
-        return expanded;
-    plani_range scratch = plani_whole(b, workspace);
-    expanded = scratch;
-    expanded.size_bytes = run->pass->expanded_bytes;
-    scratch.size_bytes -= expanded.size_bytes;
-    expanded.offset_bytes = scratch.size_bytes;
-    if (scratch.size_bytes > 0)
-        plani_use(b, idx, scratch, ROLE_WORKSPACE, ACCESS_WRITE);
-    return expanded;
-}
-
-/* The workspace has scratch of the op, and after it the expanded params of the pass's packed units.
- * The first micro-batch of a run expands them. Nothing but scratch of the pass uses the workspace
- * before the last one is done. */
-static void use_workspace(plani_builder *b, const struct pass_run *run, uint32_t idx, uint32_t mb)
-{
-    plani_range expanded = use_scratch(b, run, idx);
-    if (expanded.size_bytes == 0)
-        return;
-    bool expands = mb == run->mb_begin;
-    if (expands) {
-        double share = run->hit.size_bytes > 0 ? plani_hit_share(b->job, run->stage, run->pass) : 1;
-        double bytes = share * (double)run->pass->expand_dram_bytes;
-        plani_add_device_bytes(b->job, &b->ops[idx].demand, (uint64_t)bytes);
-        add_filling(b, &b->ops[idx], bytes, b->job->machine.expand_bytes_per_second);
-    }
-    plani_use(b, idx, expanded, ROLE_EXPANDED, expands ? ACCESS_WRITE : ACCESS_READ);
-}
-
-/* Adds the tables that computing ops read. */
-static void use_tables(plani_builder *b, const struct pass_run *run, uint32_t idx)
-{
-    use_if(b, idx, b->set->homes.constants, ROLE_CONSTANTS, ACCESS_READ);
-    use_if(b, idx, b->set->homes.tokens_device, ROLE_TOKENS, ACCESS_READ);
-    if (run->phase == PHASE_FORWARD)
-        use_if(b, idx, b->set->homes.cache, ROLE_CACHE, ACCESS_UPDATE);
-}
-
-/* An op of the pass without operands. */
-static uint32_t pass_op(plani_builder *b, const struct pass_run *run, enum op_kind kind,
-                        enum lane_kind lane, uint32_t mb)
-{
-    uint32_t idx = plani_op(b, kind, lane);
-    if (b->error < 0)
-        return idx;
-    op *item = &b->ops[idx];
-    item->unit = run->pass->units[0];
-    item->stage = run->s;
-    item->pass = run->pass_idx;
-    item->micro_batch = mb;
-    return idx;
-}
-
-static const enum op_kind kinds[PHASE_COUNT] = {
-    [PHASE_FORWARD] = OP_FORWARD,
-    [PHASE_RECOMPUTE] = OP_RECOMPUTE,
-    [PHASE_BACKWARD] = OP_BACKWARD,
-};
-
-/* The host reads numbers back: a GPU is idle from then on until its next work comes, which takes as
- * long as handing over an op. */
-static void add_read_back(const plani_builder *b, op *item)
-{
-    if (!b->job->machine.device_is_cpu)
-        item->demand.wait_seconds += b->job->machine.op_seconds;
-}
-
-static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t mb)
-{
-    uint32_t idx = pass_op(b, run, kinds[run->phase], LANE_COMPUTE, mb);
-    if (b->error < 0)
-        return idx;
-    op *item = &b->ops[idx];
-    if (run->pass->reads_back || run->pass->sent_bytes > 0)
-        add_read_back(b, item);
-    item->demand.device_flops = run->pass->flops;
-    item->demand.device_seconds = run->pass->seconds;
-    uint64_t memory_bytes = run->pass->dram_bytes;
-    if (run->phase == PHASE_BACKWARD && !run->stage->is_cut && keeps_saved(b, run->s)) {
-        const struct stage *of = run->stage;
-        bool is_selective = plani_kept(b->job, run->s) == KEPT_SELECTIVE;
-        item->demand.device_flops -= of->recompute_flops;
-        item->demand.device_seconds = fmax(item->demand.device_seconds - of->recompute_seconds, 0) +
-                                      (is_selective ? of->selective_seconds : 0);
-        memory_bytes -= of->recompute_dram_bytes - (is_selective ? of->selective_dram_bytes : 0);
-    }
-    plani_add_device_bytes(b->job, &item->demand, memory_bytes);
-    for (uint32_t i = 0; i < run->pass->unit_count && mb == run->mb_begin; i++)
-        if (run->fresh[i] && run->pass->adds_grads[i])
-            add_filling(b, item, (double)run->pass->zeroed_bytes[i], 0);
-    if (mb == run->mb_begin)
-        item->fresh_grads = (uint8_t)((run->fresh[0] ? 1 : 0) | (run->fresh[1] ? 2 : 0));
-    use_workspace(b, run, idx, mb);
-    use_tables(b, run, idx);
-    return idx;
-}
-
-/* The losses of the micro-batch for the head, its totals for a block. */
-static plani_range losses_range(const plani_builder *b, const struct pass_run *run, uint32_t mb)
-{
-    const plan_job *job = b->job;
-    uint64_t part = job->losses_bytes / job->micro_batch_count;
-    plani_range range = {b->set->homes.losses_device, mb * part, part};
-    if (run->s + 1 < job->stage_count) {
-        range.offset_bytes = plan_totals_begin(job, mb);
-        range.size_bytes = job->totals_bytes;
-    }
-    return range;
-}
-
-/* The hits that the pass finds out, or 0 bytes. */
-static plani_range told_hits(const plani_builder *b, const struct pass_run *run)
-{
-    bool tells = b->set->fetches_hit && run->phase == PHASE_FORWARD;
-    return (plani_range){b->set->homes.hits, run->pass->told_begin,
-                         tells ? run->pass->told_count : 0};
-}
-
-/* The params, gradients and hit of the pass's units. */
-static void use_units(plani_builder *b, const struct pass_run *run, uint32_t idx, uint32_t mb)
-{
-    const struct pass *pass = run->pass;
-    for (uint32_t i = 0; i < pass->unit_count; i++) {
-        if (pass->reads_params[i])
-            use_if(b, idx, run->params[i], i == 0 ? ROLE_PARAMS0 : ROLE_PARAMS1, ACCESS_READ);
-        bool zeroes = mb == run->mb_begin && run->fresh[i];
-        if (pass->adds_grads[i])
-            use_if(b, idx, run->grads[i], i == 0 ? ROLE_GRADS0 : ROLE_GRADS1,
-                   zeroes ? ACCESS_WRITE : ACCESS_UPDATE);
-    }
-    if (run->lent.size_bytes > 0)
-        plani_use(b, idx, run->lent, ROLE_LENT, ACCESS_WRITE);
-    if (run->hit.size_bytes > 0)
-        plani_use(b, idx, run->hit, ROLE_HITS, ACCESS_READ);
-}
-
-/* The buffers of the micro-batch's activations; PROGRAM_NONE where the pass does not use one. */
-struct pass_buffers {
-    uint32_t input, saved, output, output_grad, input_grad;
-    uint8_t saved_access;
-};
-
-/* A step of a pass of owned experts, before or after these. */
-static void outer_step(plani_builder *b, const struct pass_run *run, uint32_t mb,
-                       const struct pass_buffers *with, enum op_step step, uint32_t sent)
-{
-    const struct pass *pass = run->pass;
-    bool is_last = step == STEP_COMBINE;
-    uint32_t idx = pass_op(b, run, kinds[run->phase], LANE_COMPUTE, mb);
-    if (b->error < 0)
-        return;
-    b->ops[idx].step = (uint8_t)step;
-    plani_add_device_bytes(b->job, &b->ops[idx].demand, pass->moved_bytes);
-    if (!is_last && pass->reads_back)
-        add_read_back(b, &b->ops[idx]);
-    use_scratch(b, run, idx);
-    use_tables(b, run, idx);
-    use_if(b, idx, sent, ROLE_SENT, is_last ? ACCESS_READ : ACCESS_WRITE);
-    use_if(b, idx, with->saved, ROLE_SAVED, with->saved_access);
-    use_if(b, idx, with->output_grad, ROLE_OUTPUT_GRAD, pass->output_grad);
-    if (!is_last)
-        return;
-    use_if(b, idx, with->input, ROLE_INPUT, pass->input);
-    use_if(b, idx, with->output, ROLE_OUTPUT, pass->output);
-    use_if(b, idx, with->input_grad, ROLE_INPUT_GRAD, pass->input_grad);
-}
-
-/* A pass of owned experts: rows go to the ranks that own their experts, and results come back. */
-static void run_owned(plani_builder *b, const struct pass_run *run, uint32_t mb,
-                      const struct pass_buffers *with)
-{
-    const struct pass *pass = run->pass;
-    uint32_t unit = pass->units[0];
-    uint32_t sent = device_scratch(b, pass->sent_bytes, STATE_ACTIVATIONS, unit);
-    outer_step(b, run, mb, with, STEP_SEND, sent);
-    uint32_t received = device_scratch(b, pass->received_bytes, STATE_ACTIVATIONS, unit);
-    plani_exchange(b, run->s, run->pass_idx, unit, mb, OP_DISPATCH, sent, received,
-                   pass->dispatched_bytes);
-    uint32_t idx = begin_op(b, run, mb);
-    if (b->error < 0)
-        return;
-    b->ops[idx].step = STEP_EXPERTS;
-    use_units(b, run, idx, mb);
-    use_if(b, idx, received, ROLE_RECEIVED, ACCESS_UPDATE);
-    plani_exchange(b, run->s, run->pass_idx, unit, mb, OP_RETURN, received, sent,
-                   pass->returned_bytes);
-    outer_step(b, run, mb, with, STEP_COMBINE, sent);
-}
-
-/* The one op of any other pass. */
-static void run_at_once(plani_builder *b, const struct pass_run *run, uint32_t mb,
-                        const struct pass_buffers *with)
-{
-    const struct pass *pass = run->pass;
-    uint32_t idx = begin_op(b, run, mb);
-    if (b->error < 0)
-        return;
-    use_units(b, run, idx, mb);
-    plani_range told = told_hits(b, run); /* the first micro-batch begins them, others add */
-    if (told.size_bytes > 0) {
-        add_read_back(b, &b->ops[idx]);
-        plani_use(b, idx, told, ROLE_HITS, mb == run->mb_begin ? ACCESS_WRITE : ACCESS_UPDATE);
-    }
-    use_if(b, idx, with->input, ROLE_INPUT, pass->input);
-    use_if(b, idx, with->saved, ROLE_SAVED, with->saved_access);
-    use_if(b, idx, with->output, ROLE_OUTPUT, pass->output);
-    use_if(b, idx, with->output_grad, ROLE_OUTPUT_GRAD, pass->output_grad);
-    use_if(b, idx, with->input_grad, ROLE_INPUT_GRAD, pass->input_grad);
-    if (pass->losses != 0)
-        plani_use(b, idx, losses_range(b, run, mb), ROLE_LOSSES, (enum operand_access)pass->losses);
-}
-
-static void run_micro_batch(plani_builder *b, struct plani_step *st, const struct pass_run *run,
-                            uint32_t mb)
-{
-    struct pass_buffers with = {.saved_access = saved_access(b, run)};
+    struct plani_pass_buffers with = {.saved_access = saved_access(b, run)};
     with.input = bring_input(b, st, run, mb);
     with.saved = bring_saved(b, st, run, mb, with.saved_access);
     with.output = output_buffer(b, st, run, mb);
     with.output_grad = output_grad_buffer(b, st, run, mb);
     with.input_grad = input_grad_buffer(b, st, run, mb);
-    if (run->pass->sent_bytes > 0)
-        run_owned(b, run, mb, &with);
-    else
-        run_at_once(b, run, mb, &with);
+    plani_pass_ops(b, run, mb, &with);
     if (b->error < 0)
         return;
     leave_saved(b, st, run, mb, with.saved_access);
@@ -560,7 +296,7 @@ static void run_micro_batch(plani_builder *b, struct plani_step *st, const struc
     leave_input_grad(b, st, run, mb);
 }
 
-static void run_pass(plani_builder *b, struct plani_step *st, struct pass_run *run)
+static void run_pass(plani_builder *b, struct plani_step *st, struct plani_pass_run *run)
 {
     const struct pass *pass = run->pass;
     for (uint32_t i = 0; i < 2; i++) {
@@ -578,8 +314,9 @@ static void run_pass(plani_builder *b, struct plani_step *st, struct pass_run *r
             open_grads(b, st, run, i);
     for (uint32_t mb = run->mb_begin; mb < run->mb_end && b->error >= 0; mb++)
         run_micro_batch(b, st, run, mb);
-    if (b->error >= 0 && told_hits(b, run).size_bytes > 0 && plani_unites_hits(b->job, run->stage))
-        plani_unite_hits(b, told_hits(b, run), run->s);
+    if (b->error >= 0 && plani_told_hits(b, run).size_bytes > 0 &&
+        plani_unites_hits(b->job, run->stage))
+        plani_unite_hits(b, plani_told_hits(b, run), run->s);
     bool is_kept = run->phase == PHASE_FORWARD && run->trains && is_held(b, run->s);
     for (uint32_t i = 0; i < pass->unit_count; i++)
         if (is_kept || (pass->reads_params[i] && turns(b, run)))
@@ -595,7 +332,7 @@ static void run_pass(plani_builder *b, struct plani_step *st, struct pass_run *r
     }
 }
 
-static void run_phase(plani_builder *b, struct plani_step *st, struct pass_run *run,
+static void run_phase(plani_builder *b, struct plani_step *st, struct plani_pass_run *run,
                       enum phase phase)
 {
     run->phase = phase;
@@ -606,10 +343,10 @@ static void run_phase(plani_builder *b, struct plani_step *st, struct pass_run *
     }
 }
 
-static struct pass_run run_of(const plani_builder *b, uint32_t stage, uint32_t mb_begin,
-                              uint32_t mb_end, bool trains)
+static struct plani_pass_run run_of(const plani_builder *b, uint32_t stage, uint32_t mb_begin,
+                                    uint32_t mb_end, bool trains)
 {
-    return (struct pass_run){
+    return (struct plani_pass_run){
         .s = stage,
         .mb_begin = mb_begin,
         .mb_end = mb_end,
@@ -622,17 +359,17 @@ static struct pass_run run_of(const plani_builder *b, uint32_t stage, uint32_t m
 void plani_stage_forward(plani_builder *b, struct plani_step *st, uint32_t stage, uint32_t mb_begin,
                          uint32_t mb_end, bool trains)
 {
-    struct pass_run run = run_of(b, stage, mb_begin, mb_end, trains);
+    struct plani_pass_run run = run_of(b, stage, mb_begin, mb_end, trains);
     run_phase(b, st, &run, PHASE_FORWARD);
 }
 
 void plani_stage_backward(plani_builder *b, struct plani_step *st, uint32_t stage,
                           uint32_t mb_begin, uint32_t mb_end)
 {
-    struct pass_run run = run_of(b, stage, mb_begin, mb_end, true);
+    struct plani_pass_run run = run_of(b, stage, mb_begin, mb_end, true);
     if (!plani_goes_back(b->job, stage))
         return;
-    if (!keeps_saved(b, stage))
+    if (!plani_keeps_saved(b->job, stage))
         run_phase(b, st, &run, PHASE_RECOMPUTE);
     run_phase(b, st, &run, PHASE_BACKWARD);
 }

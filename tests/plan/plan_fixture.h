@@ -273,4 +273,25 @@ static inline void fixture_ranks(random_job *r, uint64_t seed, uint32_t world, u
     job->budget_bytes[TIER_NVME] *= 4;
 }
 
+/* A job of the seed that commits, with room for it. */
+static inline void fixture_committing_job(random_job *r, uint64_t seed)
+{
+    fixture_random_job(r, seed);
+    r->job.needs_save_places = r->job.commits = true;
+    r->job.commit_every = seed % 7 == 0 ? 50 : 1;
+    r->job.only_eval = false;
+    for (int a = 0; a < TIER_COUNT; a++)
+        r->job.budget_bytes[a] = r->seed % 4 == 0 ? r->job.budget_bytes[a] : 64 * MIB;
+    r->job.budget_bytes[TIER_NVME] = 1024 * MIB;
+    if (seed % 5 == 0) /* a drive that saves cannot hide behind a step */
+        r->job.machine.drive_write_bytes_per_second = 50e6;
+}
+
+/* The same budget on every tier. */
+static inline void fixture_set_budgets(random_job *r, uint64_t bytes)
+{
+    for (int a = 0; a < TIER_COUNT; a++)
+        r->job.budget_bytes[a] = bytes;
+}
+
 #endif

@@ -7,6 +7,7 @@ sluice_test(test_plan_copies LIBS sluice_plan sluice_program sluice_base LABELS 
 sluice_test(test_plan_carry LIBS sluice_plan sluice_program sluice_base LABELS cpu TIMEOUT 180)
 sluice_test(test_plan_scale LIBS sluice_plan sluice_program sluice_base LABELS cpu TIMEOUT 180)
 sluice_test(test_plan_commit LIBS sluice_plan sluice_program sluice_base LABELS cpu TIMEOUT 180)
+sluice_test(test_plan_saves LIBS sluice_plan sluice_program sluice_base LABELS cpu TIMEOUT 180)
 sluice_test(test_plan_ranks LIBS sluice_plan sluice_program sluice_base LABELS cpu TIMEOUT 180)
 sluice_test(test_plan_place LIBS sluice_plan sluice_program sluice_base LABELS cpu TIMEOUT 180)
 add_test(NAME slow.test_plan_place COMMAND test_plan_place 100 50)
