@@ -248,9 +248,9 @@ struct op {
      * since all ranks have the same program. Other ops: both 0. */
     uint64_t elem_begin;
     uint64_t elem_count;
-    operand operands[OP_OPERANDS_MAX];
     op_demand demand;
     uint64_t predicted_start_ns, predicted_end_ns; /* from the start of the program */
+    operand operands[OP_OPERANDS_MAX];
 };
 typedef struct op op;
 

@@ -1,11 +1,12 @@
-/* How short a program can be at best: two lower bounds of its simulated time.
+/* How short a program can be at best: three lower bounds of its simulated time.
  *
  *   phases     The program is cut at its global barriers (the norm is one) into phases. The bound
  *              is the sum over the phases of the busiest resource's work, of the ops that must run
  *              in that phase; or the busiest resource's work as a whole, where that is more. An op
  *              that no dependency puts into one phase, such as the read of a tile for an update
  *              after the norm, may run in any: splitting it in the best way gives the larger sum.
- *   schedule   The same with many more cuts, and with the fixed cost of each op.
+ *   trial      The same with the fixed cost of each op.
+ *   schedule   That with many more cuts.
  *
  * Cuts. Computing is done in serial order, so the compute lane's ops form a chain. An op that has
  * cut i among its ancestors and cut j among its descendants runs between the two:
@@ -46,7 +47,7 @@ struct between {
 struct bounding {
     const plani_builder *b;
     bool commits; /* ops of runs that commit count */
-    bool phases;  /* barriers are the only cuts, and resources the only work */
+    bool phases;  /* barriers are the only cuts */
     int works;    /* how many of WORKS count */
     uint32_t cut_count;
     uint32_t *cut_of;             /* [op_count] 1 + index of the cut, 0: none */
@@ -273,15 +274,16 @@ static int bound_alloc(struct bounding *w, struct between **column)
     return 0;
 }
 
-static int bound_of(const plani_builder *b, bool commits, bool phases, uint64_t *bound_ns)
+static int bound_of(const plani_builder *b, bool commits, bool phases, bool fixed,
+                    uint64_t *bound_ns)
 {
     struct bounding w = {
-        .b = b, .commits = commits, .phases = phases, .works = phases ? RESOURCE_COUNT : WORKS};
+        .b = b, .commits = commits, .phases = phases, .works = fixed ? WORKS : RESOURCE_COUNT};
     struct between *column = NULL;
     assert(b->graph);
     int rc = bound_alloc(&w, &column);
     if (rc == 0) {
-        for (uint64_t i = 0; i < b->op_count && !phases; i++)
+        for (uint64_t i = 0; i < b->op_count && fixed; i++)
             w.alone[i] = plani_share_of(b->graph, i)->alone_seconds;
         uint8_t *marks = mem_alloc(b->op_count + 1, sizeof *marks, "plan bound");
         rc = marks ? 0 : -ENOMEM;
@@ -301,10 +303,15 @@ static int bound_of(const plani_builder *b, bool commits, bool phases, uint64_t 
 
 int plani_phases_bound(const plani_builder *b, bool commits, uint64_t *ns)
 {
-    return bound_of(b, commits, true, ns);
+    return bound_of(b, commits, true, false, ns);
 }
 
 int plani_schedule_bound(const plani_builder *b, bool commits, uint64_t *ns)
 {
-    return bound_of(b, commits, false, ns);
+    return bound_of(b, commits, false, true, ns);
+}
+
+int plani_trial_bound(const plani_builder *b, bool commits, uint64_t *ns)
+{
+    return bound_of(b, commits, true, true, ns);
 }

@@ -41,40 +41,15 @@ static int check_index(const plani_builder *b, uint64_t count, const char *what)
                    b->op_count, count, what, b->job->micro_batch_count, b->set->tile_elems);
 }
 
-static void take_arrays(plani_builder *b, const struct plani_arrays *from)
+int plani_builder_begin(plani_builder *b, const plan_job *job, const plan_set *set,
+                        const plani_layout *layout, uint32_t held_stages)
 {
-    b->ops = from->ops;
-    b->briefs = from->briefs;
-    b->buffers = from->buffers;
-    b->edges = from->edges;
-    b->op_capacity = from->op_capacity;
-    b->brief_capacity = from->brief_capacity;
-    b->buffer_capacity = from->buffer_capacity;
-    b->edge_capacity = from->edge_capacity;
-}
-
-void plani_arrays_fini(struct plani_arrays *arrays)
-{
-    mem_free(arrays->ops);
-    mem_free(arrays->briefs);
-    mem_free(arrays->buffers);
-    mem_free(arrays->edges);
-    *arrays = (struct plani_arrays){0};
-}
-
-int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *set,
-                       const plani_layout *layout, uint32_t held_stages,
-                       struct plani_arrays *arrays)
-{
-    memset(b, 0, sizeof *b);
+    plani_builder_end(b);
     b->job = job;
     b->set = set;
     b->held_stages = held_stages;
     b->commit_op = PROGRAM_NONE;
     b->carried_in = b->carried_out = PROGRAM_NONE;
-    b->arrays = arrays;
-    if (arrays)
-        take_arrays(b, arrays);
     if (b->buffer_capacity < layout->count + 1) {
         uint64_t wanted = layout->count + FEWEST;
         void *fresh = mem_alloc(wanted, sizeof *b->buffers, "plan buffers");
@@ -88,26 +63,32 @@ int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *se
         b->buffers[i] =
             (struct plani_buffer){.base = layout->buffers[i], .residue = layout->residues[i]};
     b->buffer_count = b->home_count = layout->count;
+    memcpy(b->home_bytes, layout->end_bytes, sizeof b->home_bytes);
+    memset(b->room_bytes, 0xff, sizeof b->room_bytes);
     return 0;
+}
+
+void plani_builder_limit(plani_builder *b, const uint64_t room_bytes[TIER_COUNT])
+{
+    memcpy(b->room_bytes, room_bytes, sizeof b->room_bytes);
+}
+
+void plani_builder_end(plani_builder *b)
+{
+    plani_pool_fini(&b->lists);
+    mem_free(b->begun_tiles);
+    plani_graph_destroy(b->graph);
+    memset(b, 0, offsetof(plani_builder, ops));
 }
 
 void plani_builder_fini(plani_builder *b)
 {
-    struct plani_arrays own, *left = b->arrays ? b->arrays : &own;
-    plani_pool_fini(&b->lists);
-    mem_free(b->begun_tiles);
-    plani_graph_destroy(b->graph);
-    *left = (struct plani_arrays){.ops = b->ops,
-                                  .briefs = b->briefs,
-                                  .buffers = b->buffers,
-                                  .edges = b->edges,
-                                  .op_capacity = b->op_capacity,
-                                  .brief_capacity = b->brief_capacity,
-                                  .buffer_capacity = b->buffer_capacity,
-                                  .edge_capacity = b->edge_capacity};
-    if (left == &own)
-        plani_arrays_fini(&own);
-    memset(b, 0, sizeof *b);
+    plani_builder_end(b);
+    mem_free(b->ops);
+    mem_free(b->briefs);
+    mem_free(b->buffers);
+    mem_free(b->edges);
+    *b = (plani_builder){0};
 }
 
 uint32_t plani_transient(plani_builder *b, enum tier arena, uint64_t size_bytes, uint64_t residue,
@@ -151,7 +132,7 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
         plani_note_work(b->job, NULL, PLANI_OPS_OF_A_NOTE);
     op *fresh = &b->ops[b->op_count];
     memset(fresh, 0, offsetof(op, operands));
-    memset(&fresh->demand, 0, sizeof *fresh - offsetof(op, demand));
+    memcpy(b->op_bytes, b->home_bytes, sizeof b->op_bytes);
     fresh->kind = (uint8_t)kind;
     fresh->lane = (uint8_t)lane;
     fresh->unit = fresh->stage = fresh->micro_batch = fresh->tile = PROGRAM_NONE;
@@ -362,6 +343,11 @@ void plani_use_bytes(plani_builder *b, uint32_t op_idx, uint32_t buffer_idx, uin
         return;
     b->error = plani_pool_grow(&b->lists, (void **)&used->users, used->user_count,
                                &used->user_capacity, sizeof *used->users);
-    if (b->error >= 0)
-        used->users[used->user_count++] = op_idx;
+    if (b->error < 0)
+        return;
+    used->users[used->user_count++] = op_idx;
+    uint64_t *bytes = &b->op_bytes[used->base.arena];
+    *bytes += used->base.size_bytes;
+    if (*bytes > b->room_bytes[used->base.arena])
+        b->error = err_set(ERR_NO_FIT, "no memory for op %" PRIu32, op_idx);
 }

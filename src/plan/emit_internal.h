@@ -97,19 +97,9 @@ struct plani_range {
 };
 typedef struct plani_range plani_range;
 
-/* The arrays of a builder that is done. A search builds thousands of programs of about one length,
- * and each builder takes over the arrays of the one before. Their elements hold what that one left.
- * Zeros: none yet. Heap memory, freed by plani_arrays_fini. */
-struct plani_arrays {
-    op *ops;
-    struct plani_brief *briefs;
-    struct plani_buffer *buffers;
-    struct plani_edge *edges;
-    uint64_t op_capacity, brief_capacity, buffer_capacity, edge_capacity;
-};
-void plani_arrays_fini(struct plani_arrays *arrays);
-
-/* One program under construction: ops in serial order. */
+/* One program under construction: ops in serial order. A search builds thousands of programs of
+ * about one length, so that a builder keeps its arrays from one program to the next. Zeros are a
+ * builder without any. */
 struct plani_builder {
     const plan_job *job;
     const plan_set *set; /* homes, tile size */
@@ -124,22 +114,23 @@ struct plani_builder {
      * plan_set.carried. PROGRAM_NONE: there are none. */
     uint32_t carried_in, carried_out;
     uint32_t commit_op; /* the program's OP_COMMIT, PROGRAM_NONE before it */
-    op *ops;            /* operands beyond operand_count are not set */
-    uint64_t op_count, op_capacity;
-    struct plani_brief *briefs; /* by op */
-    uint64_t brief_capacity;
-    struct plani_buffer *buffers;
-    uint64_t buffer_count, buffer_capacity, home_count;
-    struct plani_edge *edges;
-    uint64_t edge_count, edge_capacity;
-    struct plani_arrays *arrays; /* the caller's, to which they go back; or NULL */
-    struct plani_graph *graph;   /* of the finished ops, made when it is first needed; or NULL */
-    struct plani_pool lists;     /* `recent` and `users` of all buffers */
+    uint64_t op_count, buffer_count, home_count, edge_count;
+    struct plani_graph *graph; /* of the finished ops, made when it is first needed; or NULL */
+    struct plani_pool lists;   /* `recent` and `users` of all buffers */
     /* matrix_work.c: the tiles of a unit with matrices whose update has begun, in order. */
     struct plani_begun_tile *begun_tiles;
     uint32_t begun_count, begun_capacity;
     uint32_t directions; /* the buffer of their directions */
     int error;           /* first failure; later calls do nothing */
+    /* Bytes of each arena in homes; with what the newest op uses; and at most. */
+    uint64_t home_bytes[TIER_COUNT], op_bytes[TIER_COUNT], room_bytes[TIER_COUNT];
+
+    /* Kept for the next program. Elements that are not counted hold anything. */
+    op *ops;                    /* operands beyond operand_count are not set */
+    struct plani_brief *briefs; /* by op */
+    struct plani_buffer *buffers;
+    struct plani_edge *edges;
+    uint64_t op_capacity, brief_capacity, buffer_capacity, edge_capacity;
 };
 typedef struct plani_builder plani_builder;
 
@@ -149,11 +140,15 @@ static inline bool plani_in_one_order(const plani_builder *b, uint32_t one, uint
     return b->briefs[one].is_chained && b->briefs[two].is_chained;
 }
 
-/* `arrays`: the builder takes them over, and plani_builder_fini gives them back. NULL: it has its
- * own. */
-int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *set,
-                       const plani_layout *layout, uint32_t held_stages,
-                       struct plani_arrays *arrays) MUST_CHECK;
+/* Begins a program of the layout's homes; what was there of the last one is lost. On failure it is
+ * empty. */
+int plani_builder_begin(plani_builder *b, const plan_job *job, const plan_set *set,
+                        const plani_layout *layout, uint32_t held_stages) MUST_CHECK;
+/* From now on an op that uses more than an arena has room for, homes included, is the failure
+ * ERR_NO_FIT: the rest of the program need not be known. */
+void plani_builder_limit(plani_builder *b, const uint64_t room_bytes[TIER_COUNT]);
+/* Frees all but the arrays; and the arrays too. */
+void plani_builder_end(plani_builder *b);
 void plani_builder_fini(plani_builder *b);
 void plani_graph_destroy(struct plani_graph *graph); /* urgency.c; NULL is nothing */
 uint32_t plani_transient(plani_builder *b, enum tier arena, uint64_t size_bytes, uint64_t residue,

@@ -77,6 +77,6 @@ int plani_remember(plani_work *work, const struct plani_known *trial)
 void plani_work_fini(plani_work *work)
 {
     mem_free(work->known);
-    plani_arrays_fini(&work->arrays);
+    plani_builder_fini(&work->builder);
     *work = (plani_work){0};
 }

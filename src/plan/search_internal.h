@@ -102,7 +102,7 @@ struct plani_work {
     uint32_t repeat_count;     /* those of them that were known */
     struct plani_known *known; /* a table by hash; NULL: none yet */
     uint32_t known_count;
-    struct plani_arrays arrays;   /* of the builder before */
+    plani_builder builder;        /* of the last program, whose arrays the next one takes */
     uint64_t refused[TIER_COUNT]; /* the needs that the last refusal named, */
     bool refused_is_known;        /* all of them, and not "at least" so much */
 };

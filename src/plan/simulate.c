@@ -64,8 +64,10 @@ struct sim {
     uint64_t oldest;      /* with caps: first op not complete, serial; commits do not count */
     uint64_t complete_count;
     double now;
-    double enough;               /* a longer program is of no interest; INFINITY */
-    double left[RESOURCE_COUNT]; /* work of the ops that have not begun, in seconds */
+    double enough; /* a longer program is of no interest; INFINITY */
+    /* Work of the ops that have not begun, in seconds: on resources, and alone on each lane. */
+    double left[RESOURCE_COUNT], lane_left[LANE_COUNT];
+    bool is_too_long; /* it surely takes `enough` or longer */
 };
 
 /* ---- ready ops ------------------------------------------------------------------------------ */
@@ -154,9 +156,9 @@ static int sim_init(struct sim *s, plani_builder *b, bool whole)
         s->running[lane] = s->last_done[lane] = PROGRAM_NONE;
         s->rivals[lane] = plani_rival_lane(&b->job->machine, lane);
     }
+    memcpy(s->left, graph->work, sizeof s->left);
+    memcpy(s->lane_left, graph->lane_work, sizeof s->lane_left);
     for (uint64_t i = 0; i < b->op_count; i++) {
-        for (int r = 0; r < RESOURCE_COUNT; r++)
-            s->left[r] += plani_share_of(graph, i)->demand[r];
         s->ops[i].missing = (uint32_t)(graph->to_begin[i + 1] - graph->to_begin[i]);
         s->ops[i].missing += graph->chain_before[i] != PROGRAM_NONE;
         if (s->ops[i].missing == 0)
@@ -239,6 +241,21 @@ static uint32_t take_next(struct sim *s, int lane)
     return PROGRAM_NONE;
 }
 
+/* Counts the work of the op as begun. It ends too late if what follows it takes too long, or what
+ * its lane or a resource has left to do from here on. */
+static void count_start(struct sim *s, uint32_t idx)
+{
+    const struct plani_share *share = plani_share_of(s->graph, idx);
+    uint8_t lane = s->graph->lanes[idx];
+    double left = plani_larger(s->graph->tail[idx], s->lane_left[lane]);
+    for (int r = 0; r < RESOURCE_COUNT; r++) {
+        left = plani_larger(left, s->left[r]);
+        s->left[r] -= share->demand[r];
+    }
+    s->lane_left[lane] -= share->alone_seconds;
+    s->is_too_long |= s->now + left >= s->enough;
+}
+
 /* Starts the ops that can start. The executor knows no urgency, so the program says which op
  * another was held for: for a copy by a dependency; for a read or a write by op.behind, so that
  * the drives go on to it without a pause. */
@@ -263,8 +280,7 @@ static int start_ready(struct sim *s)
         s->running[lane] = idx;
         s->shares[lane] = s->graph->share_of[idx] + 1;
         s->done[lane] = 0;
-        for (int r = 0; r < RESOURCE_COUNT; r++)
-            s->left[r] -= plani_share_of(s->graph, idx)->demand[r];
+        count_start(s, idx);
         start_caps(s, idx);
     }
     return 0;
@@ -319,21 +335,12 @@ static void advance(struct sim *s)
     }
 }
 
-/* True if no order of the ops that have not begun ends below the limit. */
-static bool is_too_long(const struct sim *s)
-{
-    bool is_long = s->now >= s->enough;
-    for (int r = 0; r < RESOURCE_COUNT; r++)
-        is_long |= s->now + s->left[r] >= s->enough;
-    return is_long;
-}
-
 static int simulate(struct sim *s)
 {
     while (s->complete_count < s->b->op_count) {
         uint64_t before = s->complete_count;
         TRY(start_ready(s));
-        if (is_too_long(s))
+        if (s->is_too_long || s->now >= s->enough)
             return 1;
         advance(s);
         if (before / PLANI_OPS_OF_A_NOTE < s->complete_count / PLANI_OPS_OF_A_NOTE)
@@ -490,13 +497,14 @@ int plani_schedule(plani_builder *b, enum program_kind kind,
                    program *out)
 {
     uint64_t data_edge_count = b->edge_count;
+    double enough = enough_ns ? (double)enough_ns * 1e-9 : INFINITY;
     struct sim s = {0};
     int rc = settle(b, kind, budget_bytes, lookahead_ops, false, out);
     if (rc == 0)
-        rc = plani_graph_link(b->graph, b);
+        rc = plani_graph_link(b->graph, b, enough);
     if (rc == 0)
         rc = sim_init(&s, b, whole);
-    s.enough = enough_ns ? (double)enough_ns * 1e-9 : INFINITY;
+    s.enough = enough;
     if (rc == 0)
         rc = simulate(&s);
     if (rc == 0)

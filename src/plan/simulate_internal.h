@@ -114,12 +114,15 @@ struct plani_graph {
     struct plani_share *shares; /* [share_count] */
     uint32_t *share_of;         /* [op_count] */
     uint64_t share_count, share_capacity;
+    /* Seconds that all ops together keep a resource busy, and that those of a lane take alone. */
+    double work[RESOURCE_COUNT], lane_work[LANE_COUNT];
     uint8_t *lanes; /* [op_count] those of the ops, side by side */
     uint64_t lane_count[LANE_COUNT];
     /* Linked: dependencies of data and of memory, but not of the chain. */
     uint64_t *from_begin, *to_begin; /* [op_count + 2] in successors, predecessors */
     uint32_t *successors, *predecessors;
     uint64_t capacity;
+    double *tail; /* [op_count] the longest path from the start of the op to the end of all */
     /* Lanes that get in each other's way are one line. In a line ops have ranks by their latest
      * start: a higher rank is more urgent. */
     uint32_t *rank;                  /* [op_count] of each op in its line */
@@ -135,7 +138,9 @@ static inline struct plani_share *plani_share_of(const struct plani_graph *g, ui
  * LANE_COUNT: there is none. */
 int plani_rival_lane(const plan_machine *machine, int lane);
 int plani_graph_create(const plani_builder *b, struct plani_graph **out) MUST_CHECK;
-int plani_graph_link(struct plani_graph *g, const plani_builder *b) MUST_CHECK;
+/* Links the graph and ranks its ops. 1: it has a path of `enough` seconds or more, and is not
+ * ranked. */
+int plani_graph_link(struct plani_graph *g, const plani_builder *b, double enough) MUST_CHECK;
 
 /* ---- ready ops: ready.c --------------------------------------------------------------------- */
 
@@ -214,9 +219,10 @@ int plani_schedule_serial(plani_builder *b, enum program_kind kind,
 /* ---- lower bounds: bound.c ------------------------------------------------------------------ */
 
 /* Lower bounds of the program's time from the data dependencies alone, for a run that commits or
- * does not. plan_set.bound_ns and schedule_bound_ns define them. The builder has its graph.
- * -ENOMEM. */
+ * does not. plan_set.bound_ns and schedule_bound_ns define the first and the last; the one between
+ * costs as little as the first and is for trials. The builder has its graph. -ENOMEM. */
 int plani_phases_bound(const plani_builder *b, bool commits, uint64_t *ns) MUST_CHECK;
+int plani_trial_bound(const plani_builder *b, bool commits, uint64_t *ns) MUST_CHECK;
 int plani_schedule_bound(const plani_builder *b, bool commits, uint64_t *ns) MUST_CHECK;
 
 #endif

@@ -217,7 +217,7 @@ int plani_set_begin(const plan_job *job, const struct plani_point *point, plan_s
 int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layout *layout,
                       struct plani_request *asked, const uint64_t *budgets, program *out)
 {
-    plani_builder b;
+    plani_builder own = {0}, *b = asked->work ? &asked->work->builder : &own;
     uint64_t rooms[TIER_COUNT];
     memset(out, 0, sizeof *out);
     for (int a = 0; a < TIER_COUNT; a++)
@@ -225,32 +225,35 @@ int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layo
     if (job->watch)
         job->watch->step_count++;
     plani_note_work(job, asked->whole ? "compiling programs" : NULL, 0);
-    int rc = plani_builder_init(&b, job, set, layout, set->held_stages,
-                                asked->work ? &asked->work->arrays : NULL);
+    int rc = plani_builder_begin(b, job, set, layout, set->held_stages);
     if (rc == 0) {
-        plani_emit_program(&b, asked->kind);
-        rc = b.error;
+        plani_builder_limit(b, rooms);
+        plani_emit_program(b, asked->kind);
+        rc = b->error;
     }
     if (asked->work) {
-        asked->work->ops += b.op_count;
-        asked->work->last_ops = b.op_count;
+        asked->work->ops += b->op_count;
+        asked->work->last_ops = rc == 0 ? b->op_count : asked->work->last_ops;
     }
-    plani_note_work(job, NULL, b.op_count % PLANI_OPS_OF_A_NOTE);
+    plani_note_work(job, NULL, b->op_count % PLANI_OPS_OF_A_NOTE);
+    if (rc == 0) /* what has no room says so, even if it is too long as well */
+        rc = plani_check_room(b, rooms);
     if (rc == 0 && !asked->serial)
-        rc = plani_graph_create(&b, &b.graph);
+        rc = plani_graph_create(b, &b->graph);
     if (rc == 0 && !asked->serial)
-        rc = plani_phases_bound(&b, set->commit != PLAN_COMMIT_APART, &asked->bound_ns);
+        rc = plani_trial_bound(b, set->commit != PLAN_COMMIT_APART, &asked->bound_ns);
     if (rc == 0 && asked->bounds)
-        rc = fill_bounds(&b, asked->bounds);
+        rc = fill_bounds(b, asked->bounds);
     if (rc == 0 && asked->enough_ns && asked->bound_ns >= asked->enough_ns)
         rc = 1;
     if (rc == 0)
-        rc = plani_check_room(&b, rooms);
-    if (rc == 0)
-        rc = schedule_one(&b, asked, rooms, out);
+        rc = schedule_one(b, asked, rooms, out);
+    if (rc == 0 && !asked->serial) /* the search compares a step with this one */
+        rc = plani_phases_bound(b, set->commit != PLAN_COMMIT_APART, &asked->bound_ns);
     if (rc == 0 && !asked->serial)
-        plani_note_work(job, NULL, b.op_count % PLANI_OPS_OF_A_NOTE);
-    plani_builder_fini(&b);
+        plani_note_work(job, NULL, b->op_count % PLANI_OPS_OF_A_NOTE);
+    plani_builder_end(b);
+    plani_builder_fini(&own);
     return rc;
 }
 

@@ -83,8 +83,9 @@ static int graph_alloc(struct plani_graph *g, const plani_builder *b)
     g->rank = mem_alloc(2 * n + 1, sizeof *g->rank, "plan graph");
     g->from_begin = mem_alloc(n + 2, sizeof *g->from_begin, "plan graph");
     g->to_begin = mem_alloc(n + 2, sizeof *g->to_begin, "plan graph");
+    g->tail = mem_alloc(n + 1, sizeof *g->tail, "plan graph");
     if (!g->in_begin || !g->chain || !g->share_of || !g->lanes || !g->rank || !g->from_begin ||
-        !g->to_begin)
+        !g->to_begin || !g->tail)
         return -ENOMEM;
     g->chain_before = g->chain + n;
     g->by_rank = g->rank + n;
@@ -139,8 +140,12 @@ static void fill_graph(struct plani_graph *g, const plani_builder *b)
         g->in_begin[i] = edge;
         while (edge < b->edge_count && b->edges[edge].to == i)
             edge++;
+        const struct plani_share *share = plani_share_of(g, i);
         g->lanes[i] = b->ops[i].lane;
         g->lane_count[g->lanes[i]]++;
+        g->lane_work[g->lanes[i]] += share->alone_seconds;
+        for (int r = 0; r < RESOURCE_COUNT; r++)
+            g->work[r] += share->demand[r];
         g->chain[i] = g->chain_before[i] = PROGRAM_NONE;
         if (!b->briefs[i].is_chained)
             continue;
@@ -166,16 +171,20 @@ static void link_ops(const plani_builder *b, uint64_t *begin, uint32_t *others, 
     }
 }
 
-/* Longest paths from the beginning, as if each lane ran any number of ops at once. */
-static void fill_heads(const struct plani_graph *g, const plani_builder *b, double *heads)
+/* Longest paths from the beginning, as if each lane ran any number of ops at once. Returns the
+ * longest path to the end. */
+static double fill_heads(const struct plani_graph *g, const plani_builder *b, double *heads)
 {
+    double longest = 0;
     for (uint64_t i = 0; i < b->op_count; i++) {
         double end = heads[i] + plani_share_of(g, i)->alone_seconds;
+        longest = plani_larger(longest, end);
         for (uint64_t e = g->from_begin[i]; e < g->from_begin[i + 1]; e++)
             heads[g->successors[e]] = plani_larger(heads[g->successors[e]], end);
         if (g->chain[i] != PROGRAM_NONE)
             heads[g->chain[i]] = plani_larger(heads[g->chain[i]], end);
     }
+    return longest;
 }
 
 /* ---- from the end to the beginning ---------------------------------------------------------- */
@@ -236,8 +245,10 @@ static void make_ready(struct backward *w, uint32_t idx)
     heap_push(&w->ready[w->line_of[w->g->lanes[idx]]], (struct heap_item){w->heads[idx], idx});
 }
 
-static void done_one(struct backward *w, uint32_t idx)
+/* The op of tail `after` is done, which depends on this one. */
+static void done_one(struct backward *w, uint32_t idx, double after)
 {
+    w->g->tail[idx] = plani_larger(w->g->tail[idx], after);
     if (--w->waits[idx] == 0)
         make_ready(w, idx);
 }
@@ -265,26 +276,29 @@ static void run_backward(struct backward *w, uint64_t op_count)
         uint32_t idx = w->running[next];
         now = w->end[next];
         w->running[next] = PROGRAM_NONE;
+        double tail = g->tail[idx] += plani_share_of(g, idx)->alone_seconds;
         for (uint64_t e = g->to_begin[idx]; e < g->to_begin[idx + 1]; e++)
-            done_one(w, g->predecessors[e]);
+            done_one(w, g->predecessors[e], tail);
         if (g->chain_before[idx] != PROGRAM_NONE)
-            done_one(w, g->chain_before[idx]);
+            done_one(w, g->chain_before[idx], tail);
     }
 }
 
-static int rank_ops(struct plani_graph *g, const plani_builder *b)
+static int rank_ops(struct plani_graph *g, const plani_builder *b, double enough)
 {
     struct backward w = {.g = g};
     w.waits = mem_alloc(b->op_count + 1, sizeof *w.waits, "plan order");
     w.heads = mem_alloc(b->op_count + 1, sizeof *w.heads, "plan order");
     w.items = mem_alloc(b->op_count + 1, sizeof *w.items, "plan order");
     int rc = w.waits && w.heads && w.items ? 0 : -ENOMEM;
+    if (rc == 0 && fill_heads(g, b, w.heads) >= enough)
+        rc = 1;
     if (rc == 0) {
+        memset(g->tail, 0, b->op_count * sizeof *g->tail);
         for (int lane = 0; lane < LANE_COUNT; lane++) {
             w.line_of[lane] = line_of(b, lane);
             w.ready[lane].items = w.items + g->line_begin[lane];
         }
-        fill_heads(g, b, w.heads);
         for (uint64_t i = 0; i < b->op_count; i++) {
             w.waits[i] = (uint32_t)(g->from_begin[i + 1] - g->from_begin[i]);
             w.waits[i] += g->chain[i] != PROGRAM_NONE;
@@ -315,7 +329,7 @@ int plani_graph_create(const plani_builder *b, struct plani_graph **out)
     return rc;
 }
 
-int plani_graph_link(struct plani_graph *g, const plani_builder *b)
+int plani_graph_link(struct plani_graph *g, const plani_builder *b, double enough)
 {
     if (b->edge_count + 1 > g->capacity) {
         uint64_t wanted = b->edge_count + b->edge_count / 4 + 1;
@@ -329,7 +343,7 @@ int plani_graph_link(struct plani_graph *g, const plani_builder *b)
     g->predecessors = g->successors + g->capacity;
     link_ops(b, g->from_begin, g->successors, true);
     link_ops(b, g->to_begin, g->predecessors, false);
-    return rank_ops(g, b);
+    return rank_ops(g, b, enough);
 }
 
 void plani_graph_destroy(struct plani_graph *g)
@@ -344,6 +358,7 @@ void plani_graph_destroy(struct plani_graph *g)
     mem_free(g->rank);
     mem_free(g->from_begin);
     mem_free(g->to_begin);
+    mem_free(g->tail);
     mem_free(g->successors);
     mem_free(g);
 }

@@ -245,8 +245,7 @@ static void build(struct built *self)
     m->drive_read_bytes_per_second = m->drive_write_bytes_per_second = 1e9;
     m->h2d_bytes_per_second = m->d2h_bytes_per_second = 2e9;
     m->op_seconds = 0;
-    assert_int_equal(plani_builder_init(&self->b, &self->job, &self->set, &self->layout, 0, NULL),
-                     0);
+    assert_int_equal(plani_builder_begin(&self->b, &self->job, &self->set, &self->layout, 0), 0);
 }
 
 /* Forward waits for a read and a copy, the write waits for the norm, and the copy back is hidden
@@ -322,11 +321,11 @@ static void no_order_is_below_a_bound(void **state)
         plan_job job = {.world = 1};
         plan_set set = {0};
         plani_layout layout = {0};
-        plani_builder b;
+        plani_builder b = {0};
         uint64_t phases_ns, bound_ns;
         double best = INFINITY, serial = 0;
         draw_machine(&d, &job.machine);
-        assert_int_equal(plani_builder_init(&b, &job, &set, &layout, 0, NULL), 0);
+        assert_int_equal(plani_builder_begin(&b, &job, &set, &layout, 0), 0);
         for (uint64_t i = 3 + draw(&d, OPS_MOST - 3); i > 0; i--)
             draw_op(&d, &b);
         assert_int_equal(b.error, 0);

@@ -215,7 +215,8 @@ static void emit(plani_builder *b, const plan_job *job, plan_set *set, plani_lay
     set->tile_elems = 2 * TILE_ELEMS_STEP;
     set->commit = commit;
     assert_int_equal(plani_layout_make(job, set, layout), 0);
-    assert_int_equal(plani_builder_init(b, job, set, layout, 1, NULL), 0);
+    *b = (plani_builder){0};
+    assert_int_equal(plani_builder_begin(b, job, set, layout, 1), 0);
     plani_emit_program(b, kind);
     assert_int_equal(b->error, 0);
 }

@@ -262,8 +262,8 @@ static void what_cannot_be_counted_is_an_error(void **state)
 
     plan_set empty = {.tile_elems = TILE_ELEMS_STEP};
     plani_layout layout = {0};
-    plani_builder b;
-    assert_int_equal(plani_builder_init(&b, &l.job, &empty, &layout, 0, NULL), 0);
+    plani_builder b = {0};
+    assert_int_equal(plani_builder_begin(&b, &l.job, &empty, &layout, 0), 0);
     b.op_count = PROGRAM_NONE - 1; /* as if so many had been emitted */
     plani_op(&b, OP_NORM, LANE_COMPUTE);
     assert_error(b.error, ERR_CONFIG, "4294967294 ops");
