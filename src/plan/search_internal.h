@@ -260,7 +260,7 @@ enum {
     PLANI_SHARE_STEPS = 12, /* the same of shares that are spread evenly */
     /* Both have at most so much work for their steps. */
     PLANI_LAST_WORK_MOST = PLANI_SEARCH_WORK / 2,
-    PLANI_TRIES_MOST = 1500, /* steps: short programs need no more */
+    PLANI_TRIES_MOST = 4000, /* steps: short programs need no more */
     PLANI_TRIES_CLOSED = 60,
     PLANI_STARTS = 8,
     PLANI_FAILED_MAX = 64,
