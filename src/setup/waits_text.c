@@ -1,6 +1,7 @@
 /* The critical path of a plan in sentences and as JSON. See waits_text.h. */
 #include "setup/waits_text.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -27,10 +28,8 @@ __attribute__((format(printf, 2, 3))) static void add(struct sentence *self, con
     va_start(args, format);
     int length = vsnprintf(self->text + self->used, self->capacity - self->used, format, args);
     va_end(args);
-    if (length > 0)
-        self->used += (size_t)length;
-    if (self->used >= self->capacity)
-        self->used = self->capacity - 1;
+    self->used += (size_t)(length > 0 ? length : 0);
+    assert(self->used < self->capacity);
 }
 
 static double seconds_of(const struct plan_wait *part)
