@@ -130,7 +130,7 @@ static void report_row(FILE *out, const char *label, const uint64_t bytes[TIER_C
     for (int arena = 0; arena < TIER_COUNT; arena++)
         fprintf(out, " %13s", bytes[arena] ? size_format(bytes[arena], text) : "-");
     if (params > 0 && sum > 0)
-        fprintf(out, " %11.2f", (double)sum / params);
+        fprintf(out, " %11.*f", (double)sum < 0.1 * params ? 4 : 2, (double)sum / params);
     fputc('\n', out);
 }
 
