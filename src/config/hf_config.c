@@ -362,14 +362,14 @@ static int read_config(hfi_config *self)
     return fill_block(self);
 }
 
-/* True if a name looks like that of a model on the hub, such as meta-llama/Llama-3.2-1B, and no
- * such directory exists. */
+/* True if a name looks like that of a model on the hub, such as meta-llama/Llama-3.2-1B or gpt2,
+ * and no such directory exists. */
 static bool is_hub_name(const char *name)
 {
     static const char allowed[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/";
     const char *slash = strchr(name, '/');
-    bool has_form = slash && slash > name && slash[1] != '\0' && !strchr(slash + 1, '/') &&
+    bool has_form = (!slash || (slash > name && slash[1] != '\0' && !strchr(slash + 1, '/'))) &&
                     name[0] != '.' && strspn(name, allowed) == strlen(name) && strlen(name) < 128;
     return has_form && access(name, F_OK) != 0;
 }

@@ -129,6 +129,7 @@ int configi_resolve_batch(const configi_reader *reader, uint64_t world, uint64_t
     if (*train == 0 && *micro == 0)
         return configi_error(reader, micro_path, "missing; give it or train_batch_size");
     uint64_t product;
+    const uint64_t given[] = {*micro, *accumulation};
     if (*train > 0 && *micro > 0 && *accumulation == 0) {
         *accumulation = *train / *micro / world;
     } else if (*train > 0 && *micro == 0) {
@@ -153,8 +154,15 @@ int configi_resolve_batch(const configi_reader *reader, uint64_t world, uint64_t
     if (world > 1 && size_mul(each, times, &least) == 0 && size_mul(least, world, &least) == 0 &&
         *train < least)
         return too_few_sequences(reader, world, *train, each, times, least);
+    const char *ranks = world == 1 ? "" : "s";
+    if (given[0] == 0 || given[1] == 0)
+        return configi_error(reader, "train_batch_size",
+                             "%" PRIu64 " is not a multiple of %s %" PRIu64 " times %" PRIu64
+                             " rank%s",
+                             *train, given[0] ? micro_path : "gradient_accumulation_steps",
+                             given[0] ? *micro : *accumulation, world, ranks);
     return configi_error(reader, "train_batch_size",
                          "%" PRIu64 " is not train_micro_batch_size_per_gpu %" PRIu64
                          " times gradient_accumulation_steps %" PRIu64 " times %" PRIu64 " rank%s",
-                         *train, *micro, *accumulation, world, world == 1 ? "" : "s");
+                         *train, *micro, *accumulation, world, ranks);
 }

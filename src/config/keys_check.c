@@ -77,6 +77,10 @@ static const struct configi_alias usual_names[] = {
     {"global_batch_size", "train_batch_size"},
     {"gradient_accumulation", "gradient_accumulation_steps"},
     {"grad_accum_steps", "gradient_accumulation_steps"},
+    {"gradient_checkpointing", "tiers.place.inner_activations"},
+    {"dtype", "bf16.enabled"},
+    {"torch_dtype", "bf16.enabled"},
+    {"mixed_precision", "bf16.enabled"},
     {"max_grad_norm", "gradient_clipping"},
     {"grad_clip", "gradient_clipping"},
     {"clip_grad", "gradient_clipping"},
@@ -187,10 +191,10 @@ static int check_range(const struct place *at, const json_t *value)
     if (configi_in_range(row, json_number_value(value)))
         return 0;
     bool is_above = row->why && json_number_value(value) > 0;
-    return configi_error(at->reader, at->path, "%s is out of range: %s %s%s%s",
-                         configi_show(value, shown), range_text(row, range),
-                         row->unit ? row->unit : "", is_above ? ". " : "",
-                         is_above ? row->why : "");
+    bool has_unit = row->unit && row->unit[0] != '\0';
+    return configi_error(at->reader, at->path, "%s is out of range: %s%s%s%s%s",
+                         configi_show(value, shown), range_text(row, range), has_unit ? " " : "",
+                         has_unit ? row->unit : "", is_above ? ". " : "", is_above ? row->why : "");
 }
 
 /* Returns advice if a text stands in the place of a number or a switch: leave out the quotes, or
@@ -383,16 +387,31 @@ static const char *list_text(const configi_key *row)
     return texts[row->type];
 }
 
+/* Reports that a value stands where an object belongs. If it was probably meant for one key of that
+ * object, the message says how to write it. */
+static int no_object(const configi_reader *reader, const char *path, const json_t *value)
+{
+    static const char *const keys[] = {"enabled", "device", "type", "path"};
+    char shown[CONFIGI_VALUE_BYTES], child[CONFIGI_PATH_BYTES];
+    configi_show(value, shown);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        if ((i == 0 ? json_is_boolean(value) : json_is_string(value)) &&
+            configi_join(child, path, keys[i]) && configi_is_known(child))
+            return configi_error(reader, path, "%s is not an object; write {\"%s\": %s}", shown,
+                                 keys[i], shown);
+    return configi_error(reader, path, "%s is not an object", shown);
+}
+
 /* Checks an entry that may be an object. Its keys have rows of their own. */
 static int check_object_entry(const struct place *at, size_t idx, const json_t *item)
 {
-    char key[32], path[CONFIGI_PATH_BYTES], shown[CONFIGI_VALUE_BYTES];
+    char key[32], path[CONFIGI_PATH_BYTES];
     snprintf(key, sizeof key, "%zu", idx);
     configi_join(path, at->path, key);
     if (json_is_object(item))
         return configi_check(at->reader, path, item);
     if (at->row->type == CONFIGI_OBJECTS)
-        return configi_error(at->reader, path, "%s is not an object", configi_show(item, shown));
+        return no_object(at->reader, path, item);
     return json_is_string(item) ? 0 : wrong_type(at, item, list_text(at->row));
 }
 
@@ -494,9 +513,8 @@ static int check_key(const configi_reader *reader, const char *parent, const cha
 /* Checks the key "type" first: if it is refused, the keys that belong to it are not reported. */
 static int check_object(const configi_reader *reader, const char *path, const json_t *value)
 {
-    char shown[CONFIGI_VALUE_BYTES];
     if (!json_is_object(value))
-        return configi_error(reader, path, "%s is not an object", configi_show(value, shown));
+        return no_object(reader, path, value);
     const json_t *type = json_object_get(value, "type");
     if (type)
         TRY(check_key(reader, path, "type", type));

@@ -103,7 +103,10 @@ static int open_file(tokenizer *self, const char *name)
     if (strlen(name) + sizeof "/tokenizer.json" > sizeof path)
         return err_set(ERR_INPUT, "tokenizer: a path of %zu bytes is too long", strlen(name));
     if (stat(name, &status) != 0)
-        return err_set(ERR_INPUT, "cannot open the tokenizer %s: %s", name, strerror(errno));
+        return err_set(ERR_INPUT,
+                       "cannot open the tokenizer %s: %s; a tokenizer is \"bytes\", or the path of "
+                       "a tokenizer.json, of a tokenizer.model, or of their directory",
+                       name, strerror(errno));
     snprintf(path, sizeof path, "%s", name);
     if (S_ISDIR(status.st_mode)) {
         TRY(tokenizer_beside(name, "tokenizer.json", path));

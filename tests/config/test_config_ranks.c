@@ -45,7 +45,7 @@ static void batches_are_dealt_out(void **state)
     refused(SMALL_WITH("\"gradient_accumulation_steps\": 2,"), "train_batch_size=7", 4,
             "micro-batches of 1, 2 of them in a step need: each rank takes at least one sequence a "
             "step; raise train_batch_size to 8 or start 3 ranks");
-    refused(SMALL_JOB, "train_batch_size=6", 4, "accumulation_steps 1 times 4 ranks");
+    refused(SMALL_JOB, "train_batch_size=6", 4, "batch_size_per_gpu 1 times 4 ranks");
 }
 
 /* On several ranks. */
