@@ -1,7 +1,6 @@
 /* See nearest.h. */
 #include "base/nearest.h"
 
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -47,4 +46,10 @@ void nearest_offer(struct nearest *self, const char *wanted, const char *name)
         return;
     self->distance = distance;
     snprintf(self->name, sizeof self->name, "%s", name);
+}
+
+bool nearest_is_near(const struct nearest *self, const char *wanted)
+{
+    enum { LETTERS_PER_SLIP = 3 };
+    return self->name[0] != '\0' && (uint64_t)self->distance * LETTERS_PER_SLIP <= strlen(wanted);
 }

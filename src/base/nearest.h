@@ -2,6 +2,7 @@
 #ifndef SLUICE_BASE_NEAREST_H
 #define SLUICE_BASE_NEAREST_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* Counts the edits (insert, delete, replace, swap of neighbours) between two names, in any case.
@@ -15,5 +16,8 @@ struct nearest {
     uint32_t distance;
 };
 void nearest_offer(struct nearest *self, const char *wanted, const char *name);
+
+/* True if `wanted` may be a misspelling of the nearest name: at most one edit in three letters. */
+bool nearest_is_near(const struct nearest *self, const char *wanted);
 
 #endif

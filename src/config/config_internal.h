@@ -141,7 +141,7 @@ bool configi_is_name(const char *name);
  * the source tree, then the installation, it is the file <kind>/<name>.json, or else a member of
  * <kind>.json. Last it may be <name>.json in the directory of the file `beside` (NULL: nowhere
  * else). `file`: where it was found. The caller owns *doc. Returns -ENOENT if there is none; then
- * `advice` is a clause with the nearest name and the places. */
+ * `advice` is a clause with the nearest name, if it is near, and the places. */
 int configi_read_named(const char *kind, const char *name, const char *beside,
                        char file[FILE_PATH_BYTES], json_t **doc,
                        char advice[CONFIGI_ADVICE_BYTES]) MUST_CHECK;

@@ -52,11 +52,10 @@ static void drop_remarks(json_t *block, const char *path, char dropped[ERR_TEXT_
 
 /* ---- unknown keys ---- */
 
-/* True if a key was probably meant to be a block of Sluice's own: at most one slip in three
- * letters, and no key of DeepSpeed is nearer. */
+/* True if a key was probably meant to be a block of Sluice's own, and no key of DeepSpeed is
+ * nearer. */
 static bool is_own_misspelt(const char *key)
 {
-    enum { LETTERS_PER_SLIP = 3 };
     struct nearest own = {0}, deepspeed = {0};
     const configi_key *row;
     for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++) {
@@ -64,8 +63,7 @@ static bool is_own_misspelt(const char *key)
         snprintf(name, sizeof name, "%.*s", (int)strcspn(row->path, "."), row->path);
         nearest_offer(configi_key_is_own(row) ? &own : &deepspeed, key, name);
     }
-    return own.distance <= deepspeed.distance &&
-           (uint64_t)own.distance * LETTERS_PER_SLIP <= strlen(key);
+    return own.distance <= deepspeed.distance && nearest_is_near(&own, key);
 }
 
 /* Removes unknown keys from a block ("": the document). */

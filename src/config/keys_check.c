@@ -123,15 +123,12 @@ static const char *usual_path(const char *key)
 void configi_advise_among(const struct nearest *nearest, const char *parent, const char *key,
                           char advice[CONFIGI_ADVICE_BYTES])
 {
-    /* more than one edit in this many letters is not a misspelling */
-    enum { LETTERS_PER_SLIP = 3 };
     char elsewhere[CONFIGI_PATH_BYTES];
     const char *usual = usual_path(key);
     known_elsewhere(key, elsewhere);
-    bool is_far = (uint64_t)nearest->distance * LETTERS_PER_SLIP > strlen(key);
     if (usual)
         snprintf(advice, CONFIGI_ADVICE_BYTES, "here it is called %s", usual);
-    else if (is_far && elsewhere[0] != '\0')
+    else if (!nearest_is_near(nearest, key) && elsewhere[0] != '\0')
         snprintf(advice, CONFIGI_ADVICE_BYTES, "it belongs at %s", elsewhere);
     else if (nearest->name[0] == '\0')
         snprintf(advice, CONFIGI_ADVICE_BYTES, "%s holds no keys", parent);

@@ -98,12 +98,13 @@ int configi_read_named(const char *kind, const char *name, const char *beside,
     /* the machine that built a package has other folders than the one that runs it */
     const char *source =
         access(SLUICE_SOURCE_CONFIG_DIR, F_OK) == 0 ? SLUICE_SOURCE_CONFIG_DIR : "";
+    bool is_near = nearest_is_near(&nearest, name);
     if (rc == -ENOENT)
         snprintf(advice, CONFIGI_ADVICE_BYTES,
                  "%s%s%sthey are files %s/NAME.json or members of %s.json in $SLUICE_CONFIG_DIR%s"
                  "%.200s or %.200s%s",
-                 nearest.name[0] ? "the nearest is \"" : "", nearest.name,
-                 nearest.name[0] ? "\"; " : "", kind, kind, source[0] ? ", " : "", source,
-                 installed, beside ? ", or files NAME.json beside the job file" : "");
+                 is_near ? "the nearest is \"" : "", is_near ? nearest.name : "",
+                 is_near ? "\"; " : "", kind, kind, source[0] ? ", " : "", source, installed,
+                 beside ? ", or files NAME.json beside the job file" : "");
     return rc;
 }

@@ -312,7 +312,7 @@ static void keys_beside_a_preset(void **state)
     static char log[TEST_LOG_BYTES];
     job *self;
     assert_error(read_text(SMALL_JOB, "model.preset=nonexistent", &self), ERR_CONFIG,
-                 "there is no preset \"nonexistent\"; the nearest is ");
+                 "there is no preset \"nonexistent\"; they are files models/NAME.json");
     read_logged(SMALL_JOB, "model.preset=gpt2-124m", log);
     assert_non_null(strstr(log, "model.preset \"gpt2-124m\" is overridden by the job's own keys"));
     assert_non_null(strstr(log, "model.num_layers 2 instead of 12"));
