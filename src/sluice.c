@@ -253,18 +253,12 @@ static int open_session(sluice_run *self, void *argument)
     return rc < 0 ? api_inputs_fini(&self->inputs, rc) : rc;
 }
 
-/* The text of sluice_set_failure, or NULL. */
-static const char *name_failure(const sluice_run *self)
-{
-    return self->failure[0] ? self->failure : NULL;
-}
-
 static int close_session(sluice_run *self, void *argument)
 {
     (void)argument;
     train_session *session = self->session;
     self->session = NULL;
-    return api_inputs_fini(&self->inputs, train_close(session, name_failure(self)));
+    return api_inputs_fini(&self->inputs, train_close(session));
 }
 
 int api_make_step(sluice_run *self, void *argument)
@@ -390,8 +384,10 @@ int sluice_close(sluice_run *run)
 {
     if (!run)
         return SLUICE_DONE;
-    const char *failure = name_failure(run);
-    if (run->is_open && api_give_up(run, failure ? failure : "the run was closed") < 0)
+    bool has_failed = run->failure[0] != '\0';
+    if (has_failed)
+        comm_note_failure(run->inputs.ranks, run->failure);
+    if (run->is_open && api_give_up(run, has_failed ? run->failure : "the run was closed") < 0)
         (void)err_text(); /* a run that cannot go on says so when it is closed */
     int rc = api_call(run, close_session, NULL);
     err_record first;

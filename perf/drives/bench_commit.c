@@ -106,7 +106,7 @@ static void bench(void)
            (double)plan->commit_bytes * 1e-6, time.median, time.lowest, time.highest, limit.median);
     bench_report("commit of state in memory", (double)plan->commit_bytes * 1e-9, "GB/s", &time,
                  &limit);
-    bench_require(train_close(session, NULL));
+    bench_require(train_close(session));
     job_destroy(asked);
     mem_free(drive);
     mem_free(plan);

@@ -67,7 +67,7 @@ static void side_train(const char *path, const char *machine_path)
         bench_require(train_step(session, &progress));
         answer(start, progress.loss);
     }
-    bench_require(train_close(session, NULL));
+    bench_require(train_close(session));
     job_destroy(asked);
 }
 

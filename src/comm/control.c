@@ -496,6 +496,17 @@ const char *commi_meeting_advice(const char *what)
     return has_failed ? "" : ": all ranks must make the same calls";
 }
 
+void comm_note_failure(comm *self, const char *failure)
+{
+    if (!self || is_alone(self))
+        return;
+    commi_control *control = self->control;
+    pthread_mutex_lock(&self->mutex);
+    snprintf(control->failed_end, sizeof control->failed_end, "%s%s", failed_end, failure);
+    control->progress_ns = commi_now_ns();
+    pthread_mutex_unlock(&self->mutex);
+}
+
 static int meet(comm *self, enum commi_call_kind kind, const char *what)
 {
     comm_note(self, what);
@@ -507,18 +518,21 @@ int comm_meet(comm *self, const char *what)
     return is_alone(self) ? comm_check(self) : meet(self, COMMI_MEET, what);
 }
 
-int comm_end(comm *self, const char *failure)
+int comm_end(comm *self)
 {
     if (is_alone(self))
         return comm_check(self);
-    pthread_mutex_lock(&self->mutex);
-    self->control->ends_in_failure = failure != NULL;
-    pthread_mutex_unlock(&self->mutex);
-    if (!failure)
-        return meet(self, COMMI_END, "the end of its run");
     char what[COMM_LABEL_BYTES];
-    snprintf(what, sizeof what, "%s%s", failed_end, failure);
-    return meet(self, COMMI_END, what);
+    pthread_mutex_lock(&self->mutex);
+    bool has_failed = self->control->failed_end[0] != '\0';
+    snprintf(what, sizeof what, "%s",
+             has_failed ? self->control->failed_end : "the end of its run");
+    pthread_mutex_unlock(&self->mutex);
+    int rc = meet(self, COMMI_END, what);
+    pthread_mutex_lock(&self->mutex);
+    self->control->failed_end[0] = '\0';
+    pthread_mutex_unlock(&self->mutex);
+    return rc;
 }
 
 struct verdict {

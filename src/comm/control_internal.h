@@ -109,22 +109,22 @@ struct commi_control {
     uint64_t number;                      /* calls so far; used by the caller */
     int wake_fd;                          /* eventfd: makes the thread look again */
     int abort_fd;                         /* eventfd: readable once the job has failed */
-    uint64_t progress;                    /* hub: as in a link, for this process; the thread's */
-    int64_t progress_ns;
+    uint64_t progress;                    /* as in a link, for this process; the thread's */
     bool has_reported; /* the thread has called comm_join_config.report; under comm.mutex */
     pthread_t thread;
     /* Under comm.mutex, like comm.failure: */
     char label[COMM_LABEL_BYTES];
-    bool is_own;                  /* the failure is this rank's, and the hub has not confirmed it */
+    bool is_own; /* the failure is this rank's, and the hub has not confirmed it */
+    char failed_end[COMM_LABEL_BYTES]; /* from comm_note_failure to the end of comm_end; "": none */
     char refusal[ERR_TEXT_BYTES]; /* the last refusal of another rank in comm_agree; "": none */
     uint32_t reporter;
     int64_t failed_ns;
+    int64_t progress_ns;  /* as in a link, for this process */
     commi_call_head call; /* the call that this rank's caller is in */
     int64_t call_since_ns;
     int64_t call_said_ns; /* when the hub was last told that it takes long */
     bool is_calling;
-    bool ends_in_failure; /* the call is comm_end, with a failure */
-    bool has_missing;     /* the hub is to be told who is missing; one message at a time */
+    bool has_missing; /* the hub is to be told who is missing; one message at a time */
     uint32_t missing_rank;
     uint64_t missing_number;
     char missing_what[COMM_LABEL_BYTES];

@@ -253,16 +253,16 @@ static void check_meeting(commi_control *self, int64_t now_ns)
     record_meeting(self, come, label, event);
 }
 
-/* This rank waits in comm_end after a failure of its program. Mutex held. */
+/* This rank goes to its end after a failure of its program. It may wait in comm_end, or in a
+ * collective of an evaluation that it gives up. Mutex held. */
 static void check_own_end(commi_control *self, int64_t now_ns)
 {
     int64_t exit_ns = atomic_load(&self->owner->exit_ns);
     char event[COMM_LABEL_BYTES];
-    if (!self->is_calling || self->call.kind != COMMI_END || !self->ends_in_failure ||
-        now_ns - self->call_since_ns <= exit_ns)
+    if (self->failed_end[0] == '\0' || !own_waits(self) || now_ns - self->progress_ns <= exit_ns)
         return;
     snprintf(event, sizeof event, "the others go on %.1f s later", (double)exit_ns * 1e-9);
-    record_meeting(self, self->owner->rank, self->label, event);
+    record_meeting(self, self->owner->rank, self->failed_end, event);
 }
 
 /* ---- frames in ---- */
@@ -439,8 +439,7 @@ static void check_call(commi_control *self, int64_t now_ns)
 static void check_waiting(commi_control *self, int64_t now_ns)
 {
     pthread_mutex_lock(&self->owner->mutex);
-    if (is_hub(self))
-        note_progress(progress_count(), now_ns, &self->progress, &self->progress_ns);
+    note_progress(progress_count(), now_ns, &self->progress, &self->progress_ns);
     if (self->owner->failure.code == 0) {
         check_call(self, now_ns);
         check_own_end(self, now_ns);

@@ -90,9 +90,9 @@ int ranks_meet(const struct ranks *self, const char *what)
     return self->world > 1 ? comm_meet(self->comm, what) : 0;
 }
 
-int ranks_end(const struct ranks *self, const char *failure)
+int ranks_end(const struct ranks *self)
 {
-    return self->world > 1 ? comm_end(self->comm, failure) : 0;
+    return self->world > 1 ? comm_end(self->comm) : 0;
 }
 
 int ranks_from_rank0(const struct ranks *self, const char *what, void *data, uint64_t bytes)

@@ -32,8 +32,8 @@ int ranks_agree(const struct ranks *self, const char *what, int code) MUST_CHECK
  * collective. */
 void ranks_fail_all(const struct ranks *self, int code);
 int ranks_barrier(const struct ranks *self, const char *what) MUST_CHECK;
-int ranks_meet(const struct ranks *self, const char *what) MUST_CHECK;   /* comm_meet */
-int ranks_end(const struct ranks *self, const char *failure) MUST_CHECK; /* comm_end */
+int ranks_meet(const struct ranks *self, const char *what) MUST_CHECK; /* comm_meet */
+int ranks_end(const struct ranks *self) MUST_CHECK;                    /* comm_end */
 /* data: [bytes] rank 0's bytes go to all. */
 int ranks_from_rank0(const struct ranks *self, const char *what, void *data,
                      uint64_t bytes) MUST_CHECK;

@@ -63,8 +63,11 @@ static int run_pass(struct engine *self, const program *prog, enum phase phase, 
     if (rc <= 0)
         return rc;
     bool trains = prog->kind != PROGRAM_EVAL;
-    if (trains && (setup->ranks.world > 1 || setup->plan.update == UPDATE_IN_BACKWARD))
+    if (trains && (setup->ranks.world > 1 || setup->plan.update == UPDATE_IN_BACKWARD)) {
+        /* at once: collectives that are under way would wait for the other ranks */
+        ranks_fail_all(&setup->ranks, -ECANCELED);
         return -ECANCELED;
+    }
     self->step.is_given_up = true;
     return 0;
 }

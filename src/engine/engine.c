@@ -457,6 +457,8 @@ int engine_run(struct engine *self, enum program_kind kind, uint64_t step, run_t
     }
     if (run)
         *run = totals;
+    if (rc == 0 && self->setup->ranks.world > 1) /* else the last wait for a rank is noted still */
+        rc = comm_watch(self->setup->ranks.comm);
     if (kind == PROGRAM_INIT) {
         model_packer_destroy(self->packer);
         self->packer = NULL;

@@ -432,13 +432,13 @@ void train_get_summary(const train_session *self, struct train_summary *summary,
     setup_summarize(self->loop->run.setup, plan);
 }
 
-int train_close(train_session *self, const char *failure)
+int train_close(train_session *self)
 {
     if (!self)
         return 0;
     int rc = check_usable(self);
     if (rc == 0)
-        rc = note(self, ranks_end(&self->loop->run.ranks, failure));
+        rc = note(self, ranks_end(&self->loop->run.ranks));
     if (!loop_is_kept(self->loop))
         rc = end_without_state(self->loop, rc);
     else if (rc == 0)

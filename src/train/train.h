@@ -160,8 +160,7 @@ int train_export(train_session *self, const struct hf_export_options *options,
 void train_get_summary(const train_session *self, struct train_summary *summary,
                        struct setup_summary *plan);
 /* Commits the last step if that is not done, and frees the session. After a failed step it only
- * frees, and returns that step's error. `failure`: of the program, for comm_end, or NULL. A NULL
- * session is allowed. */
-int train_close(train_session *self, const char *failure) MUST_CHECK;
+ * frees, and returns that step's error. A NULL session is allowed. */
+int train_close(train_session *self) MUST_CHECK;
 
 #endif

@@ -411,7 +411,9 @@ static int fail_together(comm *self, void *user)
     char why[32];
     (void)user;
     snprintf(why, sizeof why, "error %u", comm_get_rank(self));
-    return comm_end(self, comm_get_rank(self) == 0 ? NULL : why);
+    if (comm_get_rank(self) > 0)
+        comm_note_failure(self, why);
+    return comm_end(self);
 }
 
 static void ranks_that_fail_together_end_in_order(void **state)
@@ -425,6 +427,7 @@ static void ranks_that_fail_together_end_in_order(void **state)
 struct early {
     uint32_t rank;       /* that ends */
     const char *failure; /* of its program */
+    bool is_on_its_way;  /* it waits in a collective before its end */
     bool is_idle;        /* the others wait for nobody; else they are in a collective */
 };
 
@@ -432,10 +435,13 @@ static int end_early(comm *self, void *user)
 {
     const struct early *early = user;
     TRY(comm_barrier(self, "before"));
-    if (comm_get_rank(self) == early->rank)
-        return comm_end(self, early->failure);
+    bool is_early = comm_get_rank(self) == early->rank;
+    if (is_early && early->failure)
+        comm_note_failure(self, early->failure);
+    if (is_early && !early->is_on_its_way)
+        return comm_end(self);
     comm_note(self, "step 8, all-gather of block.3");
-    atomic_store(&self->waits, !early->is_idle);
+    atomic_store(&self->waits, is_early || !early->is_idle);
     return await_failure(self);
 }
 
@@ -460,8 +466,11 @@ static void a_rank_that_ends_before_the_others_is_named(void **state)
 static void a_program_that_fails_does_not_wait(void **state)
 {
     (void)state;
-    for (uint32_t rank = 0; rank < 2; rank++) {
-        struct early early = {.rank = rank, .failure = "ValueError: bad batch", .is_idle = true};
+    for (uint32_t rank = 0; rank < 4; rank++) {
+        struct early early = {.rank = rank / 2,
+                              .failure = "ValueError: bad batch",
+                              .is_on_its_way = rank % 2,
+                              .is_idle = true};
         comm_fixture fixture = {.world = 3, .exit_seconds = 1.0};
         comm_fixture_run(&fixture, end_early, &early);
         expect_failure(&fixture, 99, "ValueError: bad batch, and the others go on", "rank");
@@ -493,7 +502,7 @@ static void a_rank_that_commits_alone_is_named(void **state)
 static int end_for_a_call(comm *self, void *user)
 {
     const struct early *early = user;
-    return comm_get_rank(self) == early->rank ? comm_end(self, NULL) : comm_barrier(self, "losses");
+    return comm_get_rank(self) == early->rank ? comm_end(self) : comm_barrier(self, "losses");
 }
 
 static void a_rank_that_ends_in_place_of_a_call_is_named(void **state)
