@@ -202,6 +202,16 @@ static int read_uses(const struct part *part, const char *key, uint32_t count,
     return 0;
 }
 
+static int read_seconds(const struct part *pass, const char *key, double *out)
+{
+    const struct part part = part_of(pass, key);
+    if (!is_absent(&part) && !(json_is_number(part.value) && json_number_value(part.value) >= 0 &&
+                               json_number_value(part.value) < 1e9))
+        return refuse(&part, "a number of seconds, at least 0 and below 1e9");
+    *out = json_number_value(part.value);
+    return 0;
+}
+
 static int read_pass(const struct part *stage, const char *key, const module_spec *spec,
                      const module_stage *of, module_pass *out)
 {
@@ -211,13 +221,9 @@ static int read_pass(const struct part *stage, const char *key, const module_spe
     if (is_absent(&part))
         return 0;
     out->is_computed = true;
-    TRY(check_keys(&part, is_backward ? "seconds|reads|adds" : "seconds|reads"));
-    const struct part seconds = part_of(&part, "seconds");
-    if (!is_absent(&seconds) &&
-        !(json_is_number(seconds.value) && json_number_value(seconds.value) >= 0 &&
-          json_number_value(seconds.value) < 1e9))
-        return refuse(&seconds, "a number of seconds, at least 0 and below 1e9");
-    out->seconds = json_number_value(seconds.value);
+    TRY(check_keys(&part, is_backward ? "seconds|copy_seconds|reads|adds" : "seconds|reads"));
+    TRY(read_seconds(&part, "seconds", &out->seconds));
+    TRY(read_seconds(&part, "copy_seconds", &out->copy_seconds));
     TRY(read_uses(&part, "reads", of->unit_count, reads, out->uses));
     for (uint32_t i = 0; i < of->unit_count && is_backward; i++)
         adds[i] = !spec->units[of->units[i]].is_frozen;

@@ -56,8 +56,10 @@ static int describe_unit(model *self, uint32_t idx, const module_unit *from)
 
 static void describe_pass(const module_stage *from, const module_pass *of, struct pass *pass)
 {
-    *pass = (struct pass){
-        .unit_count = from->unit_count, .seconds = of->seconds, .temp_bytes = ORDER_BYTES};
+    *pass = (struct pass){.unit_count = from->unit_count,
+                          .seconds = of->seconds,
+                          .copy_seconds = of->copy_seconds,
+                          .temp_bytes = ORDER_BYTES};
     for (uint32_t i = 0; i < from->unit_count; i++) {
         pass->units[i] = from->units[i];
         pass->reads_params[i] = of->uses[i];

@@ -112,6 +112,8 @@ static uint32_t begin_op(plani_builder *b, const struct plani_pass_run *run, uin
         add_read_back(b, item);
     item->demand.device_flops = run->pass->flops;
     item->demand.device_seconds = run->pass->seconds;
+    if (run->lent.size_bytes > 0)
+        item->demand.device_seconds -= fmin(run->pass->copy_seconds, run->pass->seconds);
     uint64_t memory_bytes = run->pass->dram_bytes;
     if (run->phase == PHASE_BACKWARD && !run->stage->is_cut && plani_keeps_saved(b->job, run->s)) {
         const struct stage *of = run->stage;

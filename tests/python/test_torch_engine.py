@@ -18,7 +18,7 @@ import launchers
 import sluice
 import sluice.torch
 import torch_models as models
-from sluice.torch import _recording
+from sluice.torch import _recording, _turns
 from simulated_core import open_simulated
 from torch_models import Images, Language, Translation
 
@@ -108,6 +108,23 @@ class Losses(Engines):
             for name, value in engine.state_dict().items():
                 self.assertTrue(torch.equal(value, wanted[name]), name)
             engine.close()
+
+    def test_lent_gradients_give_the_bits_of_sums(self):
+        """Updates in the backward read gradients where torch has them, the root's too."""
+        data, found = models.batches(Language, 4), []
+        for update, units in (("in_backward", 4), ("after_backward", 0)):
+            with unittest.mock.patch.object(
+                _turns.Lending, "lend", autospec=True, side_effect=_turns.Lending.lend
+            ) as lend:
+                engine = self.engine(models.make(Language), config={"schedule": {"update": update}})
+                found.append((models.engine_losses(engine, data), engine.state_dict()))
+                self.assertEqual(lend.call_count, units * len(data))
+                self.assertEqual(engine._turns.lending._held, [])
+                engine.close()
+        (losses, state), (summed_losses, summed) = found
+        self.assertEqual(losses, summed_losses)
+        for name, value in state.items():
+            self.assertTrue(torch.equal(value, summed[name]), name)
 
     def test_checkpoints(self):
         self.check(Language, checkpoints=True)

@@ -362,6 +362,7 @@ class Engine(Closing):
         self._micro_batch = 0
         try:
             made = self._core.module_end()
+            self._turns.lending.end()
         except BaseException as error:
             self._fail(error)
             raise
@@ -381,7 +382,9 @@ class Engine(Closing):
         self._holding_is_over()
         for slot in self._root.slots:
             slot.parameter.grad = None
-        if not self._core.module_abort("the program skipped the step"):
+        goes_on = self._core.module_abort("the program skipped the step")
+        self._turns.lending.end()
+        if not goes_on:
             self._failure = WrongJob(
                 "a step was skipped, and this run cannot go on after that: a new Engine with the "
                 "same run_dir goes on from the last commit"
@@ -421,6 +424,8 @@ class Engine(Closing):
             if self._turns is not None:
                 self._turns.forget_turn()
             self._failure = give_up(self._core, error)
+            if self._turns is not None:
+                self._turns.lending.end()
 
     def _holding_is_over(self) -> None:
         for holder in self._holders[1:]:
@@ -443,12 +448,13 @@ class Engine(Closing):
                     raise
                 self._excluded.add(error.holder.name)
             self._prepare()
-        is_slow = sum(self._recorder.seconds.values()) > _SLOW_SECONDS
+        is_slow = self._recorder.total_seconds() > _SLOW_SECONDS
         again: List[Seconds] = []
         spent = 0.0
         while not is_slow and len(again) < _REPEATS and spent < _REPEAT_SECONDS:
-            again.append(self._record_once(args, kwargs, False).seconds)
-            spent += sum(again[-1].values())
+            recorder = self._record_once(args, kwargs, False)
+            again.append(recorder.seconds)
+            spent += recorder.total_seconds()
         for key in self._recorder.seconds if again else ():
             self._recorder.seconds[key] = median_low(times.get(key, 0.0) for times in again)
         return_free_memory()
@@ -478,7 +484,10 @@ class Engine(Closing):
         order = self._recorder.order
         name = type(self.module).__name__
         job = {**self._job, **dtype_blocks(self._job, self._dtype, self._device)}
-        job["model"] = {"module": describe(self._holders, order, self._recorder.seconds, name)}
+        module = describe(self._holders, order, self._recorder.seconds, name)
+        # on the CPU, updates in the backward read gradients where torch has them (sluice.h)
+        module["lends_grads"] = self._device.type == "cpu" and not self._recorder.rounds_sums
+        job["model"] = {"module": module}
         stages = list_stages(self._holders, order)
         units = {unit.index: unit for holder in self._holders for unit in holder.units}
 

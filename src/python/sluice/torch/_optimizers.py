@@ -372,6 +372,7 @@ class _Optimizer(torch.optim.Optimizer):
         use = Use(*self._core.module_wait())
         assert use.pass_ == BACKWARD and use.units == (unit.index,)
         if use.lends:
+            self._lending.begin()
             with torch.no_grad():
                 self._lending.lend(self._core, unit)
             for slot in unit.slots if self._overlap else ():

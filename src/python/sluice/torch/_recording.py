@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Set, Tuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -154,6 +154,9 @@ class Recorder:
         self.order: List[Holder] = []
         self.backward: List[Holder] = []
         self.seconds: Seconds = {}
+        self._with_gradient: Set[int] = set()  # by id(slot)
+        #: Torch would add up several gradients of a parameter in 16 bits, where the run has fp32.
+        self.rounds_sums = False
 
     # ---- what the module's hooks call ----
 
@@ -191,8 +194,19 @@ class Recorder:
         self._take(holder)
 
     def gradient(self, slot: Slot, is_root: bool) -> None:
-        if not is_root:  # the root's are handed over at the end
+        if is_root:  # handed over at the end
+            return
+        self.rounds_sums |= id(slot) in self._with_gradient and slot.parameter.itemsize < 4
+        self._with_gradient.add(id(slot))
+        self._copy_gradients(self._held, [slot])
+
+    def _copy_gradients(self, holder: Optional[Holder], slots: List[Slot]) -> None:
+        begin = time.perf_counter()
+        for slot in slots:
             self._copies.gradient(slot)
+        if holder is not None:
+            key = (holder.name, "copies")
+            self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - begin
 
     # ---- units ----
 
@@ -216,6 +230,10 @@ class Recorder:
         self._held = None
 
     # ---- the whole ----
+
+    def total_seconds(self) -> float:
+        """Copies are a part of their backward."""
+        return sum(took for (_, what), took in self.seconds.items() if what != "copies")
 
     def run(
         self, call: Callable[[], Any], root: Holder, others: List[Holder], checks: bool
@@ -241,8 +259,7 @@ class Recorder:
                 loss.backward()
             self._begin(root, "backward")
             self._since = time.perf_counter()
-            for slot in root.slots:
-                self._copies.gradient(slot)
+            self._copy_gradients(root, root.slots)
             self._begin(None, "")
         finally:
             self._release()

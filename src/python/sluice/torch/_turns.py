@@ -12,7 +12,7 @@ begin, then wait and done for each, then end. A turn lasts until the next one be
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -58,6 +58,7 @@ class Turns:
         self.root = root  # the first stage's; None: the root has no parameters
         self.holding = holding
         self.device = device
+        self.lending = Lending()
         self._dtype = next(s.parameter.dtype for h in stages for s in h.slots)
         self._use: Optional[Use] = None
         self._numbers = {id(holder): i for i, holder in enumerate(stages)}
@@ -172,10 +173,14 @@ class Lending:
     def __init__(self) -> None:
         self._held: List[List[Optional[torch.Tensor]]] = []
 
+    def begin(self) -> None:
+        """The turn of a unit that lends has begun."""
+        del self._held[:-1]
+
     def lend(self, core: Any, unit: Unit) -> None:
         """Hands over the gradients of the unit whose turn it is."""
         grads = [_readable(slot) for slot in unit.slots]
-        self._held = [*self._held[-1:], grads]
+        self._held.append(grads)
         core.module_lend([0 if g is None else g.data_ptr() for g in grads])
 
     def end(self) -> None:
@@ -198,6 +203,24 @@ def _readable(slot: Slot) -> Optional[torch.Tensor]:
     return torch.empty(slot.shape, dtype=values.dtype, device=values.device).copy_(grad)
 
 
+class LentGradients:
+    """One unit's gradients, which stay where torch has them. It stands in place of sums
+    (Gradients): torch itself adds up what comes to a parameter."""
+
+    def __init__(self, unit: Unit, turns: Turns) -> None:
+        self._unit = unit
+        self._turns = turns
+        turns.lending.begin()
+
+    def add(self, slot: Slot) -> None:
+        """The gradient stays at its parameter until the turn ends."""
+
+    def close(self) -> None:
+        self._turns.lending.lend(self._turns.core, self._unit)
+        for slot in self._unit.slots:
+            slot.parameter.grad = None
+
+
 class Training:
     """One micro-batch, from its forward to the end of its backward."""
 
@@ -207,7 +230,8 @@ class Training:
         self._next = 0  # the stage whose turn comes
         self._is_forward = True
         self._is_in_backward = False
-        self._gradients: Dict[int, Gradients] = {}  # of the turn, by the unit's index
+        # of the turn, by the unit's index
+        self._gradients: Dict[int, Union[Gradients, LentGradients]] = {}
         self._held: Optional[Holder] = None
         self._is_reached = False  # by the backward
         self.loss: Optional[float] = None
@@ -304,6 +328,8 @@ class Training:
             if address:
                 sums = self._turns.over(address, elems, torch.float32)
                 self._gradients[unit.index] = Gradients(unit, sums, fresh)
+        if use.lends:
+            self._gradients[use.units[0]] = LentGradients(holder.units[0], self._turns)
 
     def _close_gradients(self) -> None:
         for gradients in self._gradients.values():

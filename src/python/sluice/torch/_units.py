@@ -257,7 +257,8 @@ def describe(
     holders: List[Holder], order: List[Holder], seconds: Seconds, name: str
 ) -> Dict[str, Any]:
     """The job's model.module. `order`: the holders but the root, as the forward calls them.
-    `seconds`: of the calls, by the holder's name and "forward" or "backward".
+    `seconds`: of the calls, by the holder's name and "forward" or "backward"; "copies": the part of
+    a backward in which gradients are copied.
 
     The first stage is the root's: its params are there from the begin of the forward, and its
     gradients at the end of the backward. The last one uses nothing. It stands for what is computed
@@ -281,7 +282,10 @@ def describe(
                 "name": holder.name or "root",
                 "units": [unit.index for unit in holder.units],
                 "forward": {"seconds": seconds.get((holder.name, "forward"), 0.0)},
-                "backward": {"seconds": seconds.get((holder.name, "backward"), 0.0)}
+                "backward": {
+                    "seconds": seconds.get((holder.name, "backward"), 0.0),
+                    "copy_seconds": seconds.get((holder.name, "copies"), 0.0),
+                }
                 if goes_back
                 else None,
             }
