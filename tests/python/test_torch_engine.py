@@ -3,7 +3,6 @@
 import copy
 import gc
 import os
-import subprocess
 import tempfile
 import unittest
 import unittest.mock
@@ -14,7 +13,6 @@ try:
 except ImportError:
     raise unittest.SkipTest("this Python has no torch") from None
 
-import launchers
 import sluice
 import sluice.torch
 import torch_models as models
@@ -371,66 +369,6 @@ class Placements(Engines):
         with self.assertRaises(sluice.NoFit):
             engine(models.batches(Language)[0])
         self.assertFalse(os.path.exists(os.path.join(self.directory, "run1", "state", "manifest-0")))
-
-
-RANKED = """
-import os, sys
-sys.path.insert(0, {tests!r})
-import torch, sluice, sluice.torch, torch_models as models
-torch.set_num_threads(1)
-engine = sluice.torch.Engine(models.make(models.Language, dropout=0.0), device="32MiB", host="32MiB",
-                             nvme=[{drive!r}], run_dir={run!r}, optimizer=sluice.AdamW(lr=1e-3),
-                             config={{"zero_optimization": {{"stage": 2}}}})
-data = models.batches(models.Language, 8)
-engine.prepare(data[0])
-assert engine.info().world_size == 2
-rank = engine.info().rank
-dies = rank == 1 and os.environ.get("DIES", "never") == os.environ.get("TORCHELASTIC_RESTART_COUNT")
-for batch in data[2 * engine.info().step + rank :: 2]:
-    loss = engine(batch)
-    engine.backward(loss)
-    step = engine.step().step
-    sys.stdout.write(f"loss {{rank}} {{step}} {{loss.item().hex()}}\\n")  # one write
-    if step == 2:
-        engine.commit()
-        if dies:
-            os._exit(3)
-engine.close()
-"""
-
-
-class Ranks(Engines):
-    """torchrun and mpirun give the same ranks the same losses."""
-
-    def run_ranks(self, name, launcher, **environment):
-        path = os.path.join(self.directory, "ranked.py")
-        with open(path, "w") as file:
-            file.write(RANKED.format(
-                tests=os.path.dirname(os.path.abspath(__file__)),
-                drive=os.path.join(self.directory, "drive"), run=os.path.join(self.directory, name),
-            ))
-        made = subprocess.run([*launcher, path], capture_output=True, text=True, timeout=240,
-                              env={**launchers.environment(launcher), **environment})
-        self.assertEqual(made.returncode, 0, made.stderr)
-        lines = [line for line in made.stdout.splitlines() if line.startswith("loss")]
-        return {tuple(line.split()[1:3]): line.split()[3] for line in lines}
-
-    def test_torchrun_gives_the_losses_of_mpirun(self):
-        by_torchrun = self.run_ranks("torchrun", launchers.TORCHRUN)
-        self.assertEqual(len(by_torchrun), 8)
-        # the ranks meet a second time, with the same store
-        again = self.run_ranks("restarted", [*launchers.TORCHRUN, "--max-restarts=1"], DIES="0")
-        self.assertEqual(again, by_torchrun)
-        model, data = models.make(Language, dropout=0.0), models.batches(Language, 8)
-        order = [data[step * 2 + rank] for step in range(4) for rank in range(2)]
-        plain, _ = models.plain_losses(model, order, accumulation=2)
-        found = [float.fromhex(by_torchrun[str(rank), str(step + 1)])
-                 for step in range(4) for rank in range(2)]
-        self.assert_near(found, plain)
-        if not launchers.has_mpirun():
-            self.skipTest("there is no mpirun to compare with")
-        by_mpirun = self.run_ranks("mpirun", launchers.MPIRUN)
-        self.assertEqual(by_mpirun, by_torchrun)
 
 
 class OverTheStandIn(Engines):

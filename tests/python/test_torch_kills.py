@@ -17,13 +17,14 @@ try:
 except ImportError:
     raise unittest.SkipTest("this Python has no torch") from None
 
+import programs
+
 KILLS, SEED = 1, None
 STEPS = 24
 
 #: What both programs begin with: what they print is one write, so that a kill leaves whole lines.
 BEGIN = """
-import os, sys
-sys.path.insert(0, {tests!r})
+import os
 import torch, sluice, sluice.torch, torch_models as models
 torch.set_num_threads(1)
 
@@ -75,34 +76,40 @@ class Kills(unittest.TestCase):
         print(f"seed {seed}", file=sys.stderr)
 
     def start(self, program, run):
+        """Returns the program and what it prints."""
         text = program.format(
-            tests=os.path.dirname(os.path.abspath(__file__)), steps=STEPS,
+            steps=STEPS,
             drive=os.path.join(self.directory, "drive"), run=os.path.join(self.directory, run),
         )
-        with open(self.errors, "w") as errors:
-            return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=errors, text=True)
+        reader, writer = os.pipe()
+        try:
+            with open(self.errors, "w") as errors:
+                return programs.Program(text, writer, errors.fileno()), open(reader)
+        finally:
+            os.close(writer)
 
     def run_until(self, program, run, kill_at):
         """Kills the process soon after it has printed kill_at losses; None: lets it end. Returns
         the losses that it printed, by step, and fails if it began before its last commit."""
-        process = self.start(program, run)
+        process, printed = self.start(program, run)
         losses, count = {}, 0
-        for line in process.stdout:
-            if line.startswith("begins"):
-                begins = int(line.split()[1])
-                self.assertGreaterEqual(begins, self.done // 3 * 3 - 3)
-                self.assertLessEqual(begins, self.done + 1)
-            if line.startswith("loss"):
-                _, step, bits = line.split()
-                losses[int(step)] = bits
-                count += 1
-            if kill_at is not None and count == kill_at:
-                time.sleep(self.random.random() * self.step_seconds)
-                process.send_signal(signal.SIGKILL)
-                kill_at = None
-        process.communicate()
+        with printed:
+            for line in printed:
+                if line.startswith("begins"):
+                    begins = int(line.split()[1])
+                    self.assertGreaterEqual(begins, self.done // 3 * 3 - 3)
+                    self.assertLessEqual(begins, self.done + 1)
+                if line.startswith("loss"):
+                    _, step, bits = line.split()
+                    losses[int(step)] = bits
+                    count += 1
+                if kill_at is not None and count == kill_at:
+                    time.sleep(self.random.random() * self.step_seconds)
+                    process.kill()
+                    kill_at = None
+        status = process.wait()
         with open(self.errors) as file:
-            status, text = process.returncode, file.read()
+            text = file.read()
         if kill_at is not None or status != -signal.SIGKILL:
             self.assertEqual(status, 0, text)
         self.done = max(losses, default=self.done - 1) + 1

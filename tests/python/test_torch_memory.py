@@ -4,8 +4,6 @@ compute with it, and be forked; all that no tensor needs is given back."""
 import gc
 import itertools
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import unittest
@@ -16,6 +14,7 @@ try:
 except ImportError:
     raise unittest.SkipTest("this Python has no torch") from None
 
+import programs
 import sluice.torch
 import torch_models as models
 from test_torch_optimizers import loss_of, make, train
@@ -70,8 +69,6 @@ def gradients_of(loss, module):
 
 #: It ends while a thread trains.
 ENDS = """
-import sys
-sys.path.insert(0, {tests!r})
 import threading, torch, sluice.torch, test_torch_optimizers as own
 torch.set_num_threads(1)
 module, begun = own.make(), threading.Event()
@@ -250,9 +247,8 @@ class Memory(unittest.TestCase):
     def test_programs_that_end_while_a_thread_trains(self):
         for overlap in (False, True):
             run = os.path.join(self.directory, f"run{overlap}")
-            program = ENDS.format(tests=os.path.dirname(os.path.abspath(__file__)), run=run, overlap=overlap)
-            made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
-            self.assertEqual(made.returncode, 0, made.stderr)
+            status, _, errors = programs.run(ENDS.format(run=run, overlap=overlap))
+            self.assertEqual(status, 0, errors)
             again = self.begun(run_dir=run)[1]
             self.assertGreater(again.state_dict()["sluice"]["step"], 2)
             again.close()

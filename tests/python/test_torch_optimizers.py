@@ -4,18 +4,15 @@ import copy
 import gc
 import hashlib
 import os
-import subprocess
-import sys
 import tempfile
 import unittest
-import unittest.mock
 
 try:
     import torch
 except ImportError:
     raise unittest.SkipTest("this Python has no torch") from None
 
-import launchers
+import programs
 import sluice
 import sluice.torch
 
@@ -55,73 +52,11 @@ def train(module, optimizer, scheduler=None, clip=None, steps=10, first=0):
     return losses
 
 
-RANKED = """
-import os, sys
-sys.path.insert(0, {tests!r})
-import torch, sluice.torch, test_torch_optimizers as own
-
-sluice.torch._optimizers._UNIT_ELEMS = 600
-torch.set_num_threads(1)
-by_mpirun = {{}}  # torch.distributed knows torchrun's ranks by itself
-if "OMPI_COMM_WORLD_RANK" in os.environ:
-    by_mpirun = {{"init_method": "file://" + {directory!r} + "/store", "world_size": 2,
-                 "rank": int(os.environ["OMPI_COMM_WORLD_RANK"])}}
-torch.distributed.init_process_group("gloo", **by_mpirun)
-rank = torch.distributed.get_rank()
-
-def slabs(folder):
-    return [name for _, _, names in os.walk(folder) for name in names]
-
-torch.manual_seed(rank)
-other = torch.nn.Linear(128, 128)  # each rank has a part of its weights
-for again in range(2):  # the run has begun with the values of both, and is refused again
-    try:
-        sluice.torch.AdamW(other.parameters(), host="64MiB", run_dir={directory!r} + "/unequal")
-    except sluice.WrongJob as error:
-        assert "begin with equal parameters" in str(error), error
-        sys.stdout.write(f"refused {{rank}}\\n")
-for dtype in (torch.float32, torch.bfloat16, torch.float16):  # equal on both ranks, and refused by none
-    holes = torch.tensor([float("nan"), 1.5, -0.0] * 200).to(dtype)
-    if dtype == torch.float16:
-        holes.view(torch.int16)[0] = 0x7C01  # a NaN that changes its bits on its way through fp32
-    parameter = torch.nn.Parameter(holes.clone())
-    optimizer = sluice.torch.AdamW([parameter], host="64MiB", weight_decay=0.0)
-    parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    assert torch.equal(parameter.isnan(), holes.isnan()) and torch.equal(parameter[1::3], holes[1::3])
-    optimizer.close()
-    sys.stdout.write(f"accepted {{rank}}\\n")
-images = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # not contiguous
-torch.manual_seed(1)
-for parameter in images.parameters():
-    torch.nn.init.normal_(parameter)
-assert not images.weight.is_contiguous()
-sluice.torch.AdamW(images.parameters(), host="64MiB").close()
-sys.stdout.write(f"accepted {{rank}}\\n")
-drives = {{"driven": {directory!r} + "/drive", "temporary": {directory!r} + f"/host-{{rank}}"}}
-for way in ("wrapped", "overlapped", "driven", "temporary"):
-    module = own.make()
-    called = torch.nn.parallel.DistributedDataParallel(module) if way == "wrapped" else module
-    optimizer = sluice.torch.AdamW(
-        module.parameters(), lr=1e-3, host="64MiB", overlap=way == "overlapped", nvme=drives.get(way),
-        run_dir={directory!r} + "/" + way if way in ("wrapped", "driven") else None)
-    if way == "temporary":  # each rank's slab has no name, also where the other rank cannot see it
-        assert optimizer._core.info().nvme_bytes > 0 and not slabs(drives[way])
-    for step in range(4):
-        optimizer.zero_grad()
-        own.loss_of(called, 2 * step + rank).backward()
-        optimizer.step()
-    sys.stdout.write(f"bits {{way}} {{rank}} {{own.bits(module)}}\\n")  # one write
-    optimizer.close()
-torch.distributed.destroy_process_group()
-"""
-
-
 #: Without drives of its own it needs no slab; with them the slab is gone with the process.
 KILLED = """
-import os, sys
-sys.path.insert(0, {tests!r})
+import os, sys, tempfile
 import sluice.torch, test_torch_optimizers as own
+tempfile.tempdir = {scratch!r}
 for nvme in (None, {drive!r}):
     module = own.make()
     optimizer = sluice.torch.AdamW(module.parameters(), host="64MiB", nvme=nvme)
@@ -138,16 +73,6 @@ os.kill(os.getpid(), 9)
 def bits(module):
     flat = torch.cat([p.detach().flatten() for p in module.parameters()])
     return hashlib.sha256(bytes(flat.view(torch.uint8).tolist())).hexdigest()
-
-
-def train_averaged(module, optimizer, first, steps):
-    """With the gradients that two ranks have together."""
-    parameters = list(module.parameters())
-    for step in range(first, first + steps):
-        one, other = (torch.autograd.grad(loss_of(module, 2 * step + rank), parameters) for rank in (0, 1))
-        for parameter, a, b in zip(parameters, one, other):
-            parameter.grad = (a + b) / 2
-        optimizer.step()
 
 
 class Optimizers(unittest.TestCase):
@@ -297,51 +222,11 @@ class Optimizers(unittest.TestCase):
         self.assertEqual(first + train(module, own, steps=3, first=5), expected)
         own.close()
 
-    def test_two_ranks_of_torchrun_have_the_bits_of_one(self):
-        self.check_two_ranks(launchers.TORCHRUN)
-
-    @unittest.skipUnless(launchers.has_mpirun(), "there is no mpirun")
-    def test_two_ranks_of_mpirun_have_the_bits_of_one(self):
-        self.check_two_ranks(launchers.MPIRUN)
-
-    @unittest.mock.patch("sluice.torch._optimizers._UNIT_ELEMS", 600)  # more than one unit
-    def check_two_ranks(self, launcher):
-        torch.set_num_threads(1)
-        module = make()
-        own = self.optimizer(module.parameters(), lr=1e-3)
-        train_averaged(module, own, 0, 4)
-        expected = bits(module)
-        train_averaged(module, own, 4, 2)
-        path = os.path.join(self.directory, "ranked.py")
-        with open(path, "w") as file:
-            file.write(RANKED.format(
-                tests=os.path.dirname(os.path.abspath(__file__)), directory=self.directory))
-        made = subprocess.run([*launcher, path], capture_output=True, text=True, timeout=240,
-                              env=launchers.environment(launcher))
-        self.assertEqual(made.returncode, 0, made.stderr)
-        self.assertEqual(made.stdout.count("refused"), 4)
-        self.assertEqual(made.stdout.count("accepted"), 8)
-        found = sorted(line.split()[1:] for line in made.stdout.splitlines() if line.startswith("bits"))
-        self.assertEqual(found, [[way, rank, expected] for way in ("driven", "overlapped", "temporary", "wrapped")
-                                 for rank in ("0", "1")])
-        own.close()
-        for way in ("driven", "wrapped"):  # one process goes on where the ranks ended
-            again = make()
-            own = self.optimizer(
-                again.parameters(), lr=1e-3, run_dir=os.path.join(self.directory, way),
-                nvme=os.path.join(self.directory, "drive") if way == "driven" else None)
-            self.assertEqual(bits(again), expected)
-            train_averaged(again, own, 4, 2)
-            self.assertEqual(bits(again), bits(module))
-            own.close()
-
     def test_without_run_dir_no_state_stays_after_a_kill(self):
         drive, scratch = os.path.join(self.directory, "drive"), os.path.join(self.directory, "scratch")
         os.mkdir(scratch)
-        program = KILLED.format(tests=os.path.dirname(os.path.abspath(__file__)), drive=drive)
-        made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                              timeout=120, env={**os.environ, "TMPDIR": scratch})
-        self.assertEqual((made.returncode, made.stdout), (-9, "stepped\n"), made.stderr)
+        status, text, errors = programs.run(KILLED.format(drive=drive, scratch=scratch))
+        self.assertEqual((status, text), (-9, "stepped\n"), errors)
         self.assertEqual(os.listdir(drive), [])
         left = [name for _, _, names in os.walk(scratch) for name in names]
         small = ["job.json", "lock", "manifest-1", "metrics.jsonl", "plan.json"]

@@ -18,6 +18,7 @@ try:
 except ImportError:
     raise unittest.SkipTest("this Python has no torch") from None
 
+import programs
 import sluice
 import sluice.torch
 import torch_models as models
@@ -425,9 +426,7 @@ class Threads(WrongUses):
 #: Programs that end while a step is open: at their last line, by an exception in a forward, or
 #: while a thread trains.
 ENDS = """
-import sys
-sys.path.insert(0, {tests!r})
-import threading, torch, sluice, sluice.torch, torch_models as models
+import sys, threading, torch, sluice, sluice.torch, torch_models as models
 torch.set_num_threads(1)
 data = models.batches(models.Language)
 module = models.make(models.Language, dropout=0.0)
@@ -466,11 +465,8 @@ class Ends(WrongUses):
         for way, status in (("step", 0), ("forward", 5), ("thread", 0), ("ended thread", 0)):
             with self.subTest(way=way):
                 run = self.path(way)
-                tests = os.path.dirname(os.path.abspath(__file__))
-                program = ENDS.format(tests=tests, run=run, way=way)
-                made = subprocess.run([sys.executable, "-c", program], capture_output=True,
-                                      text=True, timeout=120)
-                self.assertEqual(made.returncode, status, made.stderr)
+                ended, _, errors = programs.run(ENDS.format(run=run, way=way))
+                self.assertEqual(ended, status, errors)
                 engine = self.engine(run_dir=run)
                 engine.prepare(self.data[0])
                 self.assertGreater(engine.info().step, 0)  # it was committed
