@@ -7,8 +7,8 @@ import io
 import math
 import os
 import pickle
-import subprocess
-import sys
+import resource
+import signal
 import tempfile
 import threading
 import unittest
@@ -186,11 +186,58 @@ class Changes(WrongUses):
     def test_another_dtype_or_device(self):
         engine = self.begun()
         engine.module.bfloat16()
-        self.refused("another dtype", engine, self.data[1])
+        self.refused("is torch.bfloat16, and was torch.float32", engine, self.data[1])
         engine.close()
         engine = self.begun(run_dir=self.path("meta"))
         engine.module.to("meta")
         self.refused("change the module before", engine, self.data[1])
+
+    def test_between_forward_and_backward(self):
+        engine = self.begun()
+        loss = engine(self.data[1])
+        engine.module.double()
+        self.refused("is torch.float64, and was torch.float32", engine.backward, loss)
+        engine.module.float()
+        self.refused("was changed", engine.backward, loss)
+        engine.module.blocks[0].requires_grad_(False)
+        self.refused("requires_grad", engine.backward, loss)
+        engine.module.blocks[0].requires_grad_(True)
+        engine.module.norm.weight.data = torch.zeros(32)
+        self.refused('"norm.weight" of the unit "root" was changed', engine.backward, loss)
+        engine.backward(loss)
+        engine.step()
+        models.engine_losses(engine, self.data[2:3])
+        engine.close()
+        expected, _ = models.plain_losses(make(), self.data[:3])
+        self.assertAlmostEqual(loss.item(), expected[1], places=5)
+        self.step_is(3)
+
+    def test_within_a_forward_or_backward(self):
+        def in_a_forward(engine, convert):
+            engine.module.blocks[1].register_forward_hook(lambda *arguments: convert())
+            engine(self.data[1])
+
+        def in_a_backward(engine, convert):
+            loss = engine(self.data[1])
+            loss.register_hook(lambda gradient: convert())
+            engine.backward(loss)
+
+        for where in (in_a_forward, in_a_backward):
+            engine = self.begun(run_dir=self.path(where.__name__))
+            self.refused("is torch.float16, and was", where, engine,
+                         lambda: engine.module.half() and None)
+            self.refused("is torch.float16, and was", engine, self.data[2])
+            engine.close()
+            self.step_is(1, run_dir=self.path(where.__name__))
+
+    def test_between_evaluations(self):
+        engine = self.begun()
+        with torch.no_grad():
+            engine(self.data[1])
+            engine.module.double()
+            self.refused("is torch.float64, and was torch.float32", engine, self.data[1])
+            engine.module.float()
+            self.refused("was changed", engine, self.data[1])
 
     def test_requires_grad_for_a_step(self):
         engine = self.begun()
@@ -198,6 +245,11 @@ class Changes(WrongUses):
         self.refused("requires_grad", engine, self.data[1])
         engine.module.blocks[0].requires_grad_(True)
         models.engine_losses(engine, self.data[1:2])
+
+    def test_compiling_it(self):
+        engine = self.begun()
+        engine.module.blocks[1].compile()
+        self.refused('"blocks.1" is compiled', engine, self.data[1])
 
     def test_loading_into_it(self):
         engine = self.begun()
@@ -282,12 +334,51 @@ class Steps(WrongUses):
                 def fails(*arguments):
                     raise error("on purpose")
 
-                handle = engine.module.blocks[1].register_forward_hook(fails)
-                self.assertRaises(error, engine, self.data[1])
-                handle.remove()
+                if error is KeyboardInterrupt:
+                    loss = engine(self.data[1])
+                    loss.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGINT))
+                    self.assertRaises(error, engine.backward, loss)
+                else:
+                    engine.module.blocks[1].register_forward_hook(fails)
+                    self.assertRaises(error, engine, self.data[1])
                 self.refused("takes no more steps", engine, self.data[1])
                 engine.close()
                 self.step_is(1, run_dir=run)
+
+    def test_a_fork_within_a_step(self):
+        engine = self.begun()
+        loss = engine(self.data[1])
+        child = os.fork()
+        if child == 0:
+            try:
+                engine.backward(loss)
+            except sluice.WrongJob as error:
+                os._exit(0 if "forked" in str(error) else 1)
+            os._exit(2)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+        engine.backward(loss)
+        engine.step()
+        engine.close()
+        self.step_is(2)
+
+    def test_limits_of_the_system(self):
+        place = {"tiers": {"place": {"params": "nvme", "optimizer": "nvme"}}}
+        for name, limit, text in ((resource.RLIMIT_FSIZE, 1024, "File too large"),
+                                  (resource.RLIMIT_NOFILE, 3, "all of the 3 open files")):
+            run = self.path(f"limit{limit}")
+            engine = self.begun(run_dir=run, nvme=[self.path("drive")], config=place)
+            engine.commit()
+            models.engine_losses(engine, self.data[1:2])
+            before = resource.getrlimit(name)
+            resource.setrlimit(name, (limit, before[1]))
+            try:
+                with self.assertRaisesRegex(sluice.Failed, text):
+                    engine.commit()
+            finally:
+                resource.setrlimit(name, before)
+            self.assertRaisesRegex(sluice.Failed, text, engine, self.data[2])
+            self.assertRaises(sluice.Failed, engine.close)
+            self.step_is(1, run_dir=run, nvme=[self.path("drive")], config=place)
 
     def test_an_exception_while_recording(self):
         engine = self.engine()
@@ -423,8 +514,8 @@ class Threads(WrongUses):
         self.step_is(3)
 
 
-#: Programs that end while a step is open: at their last line, by an exception in a forward, or
-#: while a thread trains.
+#: Programs that end while a step or an evaluation is open: at their last line, by an exception in
+#: a forward, or while a thread trains.
 ENDS = """
 import sys, threading, torch, sluice, sluice.torch, torch_models as models
 torch.set_num_threads(1)
@@ -454,6 +545,9 @@ else:
     train(1)
 if way == "step":
     loss = engine(data[1])
+if way == "evaluation":
+    with torch.no_grad():
+        module.blocks[0](torch.zeros(1, 4, 32))
 if way == "forward":
     module.blocks[1].register_forward_hook(lambda *arguments: sys.exit(5))
     engine(data[1])
@@ -462,7 +556,8 @@ if way == "forward":
 
 class Ends(WrongUses):
     def test_programs_that_close_nothing(self):
-        for way, status in (("step", 0), ("forward", 5), ("thread", 0), ("ended thread", 0)):
+        ways = {"step": 0, "evaluation": 0, "forward": 5, "thread": 0, "ended thread": 0}
+        for way, status in ways.items():
             with self.subTest(way=way):
                 run = self.path(way)
                 ended, _, errors = programs.run(ENDS.format(run=run, way=way))

@@ -28,6 +28,7 @@ from ._units import (
     Seconds,
     Slot,
     Unit,
+    check_kind,
     describe,
     find_learning,
     list_stages,
@@ -232,6 +233,7 @@ class Engine(Closing):
                     "or use torch.no_grad() to evaluate"
                 )
             self._evaluation()
+        self._check_left(holder)
         with plainly():
             self._driver.enter(holder)
 
@@ -263,6 +265,7 @@ class Engine(Closing):
                 tensor.register_hook(turn)
 
     def _turn(self, holder: Holder) -> None:
+        self._check_left(holder)
         if isinstance(self._driver, Recorder):
             self._driver.turn(holder)
         else:
@@ -280,6 +283,11 @@ class Engine(Closing):
                     "the first call of an engine records a step and needs gradients: call it "
                     "outside of torch.no_grad(); before that, call the module itself"
                 )
+            try:
+                self._check_module()
+            except WrongJob:
+                self._end_evaluation()  # the next one brings the root's values anew
+                raise
             return self.module(*args, **kwargs)
         self.prepare(*args, **kwargs)
         return self._forward(args, kwargs)
@@ -290,7 +298,7 @@ class Engine(Closing):
         Afterwards plan() and info() work."""
         self._check_open()
         if self._core is None:
-            self._check_parameters()
+            self._check_module()
             with torch.enable_grad():
                 self._record(args, kwargs)
             self._open()
@@ -308,7 +316,7 @@ class Engine(Closing):
             raise WrongJob(
                 "engine.step() is missing: call it after engine.backward, once for each micro-batch"
             )
-        self._check_parameters()
+        self._check_module()
         training = Training(self._turns, self._goes_back)
         if self._micro_batch == 0:
             self._groups.send(self._core)
@@ -340,6 +348,7 @@ class Engine(Closing):
             )
         if training.is_in_backward or training.is_forward:
             raise WrongJob("engine.backward was called within a forward or a backward")
+        self._check_module()
         try:
             scale = training.begin_backward(loss)
             (loss * scale).backward()
@@ -391,25 +400,36 @@ class Engine(Closing):
             )
             raise self._failure
 
-    def _check_parameters(self) -> None:
-        slots = [(unit, slot) for h in self._holders for unit in h.units for slot in unit.slots]
-        for unit, slot in slots:
-            self._holding.check_away(unit, slot)
+    def _check_left(self, *holders: Holder) -> None:
+        """Refuses parameters that are not as the engine has left them."""
+        units = [unit for holder in holders for unit in holder.units]
+        for unit, slot in ((unit, slot) for unit in units for slot in unit.slots):
             parameter = slot.parameter
-            if parameter.requires_grad == unit.frozen or parameter.dtype != self._dtype:
+            for now, before, what in (
+                (parameter.dtype, self._dtype, "convert"),
+                (parameter.device, self._device, "move"),
+            ):
+                if now != before:
+                    raise WrongJob(
+                        f'the parameter "{slot.name}" is {now}, and was {before} when the engine '
+                        f"was made: {what} the module before"
+                    )
+            if parameter.requires_grad == unit.frozen:
                 raise WrongJob(
-                    f'the parameter "{slot.name}" has another dtype or requires_grad than when the '
-                    "engine was made: change the module before"
+                    f'the parameter "{slot.name}" has another requires_grad than when the engine '
+                    "was made: change the module before"
                 )
-            if parameter.device != self._device:
-                raise WrongJob(
-                    f'the parameter "{slot.name}" is on {parameter.device}, and was on '
-                    f"{self._device} when the engine was made: move the module before"
-                )
-        own = {id(slot.parameter) for _, slot in slots}
+        self._holding.check(units)
+
+    def _check_module(self) -> None:
+        """Refuses a module that is not as the engine has left it."""
+        check_kind(self.module)
+        self._check_left(*self._holders)
+        slots = [slot for holder in self._holders for slot in holder.slots]
+        own = {id(slot.parameter) for slot in slots}
         found = {id(parameter): name for name, parameter in self.module.named_parameters()}
         new = [name for key, name in found.items() if key not in own]
-        gone = [slot.name for _, slot in slots if id(slot.parameter) not in found]
+        gone = [slot.name for slot in slots if id(slot.parameter) not in found]
         if new or gone:
             raise WrongJob(
                 f'the module {"has the new parameter" if new else "has lost the parameter"} '
@@ -477,7 +497,7 @@ class Engine(Closing):
             for holder in self._holders:
                 for slot in holder.slots:
                     self._values.give_back(slot)
-            self._holding.forget_away()
+            self._holding.forget()
         return recorder
 
     def _open(self) -> None:

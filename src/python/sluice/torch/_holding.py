@@ -28,15 +28,15 @@ class Token(NamedTuple):
 
 
 class Holding:
-    """Which units are held, and where."""
+    """Which units are held, and where. Their parameters are as it leaves them: nothing else may
+    move, convert or write to them."""
 
     def __init__(self, holders: List[Holder]) -> None:
         self.holders = holders
         self._bases: Dict[int, torch.Tensor] = {}  # by the unit's index: its flat vector
         self._units: Dict[int, Unit] = {}  # by the address of that
-        # by id(slot): the parameter's version and address when it last had the run's values
+        # by id(slot): the parameter's version and address when it was left
         self._marks: Dict[int, Tuple[int, int]] = {}
-        self._away: Dict[int, int] = {}  # by id(slot): the parameter's version when it was taken away
 
     def place(self, unit: Unit, base: torch.Tensor) -> None:
         """The unit's parameters become views of `base`, its flat vector."""
@@ -44,19 +44,7 @@ class Holding:
         self._units[base.untyped_storage().data_ptr()] = unit
         for slot in unit.slots:
             slot.parameter.data = view_of(base, slot)
-        self.note_values(unit)
-
-    def note_values(self, unit: Unit) -> None:
-        """The parameters have the run's values."""
-        for slot in unit.slots:
-            self._marks[id(slot)] = (slot.parameter._version, address_of(slot.parameter))
-
-    def check_unchanged(self, unit: Unit) -> None:
-        """Refuses what was written to the parameters since then, since the run does not see it."""
-        for slot in unit.slots:
-            mark = (slot.parameter._version, address_of(slot.parameter))
-            if self._marks.get(id(slot), mark) != mark:
-                raise changed_error(unit, slot, "")
+        self.leave(unit)
 
     def take_away(self, unit: Unit) -> None:
         """The unit's parameters are elsewhere from now on."""
@@ -65,23 +53,39 @@ class Holding:
         if self._units.get(address) is unit:
             del self._units[address]
         for slot in unit.slots:
-            self._marks.pop(id(slot), None)
             slot.parameter.data = placeholder_of(slot)
-            self._away[id(slot)] = slot.parameter._version
+        self.leave(unit)
 
-    def forget_away(self) -> None:
-        """The parameters have values of their own again."""
-        self._away.clear()
+    def has(self, unit: Unit) -> bool:
+        return unit.index in self._bases
 
-    def check_away(self, unit: Unit, slot: Slot) -> None:
-        """Refuses, once, what was written to a parameter while its values were elsewhere."""
-        version = self._away.get(id(slot))
-        if version is None or version == slot.parameter._version or id(slot) in self._marks:
-            return
-        self._away[id(slot)] = slot.parameter._version
-        with torch.no_grad():
-            placeholder_of(slot).as_strided((1,), (1,)).fill_(float("nan"))
-        raise changed_error(unit, slot, " while it was elsewhere,")
+    def leave(self, unit: Unit) -> None:
+        """The unit's parameters have the memory and the values that they shall have."""
+        for slot in unit.slots:
+            self._marks[id(slot)] = mark_of(slot)
+
+    def forget(self) -> None:
+        """The parameters have memory of their own again."""
+        self._marks.clear()
+
+    def check(self, units: List[Unit]) -> None:
+        """Refuses what has changed a parameter since it was left, as the run does not see it. What
+        was done to one that is elsewhere is undone, so that it is refused once."""
+        error: Optional[WrongJob] = None
+        for unit, slot in ((unit, slot) for unit in units for slot in unit.slots):
+            mark = self._marks.get(id(slot))
+            if mark is None or mark == mark_of(slot):
+                continue
+            is_away = mark[1] == address_of(placeholder_of(slot))
+            if is_away:
+                slot.parameter.data = placeholder_of(slot)
+                with torch.no_grad():
+                    placeholder_of(slot).as_strided((1,), (1,)).fill_(float("nan"))
+            self._marks[id(slot)] = mark_of(slot)
+            how = " while it was elsewhere," if is_away else ""
+            error = error or changed_error(unit, slot, how)
+        if error is not None:
+            raise error
 
     def owner(self, tensor: torch.Tensor) -> Optional[Unit]:
         """The held unit whose memory the tensor lies in."""
@@ -132,6 +136,10 @@ def changed_error(unit: Unit, slot: Slot, how: str) -> WrongJob:
         "optimizer, and the change would be lost: compute with a changed copy of it, or keep what "
         "changes in a buffer"
     )
+
+
+def mark_of(slot: Slot) -> Tuple[int, int]:
+    return slot.parameter._version, address_of(slot.parameter)
 
 
 def address_of(tensor: torch.Tensor) -> int:

@@ -109,8 +109,7 @@ class Turns:
 
     def take_away(self, holder: Holder) -> None:
         try:
-            for unit in holder.units:
-                self.holding.check_unchanged(unit)
+            self.holding.check([unit for unit in holder.units if self.holding.has(unit)])
         finally:
             for unit in holder.units:
                 self.holding.take_away(unit)
@@ -118,13 +117,13 @@ class Turns:
     def copy_root(self, use: Use) -> None:
         """The root's parameters have memory of their own, in which they are all the step long."""
         assert self.root is not None
+        self.holding.check(self.root.units)
         with torch.no_grad():
             for unit, address, elems in zip(self.root.units, use.params, use.elems):
-                self.holding.check_unchanged(unit)
                 base = self.over(address, elems, self._dtype)
                 for slot in unit.slots:
                     slot.parameter.data.copy_(view_of(base, slot))
-                self.holding.note_values(unit)
+                self.holding.leave(unit)
 
 
 class Gradients:

@@ -153,7 +153,7 @@ _WRAPPERS = {
 }
 
 
-def _check_kind(module: torch.nn.Module) -> None:
+def check_kind(module: torch.nn.Module) -> None:
     for name, item in module.named_modules():
         kind, at = type(item).__name__, f' "{name}"' if name else ""
         if kind in _WRAPPERS:
@@ -208,7 +208,7 @@ def make_holders(module: torch.nn.Module, policy: Policy) -> List[Holder]:
         raise WrongJob(f"the first argument is {type(module).__name__}, and must be a torch module")
     if not _has_parameters(module):
         raise WrongJob(f"the module {type(module).__name__} has no parameters to train")
-    _check_kind(module)
+    check_kind(module)
     first = next(module.parameters())
     if first.dtype not in _DTYPES:
         raise WrongJob(f"parameters are {first.dtype}, and must be float32, bfloat16 or float16")
