@@ -1,6 +1,6 @@
 """The extension's functions, for type checkers. See native.h."""
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 def version() -> str: ...
 def end() -> None: ...
