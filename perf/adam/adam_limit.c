@@ -1,8 +1,6 @@
 /* The kernels of adam_limit.h: the same body, adam_limit_body.h, for each width of vectors. */
 #include "perf/adam/adam_limit.h"
 
-#include <stddef.h>
-
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif

@@ -13,7 +13,6 @@
  * the system provides them. GB/s count the bytes that a pass must read and write. Before the
  * timing, one pass of each kind by each variant is compared with the reference. */
 #include "perf/adam/bench_adam.h"
-#include "base/mem.h"
 #include "base/rng.h"
 #include "perf/adam/adam_limit.h"
 

@@ -14,7 +14,6 @@
  * State that rests on NVMe is on the drive already; perf/drives/durability.sh measures its
  * commit. */
 #include <errno.h>
-#include <unistd.h>
 
 #include "base/mem.h"
 #include "base/rng.h"

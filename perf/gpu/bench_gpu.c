@@ -22,11 +22,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "engine/engine.h"

@@ -13,7 +13,6 @@
  * proportional. One thread. */
 #include <inttypes.h>
 
-#include "base/size.h"
 #include "config/config.h"
 #include "config/machine.h"
 #include "perf/bench.h"

@@ -13,9 +13,7 @@
 #include <inttypes.h>
 #include <unistd.h>
 
-#include "base/mem.h"
 #include "base/rng.h"
-#include "base/size.h"
 #include "data/corpus.h"
 #include "perf/bench.h"
 

@@ -16,7 +16,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/progress.h"
-#include "base/size.h"
 
 static_assert(FILE_PATH_BYTES >= PATH_MAX, "every path that the system takes has room");
 

@@ -4,8 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/size.h"
-
 /* How much ours may differ without a reason. */
 #define CLOSE_BY 0.1
 

@@ -14,9 +14,7 @@
  */
 #include "comm/control_internal.h"
 
-#include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>

@@ -3,7 +3,6 @@
  * nothing and blocks only in poll(2). */
 #include "comm/control_internal.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -2,7 +2,6 @@
  * and allocates nothing. */
 #include "comm/comm_internal.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <poll.h>
 #include <sys/eventfd.h>

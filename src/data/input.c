@@ -1,9 +1,6 @@
 /* Reads a file of text or JSON records from its beginning to its end, in pieces of any size, and
  * checks what it reads. See data_internal.h. One thread; allocates nothing. */
-#include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/size.h"
 #include "base/utf8.h"

@@ -10,8 +10,6 @@
  * anywhere else a space. So record n stands on line n, and the text can be cut wherever JSON lines
  * can. Only brackets and texts are followed here; each record is parsed later, when it is encoded.
  * Pure, but for datai_array_line. */
-#include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 

@@ -14,7 +14,6 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "base/size.h"
 #include "data/data_internal.h"
 
 enum { BLOCK = 1024 };

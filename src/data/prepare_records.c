@@ -1,10 +1,7 @@
 /* The kinds of JSON records as documents: which member is what, and which part counts as a target.
  * prepare.h has the table. Runs on any thread; see prepare_internal.h. */
-#include <errno.h>
 #include <string.h>
 
-#include "base/mem.h"
-#include "base/size.h"
 #include "data/data_internal.h"
 #include "data/prepare_internal.h"
 

@@ -14,7 +14,6 @@
  *
  * Runs on the worker of the comm lane. With NCCL it runs on the executor's thread, where an
  * OP_DISPATCH waits until the GPU has the rows of all ranks' routers; the rest is enqueued. */
-#include <assert.h>
 #include <errno.h>
 
 #include "base/mem.h"

@@ -10,10 +10,6 @@
  *
  * Each worker has a thread of its own on the cores of its group. engine.c calls this file, at start
  * and end. */
-#include <errno.h>
-
-#include "base/mem.h"
-#include "base/size.h"
 #include "base/thread.h"
 #include "engine/engine_internal.h"
 

@@ -9,7 +9,6 @@
  * then be on their way at once, so each stage has a place of its own in pinned memory. */
 #include <string.h>
 
-#include "base/size.h"
 #include "engine/engine_internal.h"
 
 /* The memory with which an op works. */

@@ -15,7 +15,6 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "base/utf8.h"
-#include "format/format_json.h"
 #include "format/hf_checkpoint.h"
 
 /* A tokenizer with a million tokens takes some 100 MB. */

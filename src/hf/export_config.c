@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "base/mem.h"
 #include "format/hf_checkpoint.h"
 #include "hf/hf_internal.h"
 #include "state/run_dir.h"

@@ -1,6 +1,5 @@
 /* The keys of attention in a new config.json: windows, soft caps, and the factor of scores of
  * Gemma 2 and 3. See hf_internal.h. */
-#include <errno.h>
 #include <math.h>
 #include <string.h>
 

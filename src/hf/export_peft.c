@@ -3,7 +3,6 @@
  *
  * Memory: the adapters in fp32. One thread calls; for a merge it is the sweep's. It uses the
  * caller's OpenMP team. */
-#include <assert.h>
 #include <errno.h>
 #include <jansson.h>
 #include <limits.h>
@@ -16,7 +15,6 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "hf/hf_internal.h"
-#include "state/sweep.h"
 
 static const char config_name[] = "adapter_config.json",
                   weights_name[] = "adapter_model.safetensors";

@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
-#include <unistd.h>
 
 #include "base/log.h"
 #include "base/mem.h"

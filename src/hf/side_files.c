@@ -1,7 +1,6 @@
 /* Fills RUN/hf with the files that belong to a run's model beside its weights (config.json, the
  * tokenizer's files, ...). They are copied when the run begins from a checkpoint, or from a run
  * that has such files. See hf.h. */
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

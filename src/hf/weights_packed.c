@@ -11,7 +11,6 @@
  * bitsandbytes may give the bytes of 4-bit codes any dtype (bnb_4bit_quant_storage), such as BF16
  * for FSDP, which cuts floating-point tensors only. The quant_state beside them tells such a tensor
  * from a plain one. */
-#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>

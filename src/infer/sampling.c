@@ -1,7 +1,6 @@
 /* Chooses the next token; see infer_internal.h. */
 #include <math.h>
 #include <stdbool.h>
-#include <stddef.h>
 
 #include "base/rng.h"
 #include "infer/infer_internal.h"

@@ -5,7 +5,6 @@
 #include <assert.h>
 #include <string.h>
 
-#include "base/size.h"
 #include "model/costs.h"
 #include "model/model_internal.h"
 

@@ -19,8 +19,6 @@
  *   small   du of each of the layer's adapters
  *
  * Allocates nothing. */
-#include <assert.h>
-
 #include "model/model_internal.h"
 
 /* ---- shapes ---- */

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/size.h"
 #include "model/costs.h"
 #include "model/model_internal.h"
 

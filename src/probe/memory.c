@@ -3,7 +3,6 @@
  *
  * Adam works as in a run: tiles of fp32 master and moments in place, a bf16 gradient as input, a
  * bf16 working copy as output. So it reads and writes 28 bytes per element. */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/size.h"
 #include "setup/setup_internal.h"
 
 /* The cost of a byte of each row-wise kernel on a CPU, relative to a byte of the mix with which

@@ -1,6 +1,5 @@
 /* Makes a setup from a job: the model, the inputs of the plan, and the order of all steps. See
  * setup.h. */
-#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -8,7 +7,6 @@
 
 #include <xxhash.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/shard.h"
 #include "base/size.h"

@@ -2,7 +2,6 @@
 #include "setup/waits_text.h"
 
 #include <assert.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

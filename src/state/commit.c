@@ -13,7 +13,6 @@
  *
  * Nothing is copied: the manifest names the places where the step's updates went. A failure at any
  * point poisons the engine and leaves the previous commit. */
-#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -25,8 +24,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/shard.h"
-#include "base/size.h"
-#include "base/tile.h"
 #include "state/state_internal.h"
 
 /* The place and the sum of an extent, as ranks send them to rank 0. */

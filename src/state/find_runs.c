@@ -9,7 +9,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <ftw.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +16,6 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "state/rank_slabs.h"
 #include "state/run_view.h"
 #include "state/runs.h"
 #include "state/state_internal.h"

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "base/size.h"
 #include "base/tile.h"
 #include "state/state_internal.h"
 #include "tiers/io_faults.h"

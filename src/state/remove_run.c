@@ -20,7 +20,6 @@
 #include "base/failpoint.h"
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/size.h"
 #include "format/hf_checkpoint.h"
 #include "state/rank_slabs.h"
 #include "state/run_view.h"

@@ -10,7 +10,6 @@
  * says. The usual case reads one tile. */
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/file.h"

@@ -8,7 +8,6 @@
 #include "base/file.h"
 #include "base/foreign_json.h"
 #include "base/mem.h"
-#include "base/size.h"
 #include "text/chat.h"
 
 enum { FILE_MAX_BYTES = 16 << 20 };

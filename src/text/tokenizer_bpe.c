@@ -29,7 +29,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/mem.h"
 #include "base/size.h"
 #include "text/tokenizer_internal.h"
 

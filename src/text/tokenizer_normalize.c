@@ -1,12 +1,10 @@
 /* The steps of a normalizer. Each takes a text and gives the text itself or a changed copy in one
  * of the worker's two buffers. See tokenizer_internal.h. */
-#include <errno.h>
 #include <string.h>
 
 #include <utf8proc.h>
 
 #include "base/mem.h"
-#include "base/size.h"
 #include "text/tokenizer_internal.h"
 
 enum {

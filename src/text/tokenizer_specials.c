@@ -4,7 +4,6 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/size.h"
 #include "text/tokenizer_json.h"
 
 const char *toki_content_of(const json_t *added, size_t *bytes)

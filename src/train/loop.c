@@ -15,13 +15,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
-#include "report/chrome_trace.h"
 #include "train/loop_internal.h"
 
 enum {

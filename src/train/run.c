@@ -1,6 +1,5 @@
 /* A run from its opening to its end, as a whole (train_run) or step by step (train_open). This file
  * sets the order in which things are refused, made and kept. The steps themselves are in loop.c. */
-#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>

@@ -1,9 +1,7 @@
 /* The start of a run: reads what the run directory holds, makes setup and memory, and the state of
  * step 0 or of the step where the run stopped. Everything that can be refused is refused before
  * anything is made. */
-#include <assert.h>
 #include <dirent.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -13,7 +11,6 @@
 
 #include "base/file.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "train/loop_internal.h"
 
 /* The error of --fresh if there is something to lose. */

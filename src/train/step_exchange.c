@@ -7,7 +7,6 @@
 
 #include <xxhash.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "train/loop_internal.h"

@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 
 #include "base/log.h"
-#include "base/size.h"
 #include "data/prepare.h"
 #include "data/token_file.h"
 

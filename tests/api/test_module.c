@@ -5,7 +5,6 @@
 #include <math.h>
 #include <sched.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "kernels/ops.h"
 #include "tests/api/toy_module.h"

@@ -2,7 +2,6 @@
  * follow from each other. Runs the program. */
 #include <jansson.h>
 #include <math.h>
-#include <sys/wait.h>
 
 #include "tests/cli/plan_json.h"
 #include "tests/unit.h"

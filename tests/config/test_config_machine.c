@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <sys/stat.h>
 
 #include "base/rng.h"
 #include "config/config_internal.h"

@@ -1,5 +1,4 @@
 /* The GPU of a test, real or simulated: calls of CUDA's runtime alone. */
-#include <assert.h>
 #include <cuda_runtime_api.h>
 #include <inttypes.h>
 #include <math.h>

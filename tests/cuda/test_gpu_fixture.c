@@ -6,7 +6,6 @@
 #include <sys/wait.h>
 
 #include "tests/cuda/gpu_fixture.h"
-#include "tests/simulated_gpu/simulated_gpu.h"
 #include "tests/unit.h"
 
 enum { COUNT = 1000 };

@@ -3,7 +3,6 @@
  * and keep their bytes. */
 #include <math.h>
 
-#include "base/mem.h"
 #include "base/rng.h"
 #include "tests/cuda/gpu_fixture.h"
 #include "tests/unit.h"

@@ -7,7 +7,6 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "base/size.h"
 #include "tests/cuda/gpu_update.h"
 #include "tests/unit.h"
 

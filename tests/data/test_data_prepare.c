@@ -3,7 +3,6 @@
  * The tokenizer is "bytes", so that each token can be seen. */
 #include "tests/data/token_files.h"
 
-#include <sys/stat.h>
 #include <utime.h>
 
 static void lines_of_text(void **state)

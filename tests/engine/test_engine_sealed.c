@@ -5,12 +5,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "tests/train/train_fixture.h"
 #include "tests/unit.h"
-#include "tiers/arena.h"
 
 /* The same as in test_engine_memory.c: code, stacks, the product library's buffers, trace ring,
  * programs, rings. */

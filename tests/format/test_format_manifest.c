@@ -5,7 +5,6 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/rng.h"
 #include "base/tile.h"
 #include "tests/format/format_fixture.h"
 #include "tests/unit.h"

@@ -3,7 +3,6 @@
 #include <errno.h>
 
 #include "base/log.h"
-#include "base/shard.h"
 #include "base/tile.h"
 #include "tests/format/format_fixture.h"
 #include "tests/unit.h"

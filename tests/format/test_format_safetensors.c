@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "base/rng.h"
-#include "format/format_json.h"
 #include "format/hf_checkpoint.h"
 #include "format/safetensors.h"
 #include "tests/hf/hf_fixture.h"

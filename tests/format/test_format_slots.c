@@ -10,7 +10,6 @@
 
 #include "base/failpoint.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "tests/format/format_fixture.h"
 #include "tests/unit.h"
 

@@ -9,7 +9,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "base/shard.h"
 #include "base/tile.h"
 #include "tests/format/format_fixture.h"
 #include "tests/unit.h"

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/mem.h"
 #include "config/config.h"
 #include "fuzz.h"
 

@@ -19,7 +19,6 @@
 #include "data/corpus.h"
 #include "data/prepare.h"
 #include "fuzz.h"
-#include "text/chat.h"
 
 enum { HEAD_BYTES = 4, INPUT_MAX = 8192, TOKENS_MAX = 1 << 20 };
 

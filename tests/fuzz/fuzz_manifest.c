@@ -18,7 +18,6 @@
 #include <xxhash.h>
 
 #include "base/log.h"
-#include "base/mem.h"
 #include "base/shard.h"
 #include "base/size.h"
 #include "base/tile.h"

@@ -17,7 +17,6 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/size.h"
 #include "data/corpus.h"
 #include "fuzz.h"
 

@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "config/config_internal.h"
-
 static const char *const others[] = {
     "//",       "/*",
     "*/",       "#",

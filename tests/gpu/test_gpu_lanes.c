@@ -6,7 +6,6 @@
  * order, refusals, faults. */
 #include <errno.h>
 #include <poll.h>
-#include <time.h>
 
 #include "base/log.h"
 #include "base/mem.h"

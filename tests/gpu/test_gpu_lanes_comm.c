@@ -6,7 +6,6 @@
 #include <stdatomic.h>
 #include <time.h>
 
-#include "base/log.h"
 #include "tests/gpu/gpu_lanes_rig.h"
 #include "tests/unit.h"
 

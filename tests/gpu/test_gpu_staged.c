@@ -4,7 +4,6 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "base/size.h"
 #include "tests/comm/comm_fixture.h"
 #include "tests/unit.h"
 #include "tiers/device.h"

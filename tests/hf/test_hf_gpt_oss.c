@@ -4,7 +4,6 @@
 #include <math.h>
 
 #include "base/rng.h"
-#include "base/size.h"
 #include "format/safetensors.h"
 #include "hf/layout.h"
 #include "hf/weights.h"

@@ -1,8 +1,6 @@
 /* Several ranks, as forked processes: each reads its part of a checkpoint, and the export of their
  * commit is that checkpoint again, whether the ranks share the state among them or each has the
  * whole. */
-#include <unistd.h>
-
 #include "config/config.h"
 #include "hf/hf.h"
 #include "tests/comm/comm_fixture.h"

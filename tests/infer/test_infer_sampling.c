@@ -2,7 +2,6 @@
  * over many seeds are what the probabilities say; texts to stop at; pieces of UTF-8. */
 #include <math.h>
 
-#include "base/rng.h"
 #include "base/utf8.h"
 #include "infer/infer_internal.h"
 #include "tests/unit.h"

@@ -7,7 +7,6 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "base/size.h"
 #include "kernels/cpu/attention_rows.h"
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/ops.h"

@@ -6,7 +6,6 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "base/tile.h"
 #include "kernels/cpu/cpu_internal.h"
 #include "tests/kernels/kernels_isa.h"
 #include "tests/unit.h"

@@ -1,7 +1,6 @@
 /* Cross-entropy on the CPU for rows that are hard to sum (logits that rise, are huge, or are not
  * numbers), and how near its elementary functions come to fp32. The program's argument names the
  * instruction set: baseline, avx2 or avx512. */
-#include <assert.h>
 #include <float.h>
 #include <math.h>
 

@@ -6,7 +6,6 @@
 #include <math.h>
 
 #include "base/mem.h"
-#include "base/rng.h"
 #include "tests/kernels/kernels_isa.h"
 #include "tests/kernels/stored_draw.h"
 #include "tests/unit.h"

@@ -1,7 +1,6 @@
 /* A tiny probe of everything: each figure is there, no file is left, a request to stop is obeyed,
  * and drives that cannot be used are refused before anything is measured. No test asserts a speed.
  * */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>

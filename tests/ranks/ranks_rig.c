@@ -13,7 +13,6 @@
 
 #include "base/failpoint.h"
 #include "base/log.h"
-#include "base/trace.h"
 #include "cli/cli.h"
 #include "cli/launched_ranks.h"
 #include "setup/setup.h"

@@ -8,7 +8,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/rng.h"
 #include "comm/comm.h"
 #include "tests/ranks/ranks_rig.h"
 #include "tests/unit.h"

@@ -20,8 +20,6 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/rng.h"
-#include "base/trace.h"
 #include "tests/ranks/ranks_rig.h"
 #include "tests/unit.h"
 

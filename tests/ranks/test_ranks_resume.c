@@ -4,9 +4,7 @@
  *
  * Arguments: worlds, from, memory, or moves=COUNT: so many kills, seeds 1 on. Without: all, with
  * 5. */
-#include <errno.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/log.h"

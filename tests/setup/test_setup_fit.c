@@ -4,7 +4,6 @@
 #include <math.h>
 #include <sys/stat.h>
 
-#include "base/log.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "setup/summary.h"

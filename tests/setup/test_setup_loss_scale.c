@@ -4,7 +4,6 @@
 #include <jansson.h>
 #include <math.h>
 
-#include "base/mem.h"
 #include "base/rng.h"
 #include "setup/loss_scale.h"
 #include "tests/unit.h"

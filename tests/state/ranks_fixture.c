@@ -1,8 +1,6 @@
 /* See ranks_fixture.h. */
-#include <errno.h>
 #include <inttypes.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/shard.h"

@@ -12,7 +12,6 @@
  *
  * Argument: FIRST-LAST, or one seed, which runs that job again. Its timers are drawn alike, but the
  * machine's pace differs. With "victim ..." the program is the process that dies. */
-#include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <signal.h>
@@ -23,7 +22,6 @@
 
 #include "base/failpoint.h"
 #include "base/log.h"
-#include "base/trace.h"
 #include "format/manifest.h"
 #include "state/verify.h"
 #include "tests/state/crash_case.h"

@@ -15,7 +15,6 @@
 #include "base/rng.h"
 #include "base/tile.h"
 #include "state/state_internal.h"
-#include "swap/checksum.h"
 #include "tests/tiers/tiers_helpers.h"
 #include "tests/unit.h"
 

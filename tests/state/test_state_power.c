@@ -15,12 +15,10 @@
  * something. Argument: FIRST-LAST, one seed, or "canary". */
 #include <errno.h>
 #include <pthread.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/failpoint.h"
 #include "base/log.h"
-#include "base/trace.h"
 #include "setup/setup.h"
 #include "state/verify.h"
 #include "tests/state/crash_case.h"

@@ -2,13 +2,10 @@
  * each, every rank of the new run gets each element of its part with its bits and zeros as padding;
  * a slab that cannot be seen is named, with its host; memory does not grow with ranks.
  * SLUICE_TEST_SEED draws the tiles. */
-#include <errno.h>
 #include <inttypes.h>
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/rng.h"
-#include "base/shard.h"
 #include "base/tile.h"
 #include "state/run_dir.h"
 #include "state/state_internal.h"

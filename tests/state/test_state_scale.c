@@ -14,9 +14,7 @@
 
 #include "base/failpoint.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "base/size.h"
-#include "plan/plan.h"
 #include "setup/setup.h"
 #include "state/verify.h"
 #include "tests/comm/comm_fixture.h"

@@ -7,14 +7,11 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/rng.h"
-#include "base/shard.h"
 #include "base/tile.h"
 #include "state/run_dir.h"
 #include "state/state_internal.h"
 #include "state/sweep.h"
 #include "state/verify.h"
-#include "swap/checksum.h"
 #include "tests/state/ranks_fixture.h"
 #include "tests/unit.h"
 

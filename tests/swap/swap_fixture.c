@@ -1,7 +1,5 @@
 /* See swap_fixture.h: programs that are built by hand. Aborts where a test asks for the impossible.
  */
-#include <assert.h>
-
 #include "base/mem.h"
 #include "tests/swap/swap_fixture.h"
 #include "tests/unit.h"

@@ -1,7 +1,6 @@
 /* Buffers that pass from one program to the next: program_check accepts them and names each single
  * fault, program_check_seam finds programs that do not fit together, and the executor keeps them in
  * paranoid mode, where nothing else but homes survives. */
-#include "base/mem.h"
 #include "base/tile.h"
 #include "swap/executor.h"
 #include "tests/swap/fake_lane.h"

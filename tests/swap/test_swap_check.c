@@ -4,7 +4,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "base/size.h"
 #include "base/tile.h"
 #include "tests/swap/small_step.h"
 #include "tests/unit.h"

@@ -5,7 +5,6 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "base/size.h"
 #include "base/tile.h"
 #include "swap/checksum.h"
 #include "tests/swap/swap_fixture.h"

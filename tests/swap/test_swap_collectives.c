@@ -3,7 +3,6 @@
  * mode. */
 #include <errno.h>
 
-#include "base/size.h"
 #include "base/tile.h"
 #include "tests/swap/swap_rig.h"
 #include "tests/unit.h"

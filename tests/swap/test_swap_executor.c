@@ -4,7 +4,6 @@
 #include <errno.h>
 
 #include "base/mem.h"
-#include "base/rng.h"
 #include "tests/swap/swap_rig.h"
 #include "tests/unit.h"
 

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include "base/log.h"
 #include "tests/swap/swap_io_rig.h"
 #include "tests/unit.h"
 

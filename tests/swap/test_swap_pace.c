@@ -4,10 +4,8 @@
 #include <errno.h>
 #include <time.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "base/size.h"
 #include "tests/swap/lane_pace.h"
 #include "tests/swap/swap_rig.h"
 #include "tests/unit.h"

@@ -1,9 +1,6 @@
 /* Long words and long texts in bounded memory: the ids are those of the plain way, for windows of
  * any size. The tables of merges are random: orders of ranks that no training gives are among
  * them. */
-#include <unistd.h>
-
-#include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "tests/text/tokenizer_folder.h"

@@ -2,8 +2,6 @@
  * files that are made here. That ids and texts are those of the `tokenizers` library on much text
  * is shown by tests/reference/check_tokenizer.py; the expected ids here were checked by hand or
  * with it. */
-#include <unistd.h>
-
 #include "base/mem.h"
 #include "tests/text/tokenizer_folder.h"
 #include "tests/unit.h"

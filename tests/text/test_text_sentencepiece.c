@@ -4,7 +4,6 @@
  * reference/check_sentencepiece.py. */
 #include <unistd.h>
 
-#include "base/mem.h"
 #include "tests/unit.h"
 #include "text/tokenizer.h"
 

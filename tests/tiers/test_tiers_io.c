@@ -7,7 +7,6 @@
 #include <poll.h>
 #include <sys/mman.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "tests/tiers/tiers_helpers.h"

@@ -3,7 +3,6 @@
  * backend. */
 #include <errno.h>
 
-#include "base/mem.h"
 #include "base/rng.h"
 #include "tests/tiers/tiers_helpers.h"
 #include "tests/unit.h"

@@ -8,7 +8,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "tests/tiers/tiers_helpers.h"
 #include "tests/unit.h"

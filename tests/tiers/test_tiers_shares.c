@@ -1,7 +1,6 @@
 /* Unequal drives: what they offer together, what fits to the byte, who gets how much. Random
  * budgets and weights on paper, and slabs that fill small file systems for real where those can be
  * mounted. */
-#include <errno.h>
 #include <math.h>
 #include <sched.h>
 #include <sys/mount.h>

@@ -5,7 +5,6 @@
 #include "state/verify.h"
 #include "tests/train/train_parts.h"
 #include "tests/unit.h"
-#include "train/train.h"
 
 /* The middle block and all norms: a unit of norms beside each block's matrices, no backward of the
  * embedding. */

@@ -1,6 +1,5 @@
 /* Cases that several ranks, as forked processes on one host, handle alike or refuse together: the
  * start of a run, and a run in which one rank has other data or fails. */
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>

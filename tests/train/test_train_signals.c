@@ -5,11 +5,9 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/trace.h"
 #include "state/verify.h"
 #include "tests/state/crash_case.h"
 #include "tests/unit.h"
