@@ -16,11 +16,11 @@ static void sizes_parse(void **state)
 {
     (void)state;
     uint64_t bytes;
-    assert_int_equal(size_parse("16GiB", &bytes), 0);
+    assert_ok(size_parse("16GiB", &bytes));
     assert_int_equal(bytes, 16 * GIB);
-    assert_int_equal(size_parse("1.5 MB", &bytes), 0);
+    assert_ok(size_parse("1.5 MB", &bytes));
     assert_int_equal(bytes, 1500000);
-    assert_int_equal(size_parse("4096", &bytes), 0);
+    assert_ok(size_parse("4096", &bytes));
     assert_int_equal(bytes, 4096);
     assert_int_equal(size_parse("-1", &bytes), -EINVAL);
     assert_int_equal(size_parse("12 parsecs", &bytes), -EINVAL);

@@ -27,11 +27,11 @@ static int reset(void **state)
 static void nothing_is_asked_for(void **state)
 {
     (void)state;
-    assert_int_equal(failpoint("commit.begin"), 0);
+    assert_ok(failpoint("commit.begin"));
     init("");
-    assert_int_equal(failpoint("commit.begin"), 0);
+    assert_ok(failpoint("commit.begin"));
     init(";");
-    assert_int_equal(failpoint("commit.begin"), 0);
+    assert_ok(failpoint("commit.begin"));
 }
 
 static void a_point_fails_at_its_time(void **state)
@@ -43,10 +43,10 @@ static void a_point_fails_at_its_time(void **state)
         if (i == 3 && (!strstr(err_text(), "manifest.written") || !strstr(err_text(), "3")))
             fail_msg("'%s'", err_text());
         assert_int_equal(failpoint("commit.synced"), i == 1 ? -ENOSPC : 0);
-        assert_int_equal(failpoint("manifest.synced"), 0);
+        assert_ok(failpoint("manifest.synced"));
     }
     init("manifest.written=fail:EROFS"); /* read anew: counted anew, and the rest is forgotten */
-    assert_int_equal(failpoint("commit.synced"), 0);
+    assert_ok(failpoint("commit.synced"));
     assert_int_equal(failpoint("manifest.written"), -EROFS);
     static const struct {
         const char *text;
@@ -57,7 +57,7 @@ static void a_point_fails_at_its_time(void **state)
     for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
         init(errors[i].text);
         assert_int_equal(failpoint("slab.sync"), errors[i].code);
-        assert_int_equal(failpoint("slab.sync"), 0);
+        assert_ok(failpoint("slab.sync"));
     }
 }
 
@@ -66,8 +66,8 @@ static void a_point_waits_each_time(void **state)
     (void)state;
     init("keep.copied=sleep:15ms");
     uint64_t begin_ns = clock_ns();
-    assert_int_equal(failpoint("keep.copied"), 0);
-    assert_int_equal(failpoint("keep.copied"), 0);
+    assert_ok(failpoint("keep.copied"));
+    assert_ok(failpoint("keep.copied"));
     assert_true(clock_ns() - begin_ns >= 30 * 1000000); /* it may be longer, never shorter */
 }
 
@@ -140,8 +140,8 @@ static void what_cannot_be_read_is_refused(void **state)
         if (rc != ERR_USAGE || !strstr(err_text(), bad[i].says) ||
             !strstr(err_text(), "SLUICE_FAILPOINTS"))
             fail_msg("'%s': %d, '%s'", bad[i].text, rc, err_text());
-        assert_int_equal(failpoint("commit.begin"), 0); /* nothing of it is in force */
-        assert_int_equal(failpoint("commit.synced"), 0);
+        assert_ok(failpoint("commit.begin")); /* nothing of it is in force */
+        assert_ok(failpoint("commit.synced"));
     }
     /* The list is whole: its last name is in the text. */
     assert_int_equal(setenv("SLUICE_FAILPOINTS", "x=kill", 1), 0);
@@ -166,22 +166,22 @@ static void a_hook_sees_every_point(void **state)
     struct seen seen = {.fails_at = "commit.synced"};
     init("commit.synced=fail:EIO;manifest.begin=fail:EIO@2");
     failpoint_hook(on_point, &seen);
-    assert_int_equal(failpoint("commit.begin"), 0);
+    assert_ok(failpoint("commit.begin"));
     assert_int_equal(failpoint("commit.synced"), -EDOM); /* before the action */
     assert_string_equal(err_text(), "by the hook");
-    assert_int_equal(failpoint("manifest.begin"), 0);
+    assert_ok(failpoint("manifest.begin"));
     assert_int_equal(failpoint("manifest.begin"), -EIO);
     assert_string_equal(seen.names, "commit.begin commit.synced manifest.begin manifest.begin ");
     failpoint_hook(NULL, NULL);
     assert_int_equal(failpoint("commit.synced"), -EIO); /* its first time was the hook's */
-    assert_int_equal(failpoint("commit.begin"), 0);
+    assert_ok(failpoint("commit.begin"));
     assert_string_equal(seen.names, "commit.begin commit.synced manifest.begin manifest.begin ");
     /* A hook alone. */
     seen.names[0] = 0;
     assert_int_equal(unsetenv("SLUICE_FAILPOINTS"), 0);
-    assert_int_equal(failpoint_init(), 0);
+    assert_ok(failpoint_init());
     failpoint_hook(on_point, &seen);
-    assert_int_equal(failpoint("slab.create"), 0);
+    assert_ok(failpoint("slab.create"));
     assert_string_equal(seen.names, "slab.create ");
 }
 

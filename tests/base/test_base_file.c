@@ -36,7 +36,7 @@ static char *in_directory(const char *name)
     static char paths[4][FILE_PATH_BYTES];
     static unsigned next;
     char *path = paths[next++ % 4];
-    assert_int_equal(file_join(path, FILE_PATH_BYTES, directory, name), 0);
+    assert_ok(file_join(path, FILE_PATH_BYTES, directory, name));
     return path;
 }
 
@@ -49,7 +49,7 @@ static void expect_content(const char *name, const char *expected)
 {
     char *text;
     uint64_t bytes;
-    assert_int_equal(file_read(in_directory(name), 1 << 20, &text, &bytes), 0);
+    assert_ok(file_read(in_directory(name), 1 << 20, &text, &bytes));
     assert_int_equal(bytes, strlen(expected));
     assert_string_equal(text, expected);
     mem_free(text);
@@ -86,7 +86,7 @@ static void paths_are_joined(void **state)
 {
     (void)state;
     char out[8];
-    assert_int_equal(file_join(out, sizeof out, "abc", "def"), 0);
+    assert_ok(file_join(out, sizeof out, "abc", "def"));
     assert_string_equal(out, "abc/def");
     assert_int_equal(file_join(out, sizeof out, "abcd", "def"), ERR_INPUT);
     assert_string_equal(out, "");
@@ -105,14 +105,14 @@ static void paths_are_joined(void **state)
 static void files_are_read(void **state)
 {
     (void)state;
-    assert_int_equal(file_write(in_directory("read"), FILE_PRIVATE, "0123456789", 10), 0);
+    assert_ok(file_write(in_directory("read"), FILE_PRIVATE, "0123456789", 10));
     char *text;
     uint64_t bytes;
-    assert_int_equal(file_read(in_directory("read"), 10, &text, &bytes), 0);
+    assert_ok(file_read(in_directory("read"), 10, &text, &bytes));
     assert_int_equal(bytes, 10);
     assert_string_equal(text, "0123456789");
     mem_free(text);
-    assert_int_equal(file_write(in_directory("empty"), FILE_PRIVATE, "", 0), 0);
+    assert_ok(file_write(in_directory("empty"), FILE_PRIVATE, "", 0));
     expect_content("empty", "");
 
     expect_read_error(in_directory("read"), 9, "10 bytes, more than the 9");
@@ -122,7 +122,7 @@ static void files_are_read(void **state)
     expect_read_error(in_directory("pipe"), 9, "is a pipe, no regular file");
     expect_read_error("/dev/null", 9, "is a device, no regular file");
     /* The kernel's files say that they have no bytes. */
-    assert_int_equal(file_read("/proc/self/status", 1 << 20, &text, &bytes), 0);
+    assert_ok(file_read("/proc/self/status", 1 << 20, &text, &bytes));
     assert_true(bytes > 100);
     mem_free(text);
     expect_read_error("/proc/self/status", 100, "more than the 100 bytes");
@@ -141,7 +141,7 @@ static void pipes_are_read(void **state)
     close(ends[1]);
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", ends[0]); /* as a shell's <(...) */
-    assert_int_equal(file_read_any(path, 60000, &text, &bytes), 0);
+    assert_ok(file_read_any(path, 60000, &text, &bytes));
     assert_int_equal(bytes, 60000);
     assert_int_equal(strlen(text), 60000);
     mem_free(text);
@@ -166,7 +166,7 @@ static void pipes_are_read(void **state)
     }
     close(ends[1]);
     snprintf(path, sizeof path, "/proc/self/fd/%d", ends[0]);
-    assert_int_equal(file_read_any(path, 10, &text, &bytes), 0);
+    assert_ok(file_read_any(path, 10, &text, &bytes));
     assert_string_equal(text, "late");
     mem_free(text);
     close(ends[0]);
@@ -179,17 +179,17 @@ static void writes_replace(void **state)
 {
     (void)state;
     directory_syncs = 0;
-    assert_int_equal(file_write(in_directory("file"), FILE_PRIVATE, "first", 5), 0);
+    assert_ok(file_write(in_directory("file"), FILE_PRIVATE, "first", 5));
     assert_int_equal(directory_syncs, 1);
     expect_content("file", "first");
-    assert_int_equal(file_write(in_directory("file"), FILE_PRIVATE, "second", 6), 0);
+    assert_ok(file_write(in_directory("file"), FILE_PRIVATE, "second", 6));
     expect_content("file", "second");
     assert_false(is_there("file.partial"));
     /* A file that a killed process left is written over. */
     FILE *left = fopen(in_directory("file.partial"), "w");
     fputs("much longer than what follows", left);
     fclose(left);
-    assert_int_equal(file_write(in_directory("file"), FILE_PRIVATE, "third", 5), 0);
+    assert_ok(file_write(in_directory("file"), FILE_PRIVATE, "third", 5));
     expect_content("file", "third");
     assert_false(is_there("file.partial"));
 }
@@ -213,7 +213,7 @@ static void failures_leave_the_old_file(void **state)
     (void)state;
     const char *path = in_directory("file");
     int own = ERR_INTERNAL;
-    assert_int_equal(file_write(path, FILE_PRIVATE, "old", 3), 0);
+    assert_ok(file_write(path, FILE_PRIVATE, "old", 3));
     expect_unchanged(file_write_with(path, FILE_PRIVATE, fill_and_fail, &own), ERR_INTERNAL);
     assert_string_equal(err_text(), "no more");
     fsync_file_errno = EIO;
@@ -272,18 +272,18 @@ static void open_files_are_published(void **state)
     char temporary[FILE_PATH_BYTES];
     const char *path = in_directory("published");
     int fd;
-    assert_int_equal(file_open_temporary(path, FILE_PRIVATE, temporary, &fd), 0);
+    assert_ok(file_open_temporary(path, FILE_PRIVATE, temporary, &fd));
     assert_int_equal(write(fd, "abc", 3), 3);
-    assert_int_equal(file_publish(&fd, temporary, in_directory("published")), 0);
+    assert_ok(file_publish(&fd, temporary, in_directory("published")));
     assert_int_equal(fd, -1);
     expect_content("published", "abc");
 
-    assert_int_equal(file_open_temporary(path, FILE_PRIVATE, temporary, &fd), 0);
+    assert_ok(file_open_temporary(path, FILE_PRIVATE, temporary, &fd));
     assert_int_equal(file_publish(&fd, temporary, in_directory("missing/published")), -ENOENT);
     assert_int_equal(fd, -1);
     assert_false(is_there("published.partial"));
     fsync_file_errno = ENOSPC;
-    assert_int_equal(file_open_temporary(path, FILE_PRIVATE, temporary, &fd), 0);
+    assert_ok(file_open_temporary(path, FILE_PRIVATE, temporary, &fd));
     assert_int_equal(file_publish(&fd, temporary, in_directory("published")), -ENOSPC);
     fsync_file_errno = 0;
     assert_false(is_there("published.partial"));
@@ -297,11 +297,10 @@ static void directories_are_synced(void **state)
     (void)state;
     uint32_t made;
     fsync_directory_errno = EINVAL;
-    assert_int_equal(file_sync_directory(directory), 0);
-    assert_int_equal(file_sync_parent(in_directory("x")), 0);
-    assert_int_equal(file_write(in_directory("synced"), FILE_PRIVATE, "1", 1), 0);
-    assert_int_equal(file_make_directories(in_directory("on/such/a/system"), FILE_PRIVATE, &made),
-                     0);
+    assert_ok(file_sync_directory(directory));
+    assert_ok(file_sync_parent(in_directory("x")));
+    assert_ok(file_write(in_directory("synced"), FILE_PRIVATE, "1", 1));
+    assert_ok(file_make_directories(in_directory("on/such/a/system"), FILE_PRIVATE, &made));
     assert_int_equal(made, 4);
     fsync_directory_errno = EIO;
     assert_int_equal(file_sync_directory(directory), -EIO);
@@ -314,13 +313,13 @@ static void directories_are_synced(void **state)
     assert_false(is_there("synced.partial"));
     assert_int_equal(file_sync_directory(in_directory("none")), -ENOENT);
     assert_int_equal(file_sync_directory(in_directory("synced")), -ENOTDIR);
-    assert_int_equal(file_sync_parent("/"), 0);
-    assert_int_equal(file_sync_parent("no-directory-part"), 0);
+    assert_ok(file_sync_parent("/"));
+    assert_ok(file_sync_parent("no-directory-part"));
 
     /* A directory that may not be read: the file system is synced. The superuser reads it all the
      * same. */
     fsync_directory_errno = EACCES;
-    assert_int_equal(file_sync_parent(in_directory("synced")), 0);
+    assert_ok(file_sync_parent(in_directory("synced")));
     assert_int_equal(file_sync_parent(in_directory("none")), -EACCES);
     fsync_directory_errno = 0;
 }
@@ -330,20 +329,20 @@ static void directories_are_made(void **state)
     (void)state;
     uint32_t made = 7;
     directory_syncs = 0;
-    assert_int_equal(file_make_directories(in_directory("a//b/c/"), FILE_PRIVATE, &made), 0);
+    assert_ok(file_make_directories(in_directory("a//b/c/"), FILE_PRIVATE, &made));
     assert_int_equal(made, 3);
     assert_int_equal(directory_syncs, 3); /* the entry of each new one */
     assert_true(is_there("a/b/c"));
-    assert_int_equal(file_make_directories(in_directory("a/b/c"), FILE_PRIVATE, &made), 0);
+    assert_ok(file_make_directories(in_directory("a/b/c"), FILE_PRIVATE, &made));
     assert_int_equal(made, 0);
-    assert_int_equal(file_make_directories(in_directory("a/b/d"), FILE_PRIVATE, NULL), 0);
-    assert_int_equal(file_make_directories("/", FILE_PRIVATE, &made), 0);
+    assert_ok(file_make_directories(in_directory("a/b/d"), FILE_PRIVATE, NULL));
+    assert_ok(file_make_directories("/", FILE_PRIVATE, &made));
     file_unmake_directories(in_directory("a//b/c/"), 3); /* d stays, and so does what holds it */
     assert_false(is_there("a/b/c"));
     assert_true(is_there("a/b/d"));
 
     /* Directories that were made before a failure are removed. */
-    assert_int_equal(file_write(in_directory("a/file"), FILE_PRIVATE, "", 0), 0);
+    assert_ok(file_write(in_directory("a/file"), FILE_PRIVATE, "", 0));
     assert_int_equal(file_make_directories(in_directory("a/file/x"), FILE_PRIVATE, &made),
                      -ENOTDIR);
     assert_int_equal(made, 0);
@@ -371,27 +370,27 @@ static void modes_are_as_asked(void **state)
     int fd;
     for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
         mode_t before = umask(masks[i]);
-        assert_int_equal(file_make_directories(in_directory("m/n"), 0640, NULL), 0);
+        assert_ok(file_make_directories(in_directory("m/n"), 0640, NULL));
         assert_int_equal(mode_of("m"), 0750);
         assert_int_equal(mode_of("m/n"), 0750);
-        assert_int_equal(file_write(in_directory("m/n/private"), FILE_PRIVATE, "1", 1), 0);
+        assert_ok(file_write(in_directory("m/n/private"), FILE_PRIVATE, "1", 1));
         assert_int_equal(mode_of("m/n/private"), 0600);
-        assert_int_equal(file_write(in_directory("m/n/wish"), 0664, "1", 1), 0);
+        assert_ok(file_write(in_directory("m/n/wish"), 0664, "1", 1));
         assert_int_equal(mode_of("m/n/wish"), 0664);
-        assert_int_equal(file_write(in_directory("m/n/shared"), FILE_SHARED, "1", 1), 0);
+        assert_ok(file_write(in_directory("m/n/shared"), FILE_SHARED, "1", 1));
         assert_int_equal(mode_of("m/n/shared"), 0666 & ~masks[i]);
-        assert_int_equal(file_write(in_directory("m/n/as"), FILE_AS_DIRECTORY, "1", 1), 0);
+        assert_ok(file_write(in_directory("m/n/as"), FILE_AS_DIRECTORY, "1", 1));
         assert_int_equal(mode_of("m/n/as"), 0640);
         assert_int_equal(file_mode_of(in_directory("m/n")), 0640);
         assert_int_equal(file_mode_of(in_directory("none")), FILE_PRIVATE);
 
         assert_int_equal(chmod(in_directory("m/n/private"), 0604), 0);
-        assert_int_equal(file_write(in_directory("m/n/private"), FILE_PRIVATE, "2", 1), 0);
-        assert_int_equal(file_create(in_directory("m/n/private"), O_WRONLY, FILE_PRIVATE, &fd), 0);
+        assert_ok(file_write(in_directory("m/n/private"), FILE_PRIVATE, "2", 1));
+        assert_ok(file_create(in_directory("m/n/private"), O_WRONLY, FILE_PRIVATE, &fd));
         close(fd);
         assert_int_equal(mode_of("m/n/private"), 0604);
         assert_int_equal(chmod(in_directory("m/n"), 0711), 0);
-        assert_int_equal(file_make_directories(in_directory("m/n"), FILE_PRIVATE, NULL), 0);
+        assert_ok(file_make_directories(in_directory("m/n"), FILE_PRIVATE, NULL));
         assert_int_equal(mode_of("m/n"), 0711);
         static const char *const names[] = {"private", "wish", "shared", "as"};
         for (size_t n = 0; n < sizeof names / sizeof names[0]; n++) {
@@ -412,13 +411,13 @@ static void links_are_not_written(void **state)
     char temporary[FILE_PATH_BYTES], victim[FILE_PATH_BYTES];
     int fd;
     snprintf(victim, sizeof victim, "%s", in_directory("victim"));
-    assert_int_equal(file_write(victim, FILE_PRIVATE, "old", 3), 0);
+    assert_ok(file_write(victim, FILE_PRIVATE, "old", 3));
 
     assert_int_equal(symlink(victim, in_directory("new.partial")), 0);
-    assert_int_equal(file_write(in_directory("new"), FILE_PRIVATE, "new", 3), 0);
+    assert_ok(file_write(in_directory("new"), FILE_PRIVATE, "new", 3));
     expect_content("new", "new");
     assert_int_equal(symlink(victim, in_directory("new.partial")), 0);
-    assert_int_equal(file_open_temporary(in_directory("new"), FILE_PRIVATE, temporary, &fd), 0);
+    assert_ok(file_open_temporary(in_directory("new"), FILE_PRIVATE, temporary, &fd));
     assert_int_equal(write(fd, "x", 1), 1);
     close(fd);
     assert_int_equal(unlink(temporary), 0);
@@ -429,7 +428,7 @@ static void links_are_not_written(void **state)
     assert_non_null(strstr(err_text(), "link is a symbolic link"));
     assert_int_equal(file_create(in_directory("link"), O_RDWR | O_EXCL, FILE_PRIVATE, &fd),
                      -EEXIST);
-    assert_int_equal(file_write(in_directory("link"), FILE_PRIVATE, "mine", 4), 0);
+    assert_ok(file_write(in_directory("link"), FILE_PRIVATE, "mine", 4));
     expect_content("link", "mine"); /* the link is replaced */
     expect_content("victim", "old");
 }

@@ -232,7 +232,7 @@ static void one_rank_needs_nobody(void **state)
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         unsetenv(keys[i]);
     comm *self;
-    assert_int_equal(comm_join(&config, &self), 0);
+    assert_ok(comm_join(&config, &self));
     assert_int_equal(comm_get_world(self), 1);
     assert_int_equal(calls_give_values(self, NULL), 0);
     assert_int_equal(comm_fail(self, -EIO, "a drive"), -EIO);

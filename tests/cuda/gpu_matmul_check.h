@@ -115,7 +115,7 @@ static inline void product_run_plain(product_case *self)
 {
     int error = cudai_matmul_plain_launch(&self->desc, self->gpu->stream, self->a.first,
                                           self->b.first, self->bias.first, self->c.first);
-    assert_int_equal(cudai_check(error, "the plain product"), 0);
+    assert_ok(cudai_check(error, "the plain product"));
     gpu_sync(self->gpu);
 }
 

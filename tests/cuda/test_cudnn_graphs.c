@@ -20,7 +20,7 @@ struct shape {
 static kernel_context new_context(int compute_major)
 {
     kernel_context context = {.compute_major = compute_major};
-    assert_int_equal(cudai_cudnn_create(&context), 0);
+    assert_ok(cudai_cudnn_create(&context));
     return context;
 }
 
@@ -152,10 +152,8 @@ static void run_fake(cudai_cudnn_plan *plan, struct tensors *t)
     struct block back_scratch = new_block(cudai_cudnn_plan_backward_scratch_bytes(plan));
     mem_stats before, after;
     mem_get_stats(&before);
-    assert_int_equal(cudai_cudnn_forward(plan, &fake_cudnn, t->qkv.data, t->qkv.data + k,
-                                         t->qkv.data + v, t->output.data, (float *)t->lse.data,
-                                         scratch.data),
-                     0);
+    assert_ok(cudai_cudnn_forward(plan, &fake_cudnn, t->qkv.data, t->qkv.data + k, t->qkv.data + v,
+                                  t->output.data, (float *)t->lse.data, scratch.data));
     assert_int_equal(run_backward(plan, t, back_scratch.data), 0);
     mem_get_stats(&after);
     assert_int_equal(after.call_count, before.call_count);
@@ -186,7 +184,7 @@ static void check_desc(kernel_context *context, const attention_desc *desc, int 
     enum dtype type = desc->type;
     double tolerance = type == DTYPE_BF16 ? 0.03 : 0.004;
     cudai_cudnn_plan *plan;
-    assert_int_equal(cudai_cudnn_plan_create(context, desc, &plan), 0);
+    assert_ok(cudai_cudnn_plan_create(context, desc, &plan));
     assert_string_equal(cudai_cudnn_plan_way(plan),
                         fake_cudnn.planned_engine_idx >= FAKE_ENGINE_CHOSEN ? "ordered" : "parted");
     fake_cudnn.run_count = 0;
@@ -301,7 +299,7 @@ static void test_engines(void **state)
     fake_cudnn.refused_config_count = 2;
     fake_cudnn.unsound_config_count = 1;
     fake_cudnn.config_count = 5;
-    assert_int_equal(cudai_cudnn_plan_create(&context, &desc, &plan), 0);
+    assert_ok(cudai_cudnn_plan_create(&context, &desc, &plan));
     assert_int_equal(fake_cudnn.planned_engine_idx, 103);
     cudai_cudnn_plan_destroy(plan);
     fake_cudnn.config_count = 3; /* two that do not finalize, one that is nondeterministic */
@@ -330,7 +328,7 @@ static void test_run_errors(void **state)
     reset();
     kernel_context context = new_context(8);
     context.cudnn->workspace_bytes_max = 4 * 64 * 128 * 2;
-    assert_int_equal(cudai_cudnn_plan_create(&context, &desc, &plan), 0);
+    assert_ok(cudai_cudnn_plan_create(&context, &desc, &plan));
     struct block scratch = new_block(cudai_cudnn_plan_backward_scratch_bytes(plan));
     int live = fake_cudnn.live_descriptor_count;
     fake_cudnn.fail_run = 2; /* the backward's second part */

@@ -553,7 +553,7 @@ static void refusals(void **state)
     gpu->context.shared_bytes_max = 99 * KIB; /* of sm_86: every head dimension fits */
     for (desc.head_dim = 1; desc.head_dim <= 256; desc.head_dim++) {
         desc.qkv_stride = 8 * desc.head_dim;
-        assert_int_equal(cudai_own_attention_check(&gpu->context, &desc), 0);
+        assert_ok(cudai_own_attention_check(&gpu->context, &desc));
     }
     gpu->context.shared_bytes_max = shared_bytes_max;
     gpu_end(gpu);

@@ -170,7 +170,7 @@ static struct results run_reference(const struct tensors *t)
 static gpu_fixture *begin(void)
 {
     gpu_fixture *gpu = gpu_begin();
-    assert_int_equal(cudai_cudnn_create(&gpu->context), 0);
+    assert_ok(cudai_cudnn_create(&gpu->context));
     if (gpu->is_simulated) {
         attention_desc desc = {.batch = 1,
                                .tokens = 1,

@@ -13,7 +13,7 @@
 static gpu_fixture *begin(void)
 {
     gpu_fixture *gpu = gpu_begin();
-    assert_int_equal(cudai_cublas_create(&gpu->context), 0);
+    assert_ok(cudai_cublas_create(&gpu->context));
     return gpu;
 }
 
@@ -439,7 +439,7 @@ static void large(void **state)
         check_large(gpu, &desc, pattern, c, "the product");
         gpu_fill(gpu, c, 0xff, desc.m * desc.n * dtype_bytes(desc.c_type));
         int error = cudai_matmul_plain_launch(&desc, gpu->stream, a, b, NULL, c);
-        assert_int_equal(cudai_check(error, "the plain product"), 0);
+        assert_ok(cudai_check(error, "the plain product"));
         gpu_sync(gpu);
         check_large(gpu, &desc, pattern, c, "the plain product");
         cudai_matmul_destroy(product);

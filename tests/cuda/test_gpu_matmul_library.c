@@ -26,7 +26,7 @@ static void absent(void **state)
     expect_text("LD_LIBRARY_PATH");
     cudai_cublas_destroy(&gpu->context);
 
-    assert_int_equal(cudai_cublas_create(&gpu->context), 0);
+    assert_ok(cudai_cublas_create(&gpu->context));
     assert_string_equal(cudai_cublas_version(&gpu->context), "cuBLASLt 13.0.0");
     cudai_cublas_destroy(&gpu->context);
     gpu_end(gpu);
@@ -37,7 +37,7 @@ static void no_memory_to_try(void **state)
 {
     (void)state;
     gpu_fixture *gpu = gpu_begin();
-    assert_int_equal(cudai_cublas_create(&gpu->context), 0);
+    assert_ok(cudai_cublas_create(&gpu->context));
     matmul_desc desc = product_desc(64, 64, 64, PRODUCT_BIAS, 0, DTYPE_BF16, DTYPE_BF16);
     kernel_matmul *product;
     simulated_gpu_set_total_bytes(4096);
@@ -61,7 +61,7 @@ static void calls_only_enqueue(void **state)
 {
     (void)state;
     gpu_fixture *gpu = gpu_begin();
-    assert_int_equal(cudai_cublas_create(&gpu->context), 0);
+    assert_ok(cudai_cublas_create(&gpu->context));
     for (int is_odd = 0; is_odd < 2; is_odd++) {
         matmul_desc desc =
             product_desc(64, 64, 128, PRODUCT_BIAS, (uint64_t)is_odd, DTYPE_BF16, DTYPE_BF16);
@@ -116,7 +116,7 @@ static void column_blocks(void **state)
 {
     (void)state;
     gpu_fixture *gpu = gpu_begin();
-    assert_int_equal(cudai_cublas_create(&gpu->context), 0);
+    assert_ok(cudai_cublas_create(&gpu->context));
     for (int is_c = 0; is_c < 2; is_c++) {
         assert_true(runs_cublas(gpu, is_c, 0));
         assert_true(runs_cublas(gpu, is_c, 16));
@@ -134,7 +134,7 @@ static void failing(void **state)
 {
     (void)state;
     gpu_fixture *gpu = gpu_begin();
-    assert_int_equal(cudai_cublas_create(&gpu->context), 0);
+    assert_ok(cudai_cublas_create(&gpu->context));
     matmul_desc desc = product_desc(64, 64, 64, 0, 0, DTYPE_BF16, DTYPE_BF16);
     kernel_matmul *product = (kernel_matmul *)gpu;
     simulated_gpu_inject_fault(SIMULATED_FAULT_KERNEL, 0);

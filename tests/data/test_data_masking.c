@@ -14,7 +14,7 @@ static char directory[] = "test_masking_XXXXXX";
 static masking start(double share)
 {
     masking self;
-    assert_int_equal(masking_init(&self, share, VOCAB, MASK, NULL), 0);
+    assert_ok(masking_init(&self, share, VOCAB, MASK, NULL));
     return self;
 }
 
@@ -123,14 +123,14 @@ static void the_tokenizer_knows_the_tokens(void **state)
         "\"##b\": 6}}}";
     tokenizer *words;
     masking self;
-    assert_int_equal(tokenizer_open(write_text("tokenizer.json", json), &words), 0);
-    assert_int_equal(masking_init(&self, 0.15, 7, -1, words), 0);
+    assert_ok(tokenizer_open(write_text("tokenizer.json", json), &words));
+    assert_ok(masking_init(&self, 0.15, 7, -1, words));
     assert_int_equal(self.mask_token, 4);
     assert_int_equal(self.special_count, 4);
     const int32_t specials[4] = {0, 1, 2, 4};
     assert_memory_equal(self.specials, specials, sizeof specials);
     /* the job's own token comes first */
-    assert_int_equal(masking_init(&self, 0.15, 7, 5, words), 0);
+    assert_ok(masking_init(&self, 0.15, 7, 5, words));
     assert_int_equal(self.mask_token, 5);
     assert_error(masking_init(&self, 0.15, 4, -1, words), ERR_CONFIG, "model.vocab_size is 4");
     assert_error(masking_init(&self, 0.15, 7, -1, NULL), ERR_CONFIG, "data.mask_token");
@@ -153,10 +153,9 @@ static void a_mixture_masks_its_windows(void **state)
     for (int i = 0; i < 2; i++) {
         corpus *source;
         const double weight = 1;
-        assert_int_equal(corpus_open_as(&path, 1, DATA_TEXT, 0, &source), 0);
-        assert_int_equal(mixture_create(&source, &weight, 1, SEED, LENGTH, SHUFFLE_WINDOWS,
-                                        DOCUMENTS_SEPARATE, &of[i]),
-                         0);
+        assert_ok(corpus_open_as(&path, 1, DATA_TEXT, 0, &source));
+        assert_ok(mixture_create(&source, &weight, 1, SEED, LENGTH, SHUFFLE_WINDOWS,
+                                 DOCUMENTS_SEPARATE, &of[i]));
     }
     mixture_mask(of[1], &self);
     assert_false(mixture_has_uncounted(of[0]));

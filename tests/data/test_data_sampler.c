@@ -41,7 +41,7 @@ static const char *write_file(const char *name, uint64_t begin, uint64_t count)
 static corpus *open_one(const char *path)
 {
     corpus *source;
-    assert_int_equal(corpus_open_as(&path, 1, DATA_TEXT, 0, &source), 0);
+    assert_ok(corpus_open_as(&path, 1, DATA_TEXT, 0, &source));
     return source;
 }
 
@@ -51,13 +51,13 @@ static void files_are_joined(void **state)
     const char *paths[3] = {write_file("a", 0, 100), write_file("b", 100, 1),
                             write_file("c", 101, 57)};
     corpus *source;
-    assert_int_equal(corpus_open_as(paths, 3, DATA_TEXT, 0, &source), 0);
+    assert_ok(corpus_open_as(paths, 3, DATA_TEXT, 0, &source));
     assert_int_equal(corpus_token_count(source), 158);
     int32_t tokens[158 + 1];
     for (uint64_t begin = 0; begin <= 158; begin += 3)
         for (uint64_t count = 0; begin + count <= 158; count++) {
             tokens[count] = -7;
-            assert_int_equal(corpus_read(source, begin, count, tokens), 0);
+            assert_ok(corpus_read(source, begin, count, tokens));
             for (uint64_t i = 0; i < count; i++)
                 assert_int_equal(tokens[i], byte_at(begin + i));
             assert_int_equal(tokens[count], -7);
@@ -102,12 +102,12 @@ static void short_and_shrinking_files(void **state)
     assert_error(sampler_init(&windows, source, 1, 16, SHUFFLE_WINDOWS), ERR_INPUT, "17 tokens");
     assert_int_equal(sampler_init(&windows, source, 1, UINT64_MAX, SHUFFLE_WINDOWS), ERR_INPUT);
     assert_int_equal(sampler_init(&windows, source, 1, 0, SHUFFLE_WINDOWS), ERR_INPUT);
-    assert_int_equal(sampler_init(&windows, source, 1, 15, SHUFFLE_WINDOWS),
-                     0); /* T + 2 tokens: one window */
+    assert_ok(
+        sampler_init(&windows, source, 1, 15, SHUFFLE_WINDOWS)); /* T + 2 tokens: one window */
     assert_int_equal(windows.windows_per_epoch, 1);
     int32_t inputs[15], targets[15];
     for (uint64_t idx = 0; idx < 20; idx++)
-        assert_int_equal(sampler_window(&windows, idx, inputs, targets, NULL), 0);
+        assert_ok(sampler_window(&windows, idx, inputs, targets, NULL));
     assert_int_equal(truncate(path, 3), 0);
     assert_error(sampler_window(&windows, 0, inputs, targets, NULL), ERR_INPUT, path);
     corpus_close(source);
@@ -139,7 +139,7 @@ static void each_window_once(void **state)
         uint64_t window = cases[c].window, token_count = cases[c].tokens;
         corpus *source = open_one(write_file("tokens", 0, token_count));
         sampler windows;
-        assert_int_equal(sampler_init(&windows, source, SEED, window, SHUFFLE_WINDOWS), 0);
+        assert_ok(sampler_init(&windows, source, SEED, window, SHUFFLE_WINDOWS));
         uint64_t per_epoch = windows.windows_per_epoch;
         assert_true(per_epoch * window + window + 1 >= token_count - 1);
         uint64_t first_epoch[256], order_changes = 0;
@@ -147,8 +147,7 @@ static void each_window_once(void **state)
             unsigned char seen[TOKENS_MAX] = {0};
             uint64_t shift = UINT64_MAX;
             for (uint64_t i = 0; i < per_epoch; i++) {
-                assert_int_equal(
-                    sampler_window(&windows, epoch * per_epoch + i, inputs, targets, NULL), 0);
+                assert_ok(sampler_window(&windows, epoch * per_epoch + i, inputs, targets, NULL));
                 uint64_t begin = begin_of(inputs, window, targets, token_count);
                 if (shift == UINT64_MAX)
                     shift = begin % window;
@@ -172,18 +171,18 @@ static void resumes_by_number(void **state)
     (void)state;
     corpus *source = open_one(write_file("resume", 0, 5000));
     sampler one, other, reseeded;
-    assert_int_equal(sampler_init(&one, source, SEED, 24, SHUFFLE_WINDOWS), 0);
-    assert_int_equal(sampler_init(&reseeded, source, SEED + 1, 24, SHUFFLE_WINDOWS), 0);
+    assert_ok(sampler_init(&one, source, SEED, 24, SHUFFLE_WINDOWS));
+    assert_ok(sampler_init(&reseeded, source, SEED + 1, 24, SHUFFLE_WINDOWS));
     int32_t a[24], b[24], x[24], y[24];
     uint64_t differences = 0;
     for (uint64_t i = 0; i < 500; i++) {
         uint64_t idx = rng_u64(SEED, 2, i) >> (i % 40); /* any number, huge ones included */
-        assert_int_equal(sampler_init(&other, source, SEED, 24, SHUFFLE_WINDOWS), 0);
-        assert_int_equal(sampler_window(&one, idx, a, b, NULL), 0);
-        assert_int_equal(sampler_window(&other, idx, x, y, NULL), 0);
+        assert_ok(sampler_init(&other, source, SEED, 24, SHUFFLE_WINDOWS));
+        assert_ok(sampler_window(&one, idx, a, b, NULL));
+        assert_ok(sampler_window(&other, idx, x, y, NULL));
         assert_memory_equal(a, x, sizeof a);
         assert_memory_equal(b, y, sizeof b);
-        assert_int_equal(sampler_window(&reseeded, idx, x, y, NULL), 0);
+        assert_ok(sampler_window(&reseeded, idx, x, y, NULL));
         differences += memcmp(a, x, sizeof a) != 0;
     }
     assert_true(differences > 450);
@@ -196,11 +195,11 @@ static void order_is_shuffled(void **state)
     (void)state;
     corpus *source = open_one(write_file("order", 0, 4001));
     sampler windows;
-    assert_int_equal(sampler_init(&windows, source, SEED, 16, SHUFFLE_WINDOWS), 0);
+    assert_ok(sampler_init(&windows, source, SEED, 16, SHUFFLE_WINDOWS));
     int32_t inputs[16], targets[16];
     uint64_t successors = 0, previous = 0;
     for (uint64_t i = 0; i < windows.windows_per_epoch; i++) {
-        assert_int_equal(sampler_window(&windows, i, inputs, targets, NULL), 0);
+        assert_ok(sampler_window(&windows, i, inputs, targets, NULL));
         uint64_t begin = begin_of(inputs, 16, targets, 4001);
         successors += i > 0 && begin == previous + 16;
         previous = begin;
@@ -214,13 +213,13 @@ static void evaluation_in_order(void **state)
     (void)state;
     corpus *source = open_one(write_file("valid", 0, 101));
     sampler windows;
-    assert_int_equal(sampler_init(&windows, source, SEED, 10, SHUFFLE_WINDOWS), 0);
+    assert_ok(sampler_init(&windows, source, SEED, 10, SHUFFLE_WINDOWS));
     assert_int_equal(windows.windows_per_epoch, 9);
     int32_t inputs[10], targets[10];
     mem_stats before, after;
     mem_get_stats(&before);
     for (uint64_t idx = 0; idx < 20; idx++) {
-        assert_int_equal(sampler_window_in_order(&windows, idx, inputs, targets, NULL), 0);
+        assert_ok(sampler_window_in_order(&windows, idx, inputs, targets, NULL));
         for (uint64_t i = 0; i < 10; i++) {
             assert_int_equal(inputs[i], byte_at(idx % 9 * 10 + i));
             assert_int_equal(targets[i], byte_at(idx % 9 * 10 + i + 1));

@@ -177,13 +177,13 @@ static inline void expect_tokens(corpus *source, uint64_t count, uint64_t vocab)
 {
     static int32_t tokens[TOKENS];
     assert_int_equal(corpus_token_count(source), count);
-    assert_int_equal(corpus_read(source, 0, count, tokens), 0);
+    assert_ok(corpus_read(source, 0, count, tokens));
     for (uint64_t i = 0; i < count; i++)
         assert_int_equal(tokens[i], token_of(i, vocab));
     for (uint64_t turn = 0; turn < 200; turn++) {
         uint64_t begin = rng_below(SEED, 11, turn, count);
         uint64_t part = rng_below(SEED, 12, turn, count - begin + 1);
-        assert_int_equal(corpus_read(source, begin, part, tokens), 0);
+        assert_ok(corpus_read(source, begin, part, tokens));
         for (uint64_t i = 0; i < part; i++)
             assert_int_equal(tokens[i], token_of(begin + i, vocab));
     }
@@ -264,9 +264,9 @@ static inline const char *show(corpus *source)
     size_t at = 0;
     uint64_t count = corpus_token_count(source), document = 0, begin, length;
     assert_true(count < 2000);
-    assert_int_equal(corpus_read(source, 0, count, tokens), 0);
-    assert_int_equal(corpus_read_targets(source, 0, count, targets), 0);
-    assert_int_equal(corpus_document(source, 0, &begin, &length), 0);
+    assert_ok(corpus_read(source, 0, count, tokens));
+    assert_ok(corpus_read_targets(source, 0, count, targets));
+    assert_ok(corpus_document(source, 0, &begin, &length));
     for (uint64_t i = 0; i < count; i++) {
         assert_true(targets[i] == -1 || targets[i] == tokens[i]);
         text[at++] = targets[i] < 0 ? '.' : (char)tokens[i];
@@ -274,7 +274,7 @@ static inline const char *show(corpus *source)
             continue;
         text[at++] = '|';
         if (++document < corpus_document_count(source))
-            assert_int_equal(corpus_document(source, document, &begin, &length), 0);
+            assert_ok(corpus_document(source, document, &begin, &length));
     }
     text[at] = '\0';
     assert_int_equal(document, corpus_document_count(source));

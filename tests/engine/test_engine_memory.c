@@ -50,7 +50,7 @@ static void run_sealed(const char *update, const char *backend, const char *eval
     fixture_set(&sets, "io.backend=%s", backend);
     fixture_set(&sets, "run.eval_every=%s", eval);
     uint64_t resident_before = 0, live_before;
-    assert_int_equal(arena_process_memory(&resident_before, NULL, NULL), 0);
+    assert_ok(arena_process_memory(&resident_before, NULL, NULL));
     mem_stats stats;
     mem_get_stats(&stats);
     job *asked = fixture_job("sealed", &shape, &sets);

@@ -68,7 +68,7 @@ static void fixture_begin(fixture *f, draws *rng, kernel_context *context, uint3
     f->setup.unit_elems = f->elems;
     f->setup.ranks.world = world;
     f->engine.setup = &f->setup;
-    assert_int_equal(enginei_make_norm(&f->engine), 0);
+    assert_ok(enginei_make_norm(&f->engine));
     f->whole = mem_alloc(f->block_count, sizeof *f->whole, "test");
     assert_non_null(f->whole);
     for (uint64_t i = 0; i < f->block_count; i++)
@@ -112,7 +112,7 @@ static double total_in_parts(fixture *f, draws *rng)
     for (uint32_t i = 0; i < count; i++) {
         uint32_t part = (start + i) % count;
         gather(f, part, gathered);
-        assert_int_equal(enginei_reduce_norm(&f->engine, NULL, part, gathered, ordered), 0);
+        assert_ok(enginei_reduce_norm(&f->engine, NULL, part, gathered, ordered));
     }
     mem_free(gathered);
     mem_free(ordered);

@@ -230,7 +230,7 @@ void format_write_two(uint64_t first_generation)
     static manifest record;
     for (uint64_t g = first_generation; g < first_generation + 2; g++) {
         format_commit(&record, g);
-        assert_int_equal(manifest_write(directory, &record), 0);
+        assert_ok(manifest_write(directory, &record));
         manifest_fini(&record);
     }
 }

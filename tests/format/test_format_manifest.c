@@ -35,7 +35,7 @@ static void written_is_read(void **state)
     for (uint64_t g = 1; g <= sizeof shapes / sizeof shapes[0]; g++) {
         format_draw(&in, SEED, g, &shapes[g - 1]);
         mem_seal(); /* a commit happens in sealed memory */
-        assert_int_equal(manifest_write(format_directory(), &in), 0);
+        assert_ok(manifest_write(format_directory(), &in));
         mem_stats stats;
         mem_get_stats(&stats);
         assert_int_equal(stats.call_count_after_seal, 0);
@@ -62,7 +62,7 @@ static void texts_of_any_length_are_read(void **state)
         in.fingerprint = XXH3_64bits(in.identity, text_length);
         memset(in.slabs.drives[0], 0, sizeof in.slabs.drives[0]);
         memset(in.slabs.drives[0], 'd', text_length);
-        assert_int_equal(manifest_write(format_directory(), &in), 0);
+        assert_ok(manifest_write(format_directory(), &in));
         assert_int_equal(manifest_read(format_directory(), &out, &found), 1);
         format_assert_same(&in, &out);
         manifest_fini(&in);
@@ -91,7 +91,7 @@ static void layout_is_as_documented(void **state)
     static manifest in;
     static unsigned char bytes[FORMAT_FILE_MAX];
     format_draw(&in, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 2, 1, 3, 3, 2});
-    assert_int_equal(manifest_write(format_directory(), &in), 0);
+    assert_ok(manifest_write(format_directory(), &in));
     size_t count = format_load(0, bytes);
     size_t drives = padded(strlen(in.slabs.drives[0]) + 1 + strlen(in.slabs.drives[1]) + 1);
     size_t leftovers = padded(strlen(in.leftover.drives[0]) + 1),
@@ -186,7 +186,7 @@ static void other_versions_are_refused(void **state)
         bytes[count - 1] ^= 1;
     }
     format_draw(&in, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 2, 0, 3, 1, 0});
-    assert_int_equal(manifest_write(format_directory(), &in), 0);
+    assert_ok(manifest_write(format_directory(), &in));
     whole = format_load(0, bytes);
     bytes[8] = 0;
     format_sign(bytes, whole);
@@ -212,7 +212,7 @@ static void state_formats_are_read(void **state)
             in.extents[i].offset_bytes =
                 i ? in.extents[i - 1].offset_bytes + in.extents[i - 1].size_bytes : 0;
         }
-        assert_int_equal(manifest_write(format_directory(), &in), 0);
+        assert_ok(manifest_write(format_directory(), &in));
         size_t count = format_load(0, bytes);
         assert_int_equal(manifest_read(format_directory(), &out, &found), 1);
         format_assert_same(&in, &out);
@@ -325,7 +325,7 @@ static void halves_stand_together(void **state)
     bool has_others = last >= 2 && in.extents[last - 2].unit == unit;
     assert_int_equal(manifest_write(format_directory(), &in), has_others ? -EINVAL : 0);
     in.extent_count = count;
-    assert_int_equal(manifest_write(format_directory(), &in), 0);
+    assert_ok(manifest_write(format_directory(), &in));
     manifest_fini(&in);
     format_remove_slots();
 }
@@ -340,10 +340,10 @@ static void any_bit_and_length_is_found(void **state)
                                                  {MANIFEST_COMMITTED, 1, 1, 1, 2, 3}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         format_draw(&in, SEED, 8, &shapes[i]);
-        assert_int_equal(manifest_write(format_directory(), &in), 0);
+        assert_ok(manifest_write(format_directory(), &in));
         manifest_fini(&in);
         size_t count = format_load(0, bytes);
-        assert_int_equal(manifest_decode(bytes, count, 0, &out), 0);
+        assert_ok(manifest_decode(bytes, count, 0, &out));
         manifest_fini(&out);
         assert_int_equal(manifest_decode(bytes, count, 1, &out), ERR_CORRUPT); /* the wrong slot */
         for (size_t bit = 0; bit < 8 * count; bit++) {
@@ -380,7 +380,7 @@ static void frozen_params_are_read(void **state)
         format_draw(&in, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 2, 1, 3, 2, 3});
         freeze(&in, 0, width);
         freeze(&in, 2, width);
-        assert_int_equal(manifest_write(format_directory(), &in), 0);
+        assert_ok(manifest_write(format_directory(), &in));
         assert_int_equal(manifest_read(format_directory(), &out, &found), 1);
         format_assert_same(&in, &out);
         manifest_fini(&out);
@@ -397,7 +397,7 @@ static void frozen_params_are_read(void **state)
         in.extents[in.extent_count - 1].param_bytes = 0; /* of one unit all or none */
         assert_int_equal(manifest_write(format_directory(), &in), -EINVAL);
         freeze(&in, 2, width);
-        assert_int_equal(manifest_write(format_directory(), &in), 0);
+        assert_ok(manifest_write(format_directory(), &in));
         manifest_fini(&in);
         format_remove_slots();
     }

@@ -33,7 +33,7 @@ static void shards_are_equal(void **state)
                                        .offset_bytes = i / 3 * MIB};
     }
     record.total_bytes = 2 * record.stripe_bytes;
-    assert_int_equal(manifest_write(format_directory(), &record), 0);
+    assert_ok(manifest_write(format_directory(), &record));
     static manifest out;
     int found;
     assert_int_equal(manifest_read(format_directory(), &out, &found), 1); /* ranks do not overlap */
@@ -67,7 +67,7 @@ static void shards_are_equal(void **state)
     expect_refused(&record, "1025 ranks");
     record.world_size = record.slabs.rank_count = 3;
     extents[4].offset_bytes = extents[1].offset_bytes; /* found by who reads */
-    assert_int_equal(manifest_write(format_directory(), &record), 0);
+    assert_ok(manifest_write(format_directory(), &record));
     format_expect_reason(manifest_read(format_directory(), &out, &found), ERR_CORRUPT,
                          "overlap on the slab of rank 1");
     manifest_fini(&record);

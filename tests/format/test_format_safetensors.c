@@ -247,13 +247,13 @@ static void written_files_are_read_again(void **state)
         last[i] = (float)i / 3;
     safetensors_writer *writer;
     safetensors_table table;
-    assert_int_equal(safetensors_create(path, rows, 3, &writer), 0);
-    assert_int_equal(safetensors_write(writer, 2, 3, 4, last + 3), 0); /* in any order */
-    assert_int_equal(safetensors_write(writer, 0, 0, 15, first), 0);
-    assert_int_equal(safetensors_write(writer, 2, 0, 3, last), 0);
+    assert_ok(safetensors_create(path, rows, 3, &writer));
+    assert_ok(safetensors_write(writer, 2, 3, 4, last + 3)); /* in any order */
+    assert_ok(safetensors_write(writer, 0, 0, 15, first));
+    assert_ok(safetensors_write(writer, 2, 0, 3, last));
     assert_true(access(path, F_OK) != 0); /* not before it is whole */
-    assert_int_equal(safetensors_finish(writer), 0);
-    assert_int_equal(safetensors_open(path, &table), 0);
+    assert_ok(safetensors_finish(writer));
+    assert_ok(safetensors_open(path, &table));
     struct stat info;
     assert_int_equal(stat(path, &info), 0);
     assert_int_equal(table.file_bytes, info.st_size);
@@ -262,10 +262,10 @@ static void written_files_are_read_again(void **state)
     assert_int_equal(tensor->file_offset % 8, 0);
     FILE *file = fopen(path, "rb");
     assert_non_null(file);
-    assert_int_equal(safetensors_read(&table, fileno(file), tensor, 0, 30, got_first), 0);
+    assert_ok(safetensors_read(&table, fileno(file), tensor, 0, 30, got_first));
     assert_memory_equal(got_first, first, sizeof first);
     tensor = safetensors_find(&table, "last \"quoted\"");
-    assert_int_equal(safetensors_read(&table, fileno(file), tensor, 8, 20, got_last), 0);
+    assert_ok(safetensors_read(&table, fileno(file), tensor, 8, 20, got_last));
     assert_memory_equal(got_last, last + 2, 20);
     assert_int_equal(safetensors_read(&table, fileno(file), tensor, 8, 24, got_last), ERR_INTERNAL);
     char metadata[64] = "";
@@ -286,12 +286,12 @@ static void unfinished_files_leave_nothing(void **state)
     const float values[2] = {1, 2};
     safetensors_writer *writer;
     hf_fixture_text(hf_dir, "unfinished.safetensors", "before");
-    assert_int_equal(safetensors_create(path, &row, 1, &writer), 0);
-    assert_int_equal(safetensors_write(writer, 0, 0, 1, values), 0);
+    assert_ok(safetensors_create(path, &row, 1, &writer));
+    assert_ok(safetensors_write(writer, 0, 0, 1, values));
     assert_int_equal(safetensors_write(writer, 0, 1, 2, values), ERR_INTERNAL);
     assert_error(safetensors_finish(writer), ERR_INTERNAL, "1 elements were written, and it has 2");
     assert_true(access(partial, F_OK) != 0);
-    assert_int_equal(safetensors_create(path, &row, 1, &writer), 0);
+    assert_ok(safetensors_create(path, &row, 1, &writer));
     safetensors_abandon(writer);
     assert_true(access(partial, F_OK) != 0);
     struct stat status;
@@ -366,7 +366,7 @@ static void hostile_indices_are_named(void **state)
               "{" TENSOR("c", "F32", "[6]", "0", "24") "}", sizeof header - 1, 24);
     hf_fixture_text(dir, "model.safetensors.index.json",
                     "{\"weight_map\": {\"a\": \"one.safetensors\", \"c\": \"three.safetensors\"}}");
-    assert_int_equal(hf_open(dir, &files), 0);
+    assert_ok(hf_open(dir, &files));
     assert_int_equal(hf_count(files), 2);
     hf_tensor at;
     assert_true(hf_find(files, "c", &at) && !hf_find(files, "b", &at));

@@ -161,7 +161,7 @@ static void write_record(enum manifest_state record_state, uint64_t generation)
 {
     static manifest record;
     format_draw(&record, SEED, generation, &(struct format_shape){record_state, 2, 0, 2, 1, 0});
-    assert_int_equal(manifest_write(format_directory(), &record), 0);
+    assert_ok(manifest_write(format_directory(), &record));
     manifest_fini(&record);
 }
 
@@ -200,7 +200,7 @@ static void a_longer_slot_leaves_no_tail(void **state)
     for (uint64_t g = 1; g <= sizeof units / sizeof units[0]; g++) {
         format_draw(&record, SEED, g,
                     &(struct format_shape){MANIFEST_COMMITTED, 2, 0, units[g - 1], 1, 0});
-        assert_int_equal(manifest_write(format_directory(), &record), 0);
+        assert_ok(manifest_write(format_directory(), &record));
         manifest_fini(&record);
         format_expect(g);
     }
@@ -332,7 +332,7 @@ static void a_failed_write_never_counts(void **state)
             assert_memory_equal(before, bytes, count);
             assert_int_equal(counting(), next - 1);
             /* Nothing has changed, and the next try counts. */
-            assert_int_equal(manifest_write(format_directory(), &record), 0);
+            assert_ok(manifest_write(format_directory(), &record));
             assert_int_equal(counting(), next);
             manifest_fini(&record);
         }
@@ -362,7 +362,7 @@ static void a_kill_leaves_one_of_two(void **state)
             bool in_place = situation == 3;
             bool is_there = stage == 3 || (stage == 2 && in_place);
             assert_int_equal(counting(), is_there ? next : next - 1);
-            assert_int_equal(manifest_write(format_directory(), &record), 0);
+            assert_ok(manifest_write(format_directory(), &record));
             assert_int_equal(counting(), next);
             manifest_fini(&record);
         }
@@ -435,7 +435,7 @@ static void two_runs_are_not_one(void **state)
             record.leftover.uuid[3] ^= 2;
         }
         record.slabs.uuid[3] ^= 1;
-        assert_int_equal(manifest_write(format_directory(), &record), 0);
+        assert_ok(manifest_write(format_directory(), &record));
         manifest_fini(&record);
         if (is_move == 1) {
             format_expect(12);
@@ -486,14 +486,14 @@ static void the_first_commit_reserves_the_next(void **state)
     const struct format_shape large = {MANIFEST_COMMITTED, 2, 0, 400, 1, 0};
     format_remove_slots();
     format_draw(&record, SEED, 1, &(struct format_shape){MANIFEST_BEGUN, 2, 0, 0, 1, 0});
-    assert_int_equal(manifest_write(format_directory(), &record), 0);
+    assert_ok(manifest_write(format_directory(), &record));
     manifest_fini(&record);
     int fd = open(format_slot(1), O_WRONLY | O_CLOEXEC);
     assert_true(fd >= 0 && fstat(fd, &begun) == 0);
     bool reserves = fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, begun.st_size) == 0;
     close(fd);
     format_draw(&record, SEED, 2, &large);
-    assert_int_equal(manifest_write(format_directory(), &record), 0);
+    assert_ok(manifest_write(format_directory(), &record));
     manifest_fini(&record);
     assert_int_equal(stat(format_slot(0), &commit), 0);
     assert_int_equal(stat(format_slot(1), &reserved), 0);
@@ -503,7 +503,7 @@ static void the_first_commit_reserves_the_next(void **state)
         assert_true(reserved.st_blocks * 512 >= commit.st_size);
     format_expect(2);
     format_draw(&record, SEED, 3, &large);
-    assert_int_equal(manifest_write(format_directory(), &record), 0);
+    assert_ok(manifest_write(format_directory(), &record));
     manifest_fini(&record);
     format_expect(3);
     format_remove_slots();
@@ -516,11 +516,11 @@ static void slots_are_removed(void **state)
     assert_int_equal(link(format_slot(0), format_path("manifest-0.new")), 0);
     assert_int_equal(link(format_slot(0), format_path("manifest-1.new")), 0);
     assert_int_equal(link(format_slot(0), format_path("manifest-2")), 0);
-    assert_int_equal(manifest_remove(format_directory()), 0);
+    assert_ok(manifest_remove(format_directory()));
     assert_false(format_exists("manifest-0") || format_exists("manifest-1") ||
                  format_exists("manifest-0.new") || format_exists("manifest-1.new"));
     assert_int_equal(unlink(format_path("manifest-2")), 0);
-    assert_int_equal(manifest_remove(format_directory()), 0);
+    assert_ok(manifest_remove(format_directory()));
     assert_int_equal(mkdir(format_slot(0), 0700), 0);
     format_store(1, before, 10);
     assert_true(manifest_remove(format_directory()) < 0);

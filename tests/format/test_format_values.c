@@ -19,7 +19,7 @@ static unsigned char bytes[FORMAT_FILE_MAX], damaged[FORMAT_FILE_MAX];
 
 static size_t slot_bytes(const manifest *record)
 {
-    assert_int_equal(manifest_write(format_directory(), record), 0);
+    assert_ok(manifest_write(format_directory(), record));
     return format_load((int)(record->generation % 2), bytes);
 }
 
@@ -289,7 +289,7 @@ static void impossible_records_are_not_written(void **state)
     record.leftover = record.slabs;
     format_expect_reason(manifest_write(format_directory(), &record), -EINVAL, "its own slab");
     record.leftover.uuid[3] ^= 1;
-    assert_int_equal(manifest_write(format_directory(), &record), 0);
+    assert_ok(manifest_write(format_directory(), &record));
     manifest_fini(&record);
     format_remove_slots();
 }
@@ -470,7 +470,7 @@ static int try_damaged(uint64_t round, size_t count)
     if (rc == 0) {
         assert_possible(&out);
         /* A record that was read can be written, and reads the same again. */
-        assert_int_equal(manifest_write(format_directory(), &out), 0);
+        assert_ok(manifest_write(format_directory(), &out));
         static manifest again;
         int found;
         assert_int_equal(manifest_read(format_directory(), &again, &found), 1);

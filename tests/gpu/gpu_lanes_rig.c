@@ -130,7 +130,7 @@ static lane *make_worker(gpu_rig *self, const char *name, uint32_t owner)
     lane_worker_config config = {
         .name = name, .run = fixture_execute, .user = &self->arenas, .owner = owner, .depth = 3};
     lane *made;
-    assert_int_equal(lane_worker_create(&config, &made), 0);
+    assert_ok(lane_worker_create(&config, &made));
     return made;
 }
 
@@ -166,14 +166,14 @@ static int comm_start(void *user)
 void gpu_rig_init_staged(gpu_rig *self, uint32_t depth)
 {
     gpu_rig_init(self, depth);
-    assert_int_equal(device_stream_create(self->gpu, true, &self->comm_stream), 0);
+    assert_ok(device_stream_create(self->gpu, true, &self->comm_stream));
     lane_worker_config config = {.name = "comm",
                                  .run = comm_run,
                                  .start_thread = comm_start,
                                  .user = self,
                                  .owner = OWNER_COMM,
                                  .depth = depth};
-    assert_int_equal(lane_worker_create(&config, &self->lanes[LANE_COMM]), 0);
+    assert_ok(lane_worker_create(&config, &self->lanes[LANE_COMM]));
 }
 
 static void init(gpu_rig *self, uint32_t depth, bool is_timed)
@@ -183,11 +183,11 @@ static void init(gpu_rig *self, uint32_t depth, bool is_timed)
     self->is_untimed = !is_timed;
     self->break_idx = self->fail_enqueue_idx = self->fail_finish_idx = PROGRAM_NONE;
     assert_ok(device_open(0, &self->gpu));
-    assert_int_equal(device_reserve(self->gpu, ARENA_BYTES, &self->device_base), 0);
+    assert_ok(device_reserve(self->gpu, ARENA_BYTES, &self->device_base));
     self->pinned =
         mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(self->pinned != MAP_FAILED);
-    assert_int_equal(device_pin(self->gpu, self->pinned, ARENA_BYTES), 0);
+    assert_ok(device_pin(self->gpu, self->pinned, ARENA_BYTES));
     lane_stream_config config = gpu_rig_config(self);
     assert_ok(lane_stream_create(&config, &self->lanes[LANE_H2D]));
     self->lanes[LANE_D2H] = self->lanes[LANE_COMM] = self->lanes[LANE_COMPUTE] =
@@ -195,7 +195,7 @@ static void init(gpu_rig *self, uint32_t depth, bool is_timed)
     self->lanes[LANE_READ] = make_worker(self, "read", OWNER_READ);
     self->lanes[LANE_WRITE] = make_worker(self, "write", OWNER_WRITE);
     self->lanes[LANE_UPDATE] = make_worker(self, "update", OWNER_UPDATE);
-    assert_int_equal(trace_init(&self->ring, GPU_RIG_EVENTS), 0);
+    assert_ok(trace_init(&self->ring, GPU_RIG_EVENTS));
 }
 
 void gpu_rig_init(gpu_rig *self, uint32_t depth)
@@ -235,8 +235,8 @@ static void move_arena(gpu_rig *self, enum device_direction direction, uint64_t 
     device_stream *stream = lane_stream_of(self->lanes[LANE_H2D], LANE_COMPUTE);
     void *target = direction == DEVICE_FROM_HOST ? self->device_base : host;
     void *source = direction == DEVICE_FROM_HOST ? host : self->device_base;
-    assert_int_equal(device_copy(self->gpu, stream, target, source, size_bytes, direction), 0);
-    assert_int_equal(device_synchronize(self->gpu, NULL), 0);
+    assert_ok(device_copy(self->gpu, stream, target, source, size_bytes, direction));
+    assert_ok(device_synchronize(self->gpu, NULL));
 }
 
 /* Content for the program's arenas, drawn from the seed. */
@@ -274,7 +274,7 @@ executor *gpu_rig_executor(gpu_rig *self, const program *const *programs, uint32
                               .is_skipped = &self->arenas.is_skipped};
     memcpy(config.lanes, self->lanes, sizeof config.lanes);
     executor *exec;
-    assert_int_equal(executor_create(&config, &exec), 0);
+    assert_ok(executor_create(&config, &exec));
     return exec;
 }
 

@@ -33,14 +33,14 @@ static device *open_gpu(void)
 static device_stream *make_stream(device *gpu)
 {
     device_stream *stream;
-    assert_int_equal(device_stream_create(gpu, false, &stream), 0);
+    assert_ok(device_stream_create(gpu, false, &stream));
     return stream;
 }
 
 static device_event *make_event(device *gpu, bool is_timed)
 {
     device_event *event;
-    assert_int_equal(device_event_create(gpu, is_timed, &event), 0);
+    assert_ok(device_event_create(gpu, is_timed, &event));
     return event;
 }
 
@@ -56,7 +56,7 @@ static unsigned char *make_pinned(device *gpu, size_t size_bytes)
 
 static void drop_pinned(device *gpu, unsigned char *memory, size_t size_bytes)
 {
-    assert_int_equal(device_unpin(gpu, memory), 0);
+    assert_ok(device_unpin(gpu, memory));
     munmap(memory, size_bytes);
 }
 
@@ -111,27 +111,27 @@ static void memory_is_reserved_once(void **state)
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         unsigned char *base, *other;
         uint64_t before, after, last;
-        assert_int_equal(device_free_bytes(gpu, &before), 0);
-        assert_int_equal(device_reserve(gpu, sizes[i], &base), 0);
+        assert_ok(device_free_bytes(gpu, &before));
+        assert_ok(device_reserve(gpu, sizes[i], &base));
         assert_non_null(base);
         assert_int_equal((uintptr_t)base % ALIGNMENT, 0);
-        assert_int_equal(device_free_bytes(gpu, &after), 0);
+        assert_ok(device_free_bytes(gpu, &after));
         if (is_simulated) { /* on a real one other processes may have their say */
             assert_true(before - after >= sizes[i]);
             assert_true(before - after < sizes[i] + 2 * ALIGNMENT);
         }
         device_stream *stream = make_stream(gpu); /* all of it may be written */
-        assert_int_equal(device_fill(gpu, stream, base, 0xa5, sizes[i]), 0);
+        assert_ok(device_fill(gpu, stream, base, 0xa5, sizes[i]));
         unsigned char end = 0;
-        assert_int_equal(device_copy(gpu, stream, &end, base + sizes[i] - 1, 1, DEVICE_TO_HOST), 0);
-        assert_int_equal(device_synchronize(gpu, stream), 0);
+        assert_ok(device_copy(gpu, stream, &end, base + sizes[i] - 1, 1, DEVICE_TO_HOST));
+        assert_ok(device_synchronize(gpu, stream));
         assert_int_equal(end, 0xa5);
         assert_int_equal(device_reserve(gpu, 1, &other), -EINVAL);
         assert_null(other);
         assert_non_null(strstr(err_text(), "reserved already"));
-        assert_int_equal(device_release(gpu), 0);
-        assert_int_equal(device_release(gpu), 0); /* nothing to release */
-        assert_int_equal(device_free_bytes(gpu, &last), 0);
+        assert_ok(device_release(gpu));
+        assert_ok(device_release(gpu)); /* nothing to release */
+        assert_ok(device_free_bytes(gpu, &last));
         if (is_simulated)
             assert_int_equal(last, before);
     }
@@ -149,14 +149,14 @@ static void a_budget_too_large_is_refused_with_numbers(void **state)
     char asked_text[32], free_text[32];
     assert_int_equal(device_reserve(gpu, asked, &base), ERR_NO_FIT);
     assert_null(base);
-    assert_int_equal(device_free_bytes(gpu, &free_bytes), 0);
+    assert_ok(device_free_bytes(gpu, &free_bytes));
     snprintf(asked_text, sizeof asked_text, "(%llu bytes)", (unsigned long long)asked);
     snprintf(free_text, sizeof free_text, "(%llu bytes) are free", (unsigned long long)free_bytes);
     if (!strstr(err_text(), asked_text) || !strstr(err_text(), "tiers.device.budget") ||
         (is_simulated && !strstr(err_text(), free_text)))
         fail_msg("\"%s\" lacks the numbers", err_text());
     /* The refusal leaves no pending error and allocates nothing. */
-    assert_int_equal(device_reserve(gpu, 4 * MIB, &base), 0);
+    assert_ok(device_reserve(gpu, 4 * MIB, &base));
     device_close(gpu);
 }
 
@@ -176,12 +176,12 @@ static void pinned_memory(void **state)
     drop_pinned(gpu, memory, SIZE);
 
     void *small;
-    assert_int_equal(device_alloc_pinned(gpu, 4097, &small), 0);
+    assert_ok(device_alloc_pinned(gpu, 4097, &small));
     for (size_t i = 0; i < 4097; i++)
         assert_int_equal(((unsigned char *)small)[i], 0);
     device_stream *stream = make_stream(gpu);
-    assert_int_equal(device_fill(gpu, stream, small, 7, 4097), 0); /* the GPU may write there */
-    assert_int_equal(device_synchronize(gpu, stream), 0);
+    assert_ok(device_fill(gpu, stream, small, 7, 4097)); /* the GPU may write there */
+    assert_ok(device_synchronize(gpu, stream));
     assert_int_equal(((unsigned char *)small)[4096], 7);
     device_close(gpu); /* frees `small`, unpins `second` */
     munmap(second, 4096);
@@ -204,11 +204,11 @@ static void memory_is_pinned_in_pieces(void **state)
     device *gpu = open_gpu(), *other = open_gpu();
     device_stream *stream = make_stream(other);
     unsigned char *base;
-    assert_int_equal(device_reserve(other, SIZE, &base), 0);
+    assert_ok(device_reserve(other, SIZE, &base));
     /* The second piece is taken: the first is given back. */
-    assert_int_equal(device_pin(gpu, memory + BEFORE, 4096), 0);
+    assert_ok(device_pin(gpu, memory + BEFORE, 4096));
     assert_int_equal(device_pin(gpu, memory, SIZE), ERR_BACKEND);
-    assert_int_equal(device_unpin(gpu, memory + BEFORE), 0);
+    assert_ok(device_unpin(gpu, memory + BEFORE));
 #ifdef SLUICE_SIMULATED_GPU
     simulated_gpu_counters before, after;
     simulated_gpu_get_counters(&before);
@@ -222,18 +222,17 @@ static void memory_is_pinned_in_pieces(void **state)
     random_bytes(memory, SIZE / 2, 9);
     uint64_t at = 5, size_bytes = SIZE / 2 - at;
     unsigned char *half = memory + SIZE / 2;
-    assert_int_equal(device_copy(other, stream, base, memory + at, size_bytes, DEVICE_FROM_HOST),
-                     0);
-    assert_int_equal(device_copy(other, stream, half, base, size_bytes, DEVICE_TO_HOST), 0);
-    assert_int_equal(device_synchronize(other, stream), 0);
+    assert_ok(device_copy(other, stream, base, memory + at, size_bytes, DEVICE_FROM_HOST));
+    assert_ok(device_copy(other, stream, half, base, size_bytes, DEVICE_TO_HOST));
+    assert_ok(device_synchronize(other, stream));
     assert_memory_equal(half, memory + at, size_bytes);
     memset(memory, 0, SIZE / 2);
-    assert_int_equal(device_copy(other, stream, memory + at, base, size_bytes, DEVICE_TO_HOST), 0);
-    assert_int_equal(device_synchronize(other, stream), 0);
+    assert_ok(device_copy(other, stream, memory + at, base, size_bytes, DEVICE_TO_HOST));
+    assert_ok(device_synchronize(other, stream));
     assert_memory_equal(half, memory + at, size_bytes);
     assert_int_equal(memory[at - 1], 0);
-    assert_int_equal(device_unpin(gpu, memory), 0);
-    assert_int_equal(device_pin(gpu, memory, SIZE), 0); /* every piece was released */
+    assert_ok(device_unpin(gpu, memory));
+    assert_ok(device_pin(gpu, memory, SIZE)); /* every piece was released */
     device_close(other);
     device_close(gpu);
     munmap(space, room);
@@ -249,29 +248,29 @@ static void copies_and_fills(void **state)
     device *gpu = open_gpu();
     device_stream *stream = make_stream(gpu);
     unsigned char *base;
-    assert_int_equal(device_reserve(gpu, 2 * pages, &base), 0);
+    assert_ok(device_reserve(gpu, 2 * pages, &base));
     unsigned char *source = make_pinned(gpu, pages), *target = make_pinned(gpu, pages);
     random_bytes(source, size_bytes < MIB ? size_bytes : MIB, 5);
     for (size_t i = MIB; i < size_bytes; i += MIB)
         memcpy(source + i, source, size_min(MIB, size_bytes - i));
     memset(target, 1, pages);
-    assert_int_equal(device_copy(gpu, stream, base, source, size_bytes, DEVICE_FROM_HOST), 0);
-    assert_int_equal(device_copy(gpu, stream, base + pages, base, size_bytes, DEVICE_WITHIN), 0);
-    assert_int_equal(device_fill(gpu, stream, base, 0x3c, 100), 0);
-    assert_int_equal(device_copy(gpu, stream, target, base + pages, size_bytes, DEVICE_TO_HOST), 0);
-    assert_int_equal(device_synchronize(gpu, stream), 0);
+    assert_ok(device_copy(gpu, stream, base, source, size_bytes, DEVICE_FROM_HOST));
+    assert_ok(device_copy(gpu, stream, base + pages, base, size_bytes, DEVICE_WITHIN));
+    assert_ok(device_fill(gpu, stream, base, 0x3c, 100));
+    assert_ok(device_copy(gpu, stream, target, base + pages, size_bytes, DEVICE_TO_HOST));
+    assert_ok(device_synchronize(gpu, stream));
     assert_memory_equal(target, source, size_bytes);
     assert_int_equal(target[size_bytes], 1);
-    assert_int_equal(device_copy(gpu, stream, target, base, 101, DEVICE_TO_HOST), 0);
-    assert_int_equal(device_synchronize(gpu, NULL), 0);
+    assert_ok(device_copy(gpu, stream, target, base, 101, DEVICE_TO_HOST));
+    assert_ok(device_synchronize(gpu, NULL));
     for (int i = 0; i < 100; i++)
         assert_int_equal(target[i], 0x3c);
     assert_int_equal(target[100], source[100]);
     /* Three rows of 24 bytes, 1000 bytes apart in the copy of `source`, and no byte after them. */
-    assert_int_equal(device_fill(gpu, stream, base, 0x3c, 100), 0);
-    assert_int_equal(device_gather_rows(gpu, stream, base, base + pages + 8, 1000, 24, 3), 0);
-    assert_int_equal(device_copy(gpu, stream, target, base, 100, DEVICE_TO_HOST), 0);
-    assert_int_equal(device_synchronize(gpu, stream), 0);
+    assert_ok(device_fill(gpu, stream, base, 0x3c, 100));
+    assert_ok(device_gather_rows(gpu, stream, base, base + pages + 8, 1000, 24, 3));
+    assert_ok(device_copy(gpu, stream, target, base, 100, DEVICE_TO_HOST));
+    assert_ok(device_synchronize(gpu, stream));
     for (size_t row = 0; row < 3; row++)
         assert_memory_equal(target + row * 24, source + 8 + row * 1000, 24);
     assert_int_equal(target[72], 0x3c);
@@ -288,22 +287,21 @@ static bool passes_on(device *gpu, device_stream *streams[2], device_event *even
     enum { HOPS = 12, BLOCK = 8192 };
     random_bytes(host, BLOCK, 77);
     memset(host + BLOCK, 0, BLOCK);
-    assert_int_equal(device_fill(gpu, streams[0], base, 0, (HOPS + 1) * BLOCK), 0);
-    assert_int_equal(device_copy(gpu, streams[0], base, host, BLOCK, DEVICE_FROM_HOST), 0);
+    assert_ok(device_fill(gpu, streams[0], base, 0, (HOPS + 1) * BLOCK));
+    assert_ok(device_copy(gpu, streams[0], base, host, BLOCK, DEVICE_FROM_HOST));
     for (int hop = 0; hop < HOPS; hop++) {
         device_stream *from = streams[hop % 2], *to = streams[(hop + 1) % 2];
         if (ordered) {
-            assert_int_equal(device_record(gpu, event, from), 0);
-            assert_int_equal(device_wait(gpu, to, event), 0);
+            assert_ok(device_record(gpu, event, from));
+            assert_ok(device_wait(gpu, to, event));
         }
-        assert_int_equal(device_copy(gpu, to, base + (hop + 1) * BLOCK, base + hop * BLOCK, BLOCK,
-                                     DEVICE_WITHIN),
-                         0);
+        assert_ok(device_copy(gpu, to, base + (hop + 1) * BLOCK, base + hop * BLOCK, BLOCK,
+                              DEVICE_WITHIN));
     }
-    assert_int_equal(device_synchronize(gpu, NULL), 0);
-    assert_int_equal(
-        device_copy(gpu, streams[0], host + BLOCK, base + HOPS * BLOCK, BLOCK, DEVICE_TO_HOST), 0);
-    assert_int_equal(device_synchronize(gpu, streams[0]), 0);
+    assert_ok(device_synchronize(gpu, NULL));
+    assert_ok(
+        device_copy(gpu, streams[0], host + BLOCK, base + HOPS * BLOCK, BLOCK, DEVICE_TO_HOST));
+    assert_ok(device_synchronize(gpu, streams[0]));
     return memcmp(host, host + BLOCK, BLOCK) == 0;
 }
 
@@ -315,7 +313,7 @@ static void events_order_streams(void **state)
     device_stream *streams[2] = {make_stream(gpu), make_stream(gpu)};
     device_event *event = make_event(gpu, false);
     unsigned char *base, *host = make_pinned(gpu, 16384);
-    assert_int_equal(device_reserve(gpu, MIB, &base), 0);
+    assert_ok(device_reserve(gpu, MIB, &base));
     bool always = true;
     for (int i = 0; i < 20; i++) {
         assert_true(passes_on(gpu, streams, event, base, host, true));
@@ -342,16 +340,16 @@ static void a_wait_is_for_the_record_of_its_time(void **state)
     device_event *event = make_event(gpu, true), *never = make_event(gpu, false);
     atomic_bool is_released = false;
     assert_int_equal(device_event_done(gpu, never), 1);
-    assert_int_equal(device_wait(gpu, second, never), 0); /* for nothing */
-    assert_int_equal(device_record(gpu, event, first), 0);
-    assert_int_equal(device_wait(gpu, second, event), 0);
-    assert_int_equal(device_call(gpu, first, hold, &is_released), 0);
-    assert_int_equal(device_record(gpu, event, first), 0);
+    assert_ok(device_wait(gpu, second, never)); /* for nothing */
+    assert_ok(device_record(gpu, event, first));
+    assert_ok(device_wait(gpu, second, event));
+    assert_ok(device_call(gpu, first, hold, &is_released));
+    assert_ok(device_record(gpu, event, first));
     /* `second` waits for the first record alone: the other one cannot come before the release. */
-    assert_int_equal(device_synchronize(gpu, second), 0);
+    assert_ok(device_synchronize(gpu, second));
     assert_int_equal(device_event_done(gpu, event), 0);
     atomic_store(&is_released, true);
-    assert_int_equal(device_synchronize(gpu, first), 0);
+    assert_ok(device_synchronize(gpu, first));
     assert_int_equal(device_event_done(gpu, event), 1);
     device_close(gpu);
 }
@@ -364,25 +362,25 @@ static void times_have_a_sign(void **state)
     device_event *early = make_event(gpu, true), *late = make_event(gpu, true);
     unsigned char *base;
     int64_t forward, backward, none;
-    assert_int_equal(device_reserve(gpu, 32 * MIB, &base), 0);
-    assert_int_equal(device_record(gpu, early, streams[0]), 0);
-    assert_int_equal(device_fill(gpu, streams[0], base, 1, 32 * MIB), 0);
-    assert_int_equal(device_synchronize(gpu, streams[0]), 0);
-    assert_int_equal(device_record(gpu, late, streams[1]), 0);
-    assert_int_equal(device_synchronize(gpu, streams[1]), 0);
-    assert_int_equal(device_elapsed_ns(gpu, early, late, &forward), 0);
-    assert_int_equal(device_elapsed_ns(gpu, late, early, &backward), 0);
-    assert_int_equal(device_elapsed_ns(gpu, late, late, &none), 0);
+    assert_ok(device_reserve(gpu, 32 * MIB, &base));
+    assert_ok(device_record(gpu, early, streams[0]));
+    assert_ok(device_fill(gpu, streams[0], base, 1, 32 * MIB));
+    assert_ok(device_synchronize(gpu, streams[0]));
+    assert_ok(device_record(gpu, late, streams[1]));
+    assert_ok(device_synchronize(gpu, streams[1]));
+    assert_ok(device_elapsed_ns(gpu, early, late, &forward));
+    assert_ok(device_elapsed_ns(gpu, late, early, &backward));
+    assert_ok(device_elapsed_ns(gpu, late, late, &none));
     assert_true(forward > 0);
     assert_true(llabs(backward + forward) <= 1000); /* floats of milliseconds */
     assert_int_equal(none, 0);
     device_event *untimed = make_event(gpu, false);
-    assert_int_equal(device_record(gpu, untimed, streams[0]), 0);
-    assert_int_equal(device_synchronize(gpu, NULL), 0);
+    assert_ok(device_record(gpu, untimed, streams[0]));
+    assert_ok(device_synchronize(gpu, NULL));
     assert_int_equal(device_elapsed_ns(gpu, early, untimed, &none), ERR_BACKEND);
     /* That was the caller's error, and is over. */
     assert_int_equal(device_event_done(gpu, late), 1);
-    assert_int_equal(device_synchronize(gpu, NULL), 0);
+    assert_ok(device_synchronize(gpu, NULL));
     device_close(gpu);
 }
 
@@ -437,7 +435,7 @@ static void another_thread_copies(void **state)
     device *gpu = open_gpu();
     struct errand errand = {
         .gpu = gpu, .stream = make_stream(gpu), .event = make_event(gpu, false)};
-    assert_int_equal(device_reserve(gpu, ERRAND_BYTES, &errand.base), 0);
+    assert_ok(device_reserve(gpu, ERRAND_BYTES, &errand.base));
     errand.host = make_pinned(gpu, 2 * ERRAND_BYTES);
     memset(errand.host, 3, ERRAND_BYTES);
     pthread_t thread;
@@ -456,13 +454,13 @@ static void functions_run_in_their_turn(void **state)
     device *gpu = open_gpu();
     device_stream *stream = make_stream(gpu);
     void *memory;
-    assert_int_equal(device_alloc_pinned(gpu, 64, &memory), 0);
+    assert_ok(device_alloc_pinned(gpu, 64, &memory));
     struct call_log log = {.memory = memory};
     for (int i = 0; i < 16; i++) {
-        assert_int_equal(device_fill(gpu, stream, memory, (uint8_t)(i + 1), 64), 0);
-        assert_int_equal(device_call(gpu, stream, note_byte, &log), 0);
+        assert_ok(device_fill(gpu, stream, memory, (uint8_t)(i + 1), 64));
+        assert_ok(device_call(gpu, stream, note_byte, &log));
     }
-    assert_int_equal(device_synchronize(gpu, stream), 0);
+    assert_ok(device_synchronize(gpu, stream));
     assert_int_equal(log.count, 16);
     for (int i = 0; i < 16; i++)
         assert_int_equal(log.seen[i], i + 1);
@@ -479,24 +477,24 @@ static void close_gives_everything_back(void **state)
         *pages = mmap(NULL, 65536, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     mem_get_stats(&before);
     device *gpu = open_gpu();
-    assert_int_equal(device_free_bytes(gpu, &free_before), 0);
-    assert_int_equal(device_reserve(gpu, 8 * MIB, &base), 0);
-    assert_int_equal(device_pin(gpu, pages, 65536), 0);
-    assert_int_equal(device_alloc_pinned(gpu, 4096, &small), 0);
+    assert_ok(device_free_bytes(gpu, &free_before));
+    assert_ok(device_reserve(gpu, 8 * MIB, &base));
+    assert_ok(device_pin(gpu, pages, 65536));
+    assert_ok(device_alloc_pinned(gpu, 4096, &small));
     for (int i = 0; i < 40; i++) {
         device_event *event = make_event(gpu, i % 2);
         device_stream *stream = make_stream(gpu);
-        assert_int_equal(device_fill(gpu, stream, base, 1, 4096), 0); /* close waits */
-        assert_int_equal(device_record(gpu, event, stream), 0);
+        assert_ok(device_fill(gpu, stream, base, 1, 4096)); /* close waits */
+        assert_ok(device_record(gpu, event, stream));
     }
     device_close(gpu);
     mem_get_stats(&after);
     assert_int_equal(after.live_bytes, before.live_bytes);
     gpu = open_gpu();
-    assert_int_equal(device_free_bytes(gpu, &free_after), 0);
+    assert_ok(device_free_bytes(gpu, &free_after));
     if (is_simulated)
         assert_int_equal(free_after, free_before);
-    assert_int_equal(device_pin(gpu, pages, 65536), 0); /* was unpinned */
+    assert_ok(device_pin(gpu, pages, 65536)); /* was unpinned */
     device_close(gpu);
     munmap(pages, 65536);
 }
@@ -535,10 +533,10 @@ static void a_failed_gpu_fails_every_call(void **state)
     device_event *event = make_event(gpu, true);
     atomic_bool was_called = false;
     unsigned char *base;
-    assert_int_equal(device_reserve(gpu, MIB, &base), 0);
+    assert_ok(device_reserve(gpu, MIB, &base));
     simulated_gpu_inject_fault(SIMULATED_FAULT_ANY, 1);
-    assert_int_equal(device_fill(gpu, stream, base, 1, 4096), 0);
-    assert_int_equal(device_fill(gpu, stream, base, 2, 4096), 0); /* fails as it runs */
+    assert_ok(device_fill(gpu, stream, base, 1, 4096));
+    assert_ok(device_fill(gpu, stream, base, 2, 4096)); /* fails as it runs */
     int rc = device_record(gpu, event, stream);
     if (rc == 0)
         rc = device_call(gpu, stream, set_flag, &was_called);

@@ -97,7 +97,7 @@ static void plan_calls(stream_calls *calls)
     set_spread(&sets);
     job *asked = fixture_job("counted", &shape, &sets);
     assert_ok(setup_create(asked, &options, &setup));
-    assert_int_equal(stream_plan_init(&plan, &setup->set.programs[PROGRAM_STEADY], &config), 0);
+    assert_ok(stream_plan_init(&plan, &setup->set.programs[PROGRAM_STEADY], &config));
     stream_plan_count(&plan, serves, ENGINE_GPU_DEPTH, false, calls);
     stream_plan_fini(&plan);
     setup_destroy(setup);

@@ -132,7 +132,7 @@ static void later_runs_only_enqueue(void **state)
     gpu_rig_init(&r, 3);
     gpu_rig_load(&r, &prog, 2000);
     executor *exec = gpu_rig_executor(&r, programs, 2);
-    assert_int_equal(executor_run(exec, &prog, 1, NULL), 0);
+    assert_ok(executor_run(exec, &prog, 1, NULL));
     mem_stats before, after;
     mem_get_stats(&before);
 #ifdef SLUICE_SIMULATED_GPU
@@ -141,7 +141,7 @@ static void later_runs_only_enqueue(void **state)
 #endif
     mem_seal();
     for (uint64_t step = 2; step <= 5; step++)
-        assert_int_equal(executor_run(exec, programs[step % 2], step, NULL), 0);
+        assert_ok(executor_run(exec, programs[step % 2], step, NULL));
     mem_unseal();
     mem_get_stats(&after);
     assert_int_equal(after.call_count, before.call_count);
@@ -185,7 +185,7 @@ static void a_lost_dependency_shows(void **state)
         fixture_arenas_init(&serial, &prog, seed);
         gpu_rig_execute_serially(&serial, &prog, false);
         executor *exec = gpu_rig_executor(&r, &programs, 1);
-        assert_int_equal(executor_run(exec, &prog, 1, NULL), 0);
+        assert_ok(executor_run(exec, &prog, 1, NULL));
         differing += !gpu_rig_matches(&r, &serial);
         executor_destroy(exec);
         fixture_arenas_fini(&serial);
@@ -211,7 +211,7 @@ static void check_calls(const gpu_rig *self, const program *prog, bool has_graph
                                  .only_single = lanes.is_timed};
     stream_plan plan;
     stream_calls most;
-    assert_int_equal(stream_plan_init(&plan, prog, &config), 0);
+    assert_ok(stream_plan_init(&plan, prog, &config));
     stream_plan_count(&plan, lanes.serves, self->depth, lanes.is_timed, &most);
     stream_plan_fini(&plan);
     simulated_gpu_get_counters(&after);
@@ -330,7 +330,7 @@ static void creation_refuses(void **state)
     /* Copies alone need no callback. */
     bad = good, bad.enqueue = NULL;
     bad.serves[LANE_COMM] = bad.serves[LANE_COMPUTE] = false;
-    assert_int_equal(lane_stream_create(&bad, &made), 0);
+    assert_ok(lane_stream_create(&bad, &made));
     assert_non_null(lane_stream_of(made, LANE_D2H));
     assert_null(lane_stream_of(made, LANE_COMPUTE));
     made->ops->destroy(made);

@@ -98,7 +98,7 @@ static void an_op_outlives_a_comparison(void **state)
     config.finish = NULL;
     config.user = flags;
     lane *gpu;
-    assert_int_equal(lane_stream_create(&config, &gpu), 0);
+    assert_ok(lane_stream_create(&config, &gpu));
     lane_request requests[2], *done[2];
     for (uint32_t i = 0; i < 2; i++)
         requests[i] = (lane_request){.prog = &prog, .item = &prog.ops[i], .op_idx = i};

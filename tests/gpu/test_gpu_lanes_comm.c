@@ -160,7 +160,7 @@ static int run_stuck(gpu_rig *rig, struct stuck *stuck, err_record *lane_error)
     config.watch = watch_stuck;
     config.user = stuck;
     lane *own[LANE_COUNT], *watched;
-    assert_int_equal(lane_stream_create(&config, &watched), 0);
+    assert_ok(lane_stream_create(&config, &watched));
     memcpy(own, rig->lanes, sizeof own);
     for (int kind = 0; kind < LANE_COUNT; kind++)
         if (is_gpu_lane((uint8_t)kind))

@@ -329,7 +329,7 @@ static void sample(const char *name, uint32_t world, char text[GPU_RANKS_TEXT_BY
     char dir[FIXTURE_PATH_BYTES];
     static struct state_inspect_summary seen;
     snprintf(dir, sizeof dir, "%s", fixture_path(name, NULL));
-    assert_int_equal(state_inspect(dir, &seen), 0);
+    assert_ok(state_inspect(dir, &seen));
     assert_int_equal(seen.record.world_size, world);
     state_inspect_fini(&seen);
     comm_fixture one = {.world = 1};

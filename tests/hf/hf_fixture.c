@@ -70,7 +70,7 @@ model *hf_fixture_model(const hf_fixture_shape *shape)
         .experts_per_unit = shape->experts_per_unit,
     };
     model *net = NULL;
-    assert_int_equal(model_create(&spec, shape->type, 1, &net), 0);
+    assert_ok(model_create(&spec, shape->type, 1, &net));
     return net;
 }
 
@@ -166,7 +166,7 @@ static void add_experts(struct listed *list, const hf_fixture_shape *shape,
 static void write_file(const char *path, const struct listed *list, uint32_t begin, uint32_t end)
 {
     safetensors_writer *writer;
-    assert_int_equal(safetensors_create(path, list->rows + begin, end - begin, &writer), 0);
+    assert_ok(safetensors_create(path, list->rows + begin, end - begin, &writer));
     for (uint32_t i = begin; i < end; i++) {
         const safetensors_row *row = &list->rows[i];
         uint64_t count = 1;
@@ -174,10 +174,10 @@ static void write_file(const char *path, const struct listed *list, uint32_t beg
             count *= row->shape[d];
         void *data = malloc(count * dtype_bytes(row->type));
         fill(data, row->type, row->name, count);
-        assert_int_equal(safetensors_write(writer, i - begin, 0, count, data), 0);
+        assert_ok(safetensors_write(writer, i - begin, 0, count, data));
         free(data);
     }
-    assert_int_equal(safetensors_finish(writer), 0);
+    assert_ok(safetensors_finish(writer));
 }
 
 static void list_rows(const hf_fixture_shape *shape, const hf_fixture_form *form,
@@ -369,7 +369,7 @@ static void compare_tensor(hf_checkpoint *files, const safetensors_row *row)
     }
     void *wanted = malloc(at.tensor->size_bytes), *got = malloc(at.tensor->size_bytes);
     fill(wanted, row->type, row->name, count);
-    assert_int_equal(hf_read(files, &at, 0, at.tensor->size_bytes, got), 0);
+    assert_ok(hf_read(files, &at, 0, at.tensor->size_bytes, got));
     if (memcmp(wanted, got, at.tensor->size_bytes) != 0)
         fail_msg("tensor %s differs", row->name);
     free(wanted);

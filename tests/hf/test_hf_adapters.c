@@ -67,9 +67,9 @@ static void expect_same(const char *a, const char *b, const char *file)
     char *first, *second, path[FIXTURE_PATH_BYTES * 3];
     uint64_t first_bytes, second_bytes;
     snprintf(path, sizeof path, "%s/%s", fixture_path(NULL, a), file);
-    assert_int_equal(file_read(path, 1 << 28, &first, &first_bytes), 0);
+    assert_ok(file_read(path, 1 << 28, &first, &first_bytes));
     snprintf(path, sizeof path, "%s/%s", fixture_path(NULL, b), file);
-    assert_int_equal(file_read(path, 1 << 28, &second, &second_bytes), 0);
+    assert_ok(file_read(path, 1 << 28, &second, &second_bytes));
     assert_int_equal(first_bytes, second_bytes);
     assert_memory_equal(first, second, first_bytes);
     mem_free(first);
@@ -134,15 +134,14 @@ static void change(const char *format, ...)
     va_start(args, format);
     vsnprintf(config, sizeof config, format, args);
     va_end(args);
-    assert_int_equal(file_make_directories(fixture_path(NULL, "other"), FILE_SHARED, &made_count),
-                     0);
+    assert_ok(file_make_directories(fixture_path(NULL, "other"), FILE_SHARED, &made_count));
     snprintf(path, sizeof path, "%s/adapter_model.safetensors", fixture_path(NULL, "adapters"));
-    assert_int_equal(file_read(path, 1 << 28, &text, &size_bytes), 0);
+    assert_ok(file_read(path, 1 << 28, &text, &size_bytes));
     snprintf(path, sizeof path, "%s/adapter_model.safetensors", fixture_path(NULL, "other"));
-    assert_int_equal(file_write(path, FILE_SHARED, text, size_bytes), 0);
+    assert_ok(file_write(path, FILE_SHARED, text, size_bytes));
     mem_free(text);
     snprintf(path, sizeof path, "%s/adapter_config.json", fixture_path(NULL, "other"));
-    assert_int_equal(file_write(path, FILE_SHARED, config, strlen(config)), 0);
+    assert_ok(file_write(path, FILE_SHARED, config, strlen(config)));
 }
 
 #define CONFIG(rank, targets, more)                                                                \

@@ -33,7 +33,7 @@ static model *make_model(uint64_t experts_per_unit)
         .experts_per_unit = experts_per_unit,
     };
     model *net;
-    assert_int_equal(model_create(&spec, DTYPE_FP32, 1, &net), 0);
+    assert_ok(model_create(&spec, DTYPE_FP32, 1, &net));
     return net;
 }
 
@@ -119,7 +119,7 @@ static void write_checkpoint(const model *net, bool is_packed)
             add(self, tensor->name, "_scales", &blocks, "U8");
         }
     snprintf(path, sizeof path, "%s/model.safetensors", hf_dir);
-    assert_int_equal(safetensors_create(path, self->rows, self->count, &writer), 0);
+    assert_ok(safetensors_create(path, self->rows, self->count, &writer));
     for (uint32_t t = 0; t < self->count; t++) {
         const safetensors_row *row = &self->rows[t];
         uint64_t elems = 1;
@@ -133,10 +133,10 @@ static void write_checkpoint(const model *net, bool is_packed)
             else
                 bytes[k] =
                     strstr(row->name, "_scales") ? scale_at(row->name, k) : code_at(row->name, k);
-        assert_int_equal(safetensors_write(writer, t, 0, elems, values), 0);
+        assert_ok(safetensors_write(writer, t, 0, elems, values));
         free(values);
     }
-    assert_int_equal(safetensors_finish(writer), 0);
+    assert_ok(safetensors_finish(writer));
     free(self);
 }
 

@@ -221,17 +221,17 @@ static void write_checkpoint(const model *net, enum stored_format format, enum f
         for (uint32_t i = 0; i < net->units[u].tensor_count; i++)
             add_tensor(self, net, &net->units[u].tensors[i], format, &fault);
     snprintf(path, sizeof path, "%s/model.safetensors", hf_dir);
-    assert_int_equal(safetensors_create(path, self->rows, self->count, &writer), 0);
+    assert_ok(safetensors_create(path, self->rows, self->count, &writer));
     for (uint32_t i = 0; i < self->count; i++) {
         const safetensors_row *row = &self->rows[i];
         uint64_t elems = 1;
         for (uint32_t d = 0; d < row->dim_count; d++)
             elems *= row->shape[d];
-        assert_int_equal(safetensors_write(writer, i, 0, elems, self->data[i]), 0);
+        assert_ok(safetensors_write(writer, i, 0, elems, self->data[i]));
         free((char *)(uintptr_t)row->name);
         free(self->data[i]);
     }
-    assert_int_equal(safetensors_finish(writer), 0);
+    assert_ok(safetensors_finish(writer));
     free(self);
 }
 
@@ -318,7 +318,7 @@ static void check_packed(const model *net, hf_weights *from, model_packer *packe
     for (uint32_t i = 0; i < unit->tensor_count; i++) {
         const model_tensor *tensor = &unit->tensors[i];
         float *values = malloc(tensor->rows * tensor->columns * sizeof *values);
-        assert_int_equal(model_unpack(net, &kernels_reference, context, u, i, packed, values), 0);
+        assert_ok(model_unpack(net, &kernels_reference, context, u, i, packed, values));
         assert_memory_equal(values, wanted + tensor->offset_elems,
                             tensor->rows * tensor->columns * sizeof *values);
         free(values);
@@ -346,19 +346,19 @@ static void check(enum shape shape, enum stored_format format)
     uint32_t packed_count = 0;
     write_checkpoint(net, format, NO_FAULT);
     assert_int_equal(hf_weights_open(hf_dir, net, &from), 0);
-    assert_int_equal(model_packer_create(net, &packer), 0);
+    assert_ok(model_packer_create(net, &packer));
     for (uint32_t u = 0; u < net->unit_count; u++) {
         const model_unit *unit = &net->units[u];
         float *wanted = calloc(unit->elems, sizeof *wanted);
         float *got = malloc(unit->elems * sizeof *got);
         for (uint32_t i = 0; i < unit->tensor_count; i++)
             expected(net, &unit->tensors[i], wanted + unit->tensors[i].offset_elems);
-        assert_int_equal(hf_weights_read(from, u, 0, unit->elems, got), 0);
+        assert_ok(hf_weights_read(from, u, 0, unit->elems, got));
         assert_memory_equal(got, wanted, unit->elems * sizeof *got);
         for (uint64_t i = 0; i < RANGES; i++) {
             uint64_t begin = rng_u64(SEED, 1, i) % unit->elems;
             uint64_t count = rng_u64(SEED, 2, i) % (unit->elems - begin + 1);
-            assert_int_equal(hf_weights_read(from, u, begin, count, got), 0);
+            assert_ok(hf_weights_read(from, u, begin, count, got));
             assert_memory_equal(got, wanted + begin, count * sizeof *got);
         }
         if (unit->is_packed)
@@ -415,11 +415,10 @@ static void as_other_formats(void **state)
         uint64_t count = tensor->rows * tensor->columns;
         float *got = malloc(count * sizeof *got), *wanted = malloc(count * sizeof *wanted);
         expected(net, tensor, wanted);
-        assert_int_equal(
-            hf_weights_read(from, 1, plain->units[1].tensors[i].offset_elems, count, got), 0);
+        assert_ok(hf_weights_read(from, 1, plain->units[1].tensors[i].offset_elems, count, got));
         assert_memory_equal(got, wanted, count * sizeof *got);
         if (tensor->stored != STORED_WORKING && count <= sizeof codes)
-            assert_int_equal(hf_weights_codes(from, 1, i, 0, codes, scales), 0);
+            assert_ok(hf_weights_codes(from, 1, i, 0, codes, scales));
         free(got);
         free(wanted);
     }
@@ -439,7 +438,7 @@ static void refuse(enum stored_format format, enum fault fault, const char *text
         const model_source source = {
             .values = read_values, .codes = hf_weights_codes, .user = from};
         const void *packed;
-        assert_int_equal(model_packer_create(net, &packer), 0);
+        assert_ok(model_packer_create(net, &packer));
         rc = model_pack(packer, &kernels_reference, context, 1, &source, &packed);
         model_packer_destroy(packer);
     }
@@ -512,7 +511,7 @@ static void refuse_parts(enum stored_format format)
     model_packer *packer;
     write_checkpoint(net, format, NO_FAULT);
     assert_int_equal(hf_weights_open(hf_dir, net, &from), 0);
-    assert_int_equal(model_packer_create(net, &packer), 0);
+    assert_ok(model_packer_create(net, &packer));
     const model_source source = {.values = read_values, .codes = hf_weights_codes, .user = from};
     const void *packed;
     int rc = 0;

@@ -52,9 +52,9 @@ static void expect_same_file(const char *a, const char *b)
     uint64_t first_bytes, second_bytes;
     char path[FIXTURE_PATH_BYTES * 3];
     snprintf(path, sizeof path, "%s/model.safetensors", fixture_path(NULL, a));
-    assert_int_equal(file_read(path, 1 << 28, &first, &first_bytes), 0);
+    assert_ok(file_read(path, 1 << 28, &first, &first_bytes));
     snprintf(path, sizeof path, "%s/model.safetensors", fixture_path(NULL, b));
-    assert_int_equal(file_read(path, 1 << 28, &second, &second_bytes), 0);
+    assert_ok(file_read(path, 1 << 28, &second, &second_bytes));
     assert_int_equal(first_bytes, second_bytes);
     assert_memory_equal(first, second, first_bytes);
     mem_free(first);
@@ -66,7 +66,7 @@ static void expect_config(const char *dir, const char *text, bool is_there)
     char path[FIXTURE_PATH_BYTES * 3], *config;
     uint64_t size_bytes;
     snprintf(path, sizeof path, "%s/config.json", fixture_path(NULL, dir));
-    assert_int_equal(file_read(path, 1 << 20, &config, &size_bytes), 0);
+    assert_ok(file_read(path, 1 << 20, &config, &size_bytes));
     assert_true((strstr(config, text) != NULL) == is_there);
     mem_free(config);
 }

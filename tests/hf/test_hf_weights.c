@@ -68,7 +68,7 @@ static void read_all(const hf_fixture_shape *shape, const hf_fixture_form *form,
     hf_fixture_write(dir, shape, form);
     model *net = hf_fixture_model(shape);
     drop_cached(dir);
-    assert_int_equal(hf_weights_open_sized(dir, net, strip_bytes, piece_bytes, &opened), 0);
+    assert_ok(hf_weights_open_sized(dir, net, strip_bytes, piece_bytes, &opened));
     uint64_t most = 0;
     for (uint32_t u = 0; u < net->unit_count; u++)
         most = size_max(most, net->units[u].elems);
@@ -76,7 +76,7 @@ static void read_all(const hf_fixture_shape *shape, const hf_fixture_form *form,
     for (uint32_t u = 0; u < net->unit_count; u++) {
         memset(got, 0xff, most * sizeof *got);
         assert_true(hf_weights_has_all(opened, u));
-        assert_int_equal(hf_weights_read(opened, u, 0, net->units[u].elems, got), 0);
+        assert_ok(hf_weights_read(opened, u, 0, net->units[u].elems, got));
         expect_equal(net, shape, form, u, 0, net->units[u].elems, got);
     }
     for (uint64_t i = 0; i < RANGES; i++) {
@@ -84,7 +84,7 @@ static void read_all(const hf_fixture_shape *shape, const hf_fixture_form *form,
         uint64_t begin = rng_u64(SEED, 2, i) % net->units[u].elems;
         uint64_t count = rng_u64(SEED, 3, i) % (net->units[u].elems - begin + 1);
         memset(got, 0xff, most * sizeof *got);
-        assert_int_equal(hf_weights_read(opened, u, begin, count, got), 0);
+        assert_ok(hf_weights_read(opened, u, begin, count, got));
         expect_equal(net, shape, form, u, begin, count, got);
         if (count < most)
             assert_true(got[count] != got[count]); /* nothing behind it */
@@ -234,7 +234,7 @@ static void a_file_that_is_cut_short_is_an_error(void **state)
     model *net = hf_fixture_model(&llama);
     assert_true(net->units[1].elems < 300000);
     assert_int_equal(hf_weights_open(dir, net, &opened), 0);
-    assert_int_equal(hf_weights_read(opened, 0, 0, 1, got), 0);
+    assert_ok(hf_weights_read(opened, 0, 0, 1, got));
     assert_int_equal(truncate(hf_fixture_path("cut/model.safetensors"), 20000), 0);
     assert_error(hf_weights_read(opened, 3, 0, net->units[3].elems, got), ERR_INPUT,
                  "before its header says");

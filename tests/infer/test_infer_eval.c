@@ -141,17 +141,17 @@ static void documents_are_as_if_alone(void **state)
     struct infer_evaluate_options asked = {.path = run, .files = &file, .file_count = 1};
     for (uint64_t d = 0; d < DOCUMENTS; d++) {
         file = fixture_rows("one.npy", d * LENGTH, 1, LENGTH);
-        assert_int_equal(infer_evaluate(&asked, &one), 0);
+        assert_ok(infer_evaluate(&asked, &one));
         assert_int_equal(one.tokens, LENGTH - 1);
         nats += one.nats;
     }
     file = fixture_rows("all.npy", 0, DOCUMENTS, LENGTH);
-    assert_int_equal(infer_evaluate(&asked, &all), 0);
+    assert_ok(infer_evaluate(&asked, &all));
     assert_int_equal(all.tokens, DOCUMENTS * (LENGTH - 1));
     assert_true(fabs(all.nats - nats) < 1e-3);
     asked.set = &joined;
     asked.set_count = 1;
-    assert_int_equal(infer_evaluate(&asked, &text), 0);
+    assert_ok(infer_evaluate(&asked, &text));
     assert_int_equal(text.tokens, DOCUMENTS * LENGTH - 1);
     assert_true(fabs(text.loss - all.loss) > 1e-3);
     fixture_remove("run");
@@ -217,7 +217,7 @@ static void padding_is_not_seen(void **state)
                                                .context = texts[i].context,
                                                .set = set,
                                                .set_count = 2};
-        assert_int_equal(infer_evaluate(&asked, &result[i]), 0);
+        assert_ok(infer_evaluate(&asked, &result[i]));
         assert_int_equal(result[i].windows, i % 2 ? 1 : 2);
     }
     uint64_t counted = result[0].tokens - result[1].tokens;

@@ -147,12 +147,12 @@ static void check_stop(const char *stop, const char *text, const char *expected,
         stop_text of;
         shown_bytes = 0;
         shown[0] = '\0';
-        assert_int_equal(stop_text_init(&of, stop, collect, NULL), 0);
+        assert_ok(stop_text_init(&of, stop, collect, NULL));
         for (size_t at = 0; at < strlen(text); at += piece) {
             size_t left = strlen(text) - at;
-            assert_int_equal(stop_text_add(&of, text + at, left < piece ? left : piece), 0);
+            assert_ok(stop_text_add(&of, text + at, left < piece ? left : piece));
         }
-        assert_int_equal(stop_text_end(&of), 0);
+        assert_ok(stop_text_end(&of));
         assert_string_equal(shown, expected);
         assert_int_equal(of.is_met, is_met);
     }

@@ -122,9 +122,9 @@ static void expect_least(const struct outcome *wanted)
     print_message("fits with %s %s\n", near, far);
     static infer_model from;
     const model_window window = {.tokens = 0}; /* as it trains: what was evaluated */
-    assert_int_equal(infer_model_begin(&from, fixture_path("run", NULL), least.set, 2), 0);
+    assert_ok(infer_model_begin(&from, fixture_path("run", NULL), least.set, 2));
     assert_int_equal(from.asked->tiers.nvme_count, 0);
-    assert_int_equal(infer_model_start(&from, &window, NULL), 0);
+    assert_ok(infer_model_start(&from, &window, NULL));
     assert_true(from.setup->set.home_bytes[STATE_PARAMS][TIER_NVME] > 0);
     infer_model_end(&from);
     expect_same(&least, wanted);
@@ -197,7 +197,7 @@ static void open_at(infer_model *from, const char *path, const char *set)
     assert_ok(infer_model_begin(from, path, &set, 1));
     from->asked->micro_batch = 1;
     assert_ok(infer_model_start(from, &window, NULL));
-    assert_int_equal(engine_result_memory(from->engine, WIDE_VOCAB * sizeof(float), &logits), 0);
+    assert_ok(engine_result_memory(from->engine, WIDE_VOCAB * sizeof(float), &logits));
     from->engine->logits = logits;
 }
 
@@ -222,9 +222,9 @@ static void changed_bytes_are_seen(const char *path, const char *set)
     unsigned char *page = aligned_alloc(PAGE, PAGE);
     assert_non_null(page);
     uint64_t at = home->offset_bytes + (home->size_bytes - 1) / PAGE * PAGE; /* its last part */
-    assert_int_equal(io_transfer(from.engine->transport, IO_READ, at, page, PAGE), 0);
+    assert_ok(io_transfer(from.engine->transport, IO_READ, at, page, PAGE));
     page[77] ^= 1;
-    assert_int_equal(io_transfer(from.engine->transport, IO_WRITE, at, page, PAGE), 0);
+    assert_ok(io_transfer(from.engine->transport, IO_WRITE, at, page, PAGE));
     free(page);
     assert_int_equal(call(&from), ERR_CORRUPT);
     infer_model_end(&from);

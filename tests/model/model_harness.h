@@ -71,7 +71,7 @@ static inline void harness_create(harness *h, const kernel_ops *ops, const model
         h->self->chunk_rows = size_min(chunk_rows, micro_batch * h->self->tokens);
         modeli_size_stages(h->self);
     }
-    assert_int_equal(model_prepare(h->self, ops, h->context), 0);
+    assert_ok(model_prepare(h->self, ops, h->context));
     const model *self = h->self;
     h->masters = harness_alloc(self->unit_count * sizeof(void *));
     h->params = harness_alloc(self->unit_count * sizeof(void *));
@@ -96,7 +96,7 @@ static inline void harness_create(harness *h, const kernel_ops *ops, const model
     h->totals = harness_alloc(model_totals_bytes(self));
     h->router_scale = 0.25f;
     h->constants = harness_alloc(self->constants_bytes);
-    assert_int_equal(model_fill_constants(h->self, NULL, h->constants), 0);
+    assert_ok(model_fill_constants(h->self, NULL, h->constants));
 }
 
 static inline void harness_destroy(harness *h)
@@ -255,7 +255,7 @@ static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, ui
         call.fresh[i] = of->adds_grads[i] && !h->begun[of->units[i]];
         h->begun[of->units[i]] |= of->adds_grads[i];
     }
-    assert_int_equal(model_run(h->self, phase, stage, pass, NULL, &call, kept), 0);
+    assert_ok(model_run(h->self, phase, stage, pass, NULL, &call, kept));
     harness_use *uses[] = {&saved, &input, &output, &output_grad, &input_grad, &losses};
     for (uint32_t i = 0; i < sizeof uses / sizeof uses[0]; i++)
         harness_check_read(uses[i]);
@@ -398,7 +398,7 @@ static inline void harness_row_logits(harness *h, uint64_t row, float *logits)
         };
         for (uint32_t u = 0; u < pass->unit_count; u++)
             call.params[u] = h->params[pass->units[u]];
-        assert_int_equal(model_logits_pass(h->self, i, NULL, &call, row, logits), 0);
+        assert_ok(model_logits_pass(h->self, i, NULL, &call, row, logits));
     }
     model_cap_logits(h->self, logits);
 }
@@ -441,7 +441,7 @@ static inline int harness_failed_prepares(const model_spec *spec)
     int made = 0;
     assert_int_equal(failing.context_create(&config, &context), 0);
     mem_get_stats(&before);
-    assert_int_equal(model_create(spec, DTYPE_FP32, 2, &self), 0);
+    assert_ok(model_create(spec, DTYPE_FP32, 2, &self));
     for (harness_products_left = 0; model_prepare(self, &failing, context) != 0;
          harness_products_left = ++made)
         assert_null(self->ops);

@@ -40,8 +40,8 @@ static void cached_init(cached_run *run, harness *h, uint64_t tokens, void *cach
     const model_window window = {.tokens = tokens, .cache_positions = KEPT};
     uint64_t saved = 0, temp = 0;
     run->h = h;
-    assert_int_equal(model_create_window(&h->self->spec, h->self->type, 1, &window, &run->self), 0);
-    assert_int_equal(model_prepare(run->self, h->ops, h->context), 0);
+    assert_ok(model_create_window(&h->self->spec, h->self->type, 1, &window, &run->self));
+    assert_ok(model_prepare(run->self, h->ops, h->context));
     assert_int_equal(run->self->unit_count, h->self->unit_count);
     for (uint32_t s = 0; s < run->self->stage_count; s++) {
         saved = size_max(saved, run->self->stages[s].saved_bytes);
@@ -56,7 +56,7 @@ static void cached_init(cached_run *run, harness *h, uint64_t tokens, void *cach
     run->constants = constants ? constants : harness_alloc(run->self->constants_bytes);
     if (!cache) /* what no call wrote is never read */
         memset(run->cache, 0xff, run->self->cache_bytes);
-    assert_int_equal(model_fill_constants(run->self, NULL, run->constants), 0);
+    assert_ok(model_fill_constants(run->self, NULL, run->constants));
     memset(run->boundary[0], 0xff, run->self->boundary_bytes);
     memset(run->boundary[1], 0xff, run->self->boundary_bytes);
     memset(run->saved, 0xff, saved);
@@ -97,10 +97,9 @@ static void cached_call(cached_run *run, uint64_t position, uint64_t count)
             for (uint32_t i = 0; i < pass->unit_count; i++)
                 call.params[i] = run->h->params[pass->units[i]];
             if (self->stages[s].kind == STAGE_HEAD)
-                assert_int_equal(model_logits_pass(self, p, NULL, &call, count - 1, run->logits),
-                                 0);
+                assert_ok(model_logits_pass(self, p, NULL, &call, count - 1, run->logits));
             else
-                assert_int_equal(model_run(self, PHASE_FORWARD, s, p, NULL, &call, KEPT_NONE), 0);
+                assert_ok(model_run(self, PHASE_FORWARD, s, p, NULL, &call, KEPT_NONE));
         }
     model_cap_logits(self, run->logits);
 }

@@ -27,7 +27,7 @@ static void units_by_hand(void **state)
     };
     model_spec spec = mixture("mixtral", 2);
     model *self;
-    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    assert_ok(model_create(&spec, DTYPE_BF16, 1, &self));
     assert_int_equal(self->stage_count, 6);
     assert_int_equal(self->unit_count, 12);
     for (uint32_t u = 0; u < 12; u++)
@@ -68,7 +68,7 @@ static void units_by_hand(void **state)
     /* Without a number, all that make a useful transfer. */
     model_destroy(self);
     spec.experts_per_unit = 0;
-    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    assert_ok(model_create(&spec, DTYPE_BF16, 1, &self));
     assert_int_equal(self->unit_count, 8);
     model_destroy(self);
     /* Each of 8 of Mixtral's experts is a unit, and so are 2 of Qwen3's 128. */
@@ -77,7 +77,7 @@ static void units_by_hand(void **state)
     spec.num_heads = 32;
     spec.expert_ffn_size = 14336;
     spec.expert_count = 8;
-    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    assert_ok(model_create(&spec, DTYPE_BF16, 1, &self));
     assert_int_equal(self->stages[2].pass_count[PHASE_FORWARD], 9);
     model_destroy(self);
     spec = mixture("qwen3_moe", 0);
@@ -85,7 +85,7 @@ static void units_by_hand(void **state)
     spec.num_heads = 32;
     spec.expert_ffn_size = 768;
     spec.expert_count = 128;
-    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    assert_ok(model_create(&spec, DTYPE_BF16, 1, &self));
     assert_int_equal(self->stages[2].pass_count[PHASE_FORWARD], 1 + 64);
     model_destroy(self);
 }
@@ -96,7 +96,7 @@ static void flops_by_hand(void **state)
     (void)state;
     model_spec spec = mixture("mixtral", 2);
     model *self;
-    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    assert_ok(model_create(&spec, DTYPE_BF16, 1, &self));
     uint64_t attention = 24 * (24 + 2 * 12) + 24 * 24, router = EXPERTS * 24;
     uint64_t experts = 2 * 3 * 24 * 8, output = 37 * 24;
     double expected = 6.0 * (double)(2 * (attention + router + experts) + output) * 70;
@@ -367,7 +367,7 @@ static void router_losses_by_hand(void **state)
     model *self;
     spec = mixture("deepseek", 0);
     spec.router_z_coef = 1;
-    assert_int_equal(model_create(&spec, DTYPE_FP32, 1, &self), 0);
+    assert_ok(model_create(&spec, DTYPE_FP32, 1, &self));
     assert_int_equal(model_totals_bytes(self), 0);
     model_destroy(self);
 }

@@ -260,13 +260,13 @@ static void test_everything(void **state)
                                .norms = true,
                                .range_count = 3,
                                .blocks = {{2, 2}, {0, 1}, {1, 1}}};
-    assert_int_equal(model_create(&spec, DTYPE_FP32, 1, &self), 0);
+    assert_ok(model_create(&spec, DTYPE_FP32, 1, &self));
     assert_false(self->spec.learn.is_given);
     assert_int_equal(self->unit_count, self->stage_count);
     assert_int_equal(self->learning_count, self->param_count);
     model_destroy(self);
     spec.learn.embed = false;
-    assert_int_equal(model_create(&spec, DTYPE_FP32, 1, &self), 0);
+    assert_ok(model_create(&spec, DTYPE_FP32, 1, &self));
     assert_int_equal(self->spec.learn.range_count, 1);
     assert_int_equal(self->spec.learn.blocks[0].last, LAYERS - 1);
     assert_int_equal(self->first_learning, 1);
@@ -296,7 +296,7 @@ static void test_step_flops(void **state)
             model *net;
             spec.window = 0; /* all blocks attend alike */
             uint64_t matrices = 0, head = 0;
-            assert_int_equal(model_create(&spec, DTYPE_FP32, 2, &net), 0);
+            assert_ok(model_create(&spec, DTYPE_FP32, 2, &net));
             for (uint32_t u = 0; u < net->unit_count; u++)
                 for (uint32_t t = 0; t < net->units[u].tensor_count; t++) {
                     const model_tensor *tensor = &net->units[u].tensors[t];
@@ -311,7 +311,7 @@ static void test_step_flops(void **state)
                 model_step_flops(net, 1) - 6.0 * (3.0 * (double)matrices + (double)head);
             model_destroy(net);
             spec.learn = cases[i].learn;
-            assert_int_equal(model_create(&spec, DTYPE_FP32, 2, &net), 0);
+            assert_ok(model_create(&spec, DTYPE_FP32, 2, &net));
             const int *count = cases[i].block_count;
             double thirds = (double)count[0] + 3.0 * (double)(count[1] + count[2]);
             double expected =

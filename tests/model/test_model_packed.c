@@ -54,7 +54,7 @@ static model_spec small(enum variant variant, enum stored_format format)
             .rank = RANK, .alpha = 4, .targets = harness_targets(harness_family(instance))};
     if (variant == ENDS && format != STORED_WORKING) {
         model *self;
-        assert_int_equal(model_create(&spec, DTYPE_FP32, 1, &self), 0);
+        assert_ok(model_create(&spec, DTYPE_FP32, 1, &self));
         add_rules(&spec, &self->units[0], format);
         add_rules(&spec, &self->units[self->unit_count - 1], format);
         assert_true(spec.stored_rule_count > 0);
@@ -84,7 +84,7 @@ static uint32_t fill(harness *packed, harness *plain)
     const model *self = packed->self;
     uint32_t count = 0;
     model_packer *packer;
-    assert_int_equal(model_packer_create(self, &packer), 0);
+    assert_ok(model_packer_create(self, &packer));
     for (uint32_t u = 0; u < self->unit_count; u++) {
         const model_unit *unit = &self->units[u];
         const void *bytes;
@@ -96,15 +96,14 @@ static uint32_t fill(harness *packed, harness *plain)
         const model_source source = {.values = master_source, .user = packed};
         assert_true(unit->is_frozen && unit->rest_elems <= unit->elems);
         assert_int_equal(unit->rest_elems % SHARD_ELEMS_STEP, 0);
-        assert_int_equal(model_pack(packer, packed->ops, packed->context, u, &source, &bytes), 0);
+        assert_ok(model_pack(packer, packed->ops, packed->context, u, &source, &bytes));
         memcpy(packed->params[u], bytes, unit->rest_elems * dtype_bytes(self->type));
         for (uint32_t i = 0; i < unit->tensor_count; i++) {
             const model_tensor *tensor = &unit->tensors[i];
             float *values = plain->masters[u] + tensor->offset_elems;
             if (strstr(tensor->name, ".gate.weight")) /* a router */
                 assert_int_equal(tensor->stored, STORED_WORKING);
-            assert_int_equal(model_unpack(self, packed->ops, packed->context, u, i, bytes, values),
-                             0);
+            assert_ok(model_unpack(self, packed->ops, packed->context, u, i, bytes, values));
             dtype_convert(values, DTYPE_FP32,
                           (char *)plain->params[u] + tensor->offset_elems * dtype_bytes(self->type),
                           self->type, tensor->rows * tensor->columns);
@@ -182,7 +181,7 @@ static void refusals(void **state)
     spec.stored_rule_count = 1;
     spec.may_keep_absent = true;
     model *self;
-    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    assert_ok(model_create(&spec, DTYPE_BF16, 1, &self));
     model_destroy(self);
     spec = small(ADAPTERS, STORED_MXFP4);
     spec.hidden_size = 40;
@@ -205,7 +204,7 @@ static void not_finite(void **state)
             float *value = &h.masters[u][tensor->offset_elems], before = *value;
             if (tensor->stored == STORED_WORKING)
                 continue;
-            assert_int_equal(model_packer_create(h.self, &packer), 0);
+            assert_ok(model_packer_create(h.self, &packer));
             *value = NAN;
             int rc = model_pack(packer, h.ops, h.context, u, &source, &packed);
             assert_error(rc, ERR_INPUT, tensor->name);

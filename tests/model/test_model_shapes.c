@@ -72,7 +72,7 @@ static void check_units(const model *self)
 static void expect_params(const model_spec *spec, uint64_t expected)
 {
     model *self;
-    assert_int_equal(model_create(spec, DTYPE_BF16, 2, &self), 0);
+    assert_ok(model_create(spec, DTYPE_BF16, 2, &self));
     assert_int_equal(self->param_count, expected);
     assert_int_equal(self->unit_count, spec->num_layers + 2);
     assert_int_equal(self->stage_count, spec->num_layers + 2);
@@ -110,7 +110,7 @@ static void names_and_order(void **state)
 {
     (void)state;
     model *self;
-    assert_int_equal(model_create(&gpt2_small, DTYPE_BF16, 1, &self), 0);
+    assert_ok(model_create(&gpt2_small, DTYPE_BF16, 1, &self));
     assert_string_equal(self->units[0].name, "embed");
     assert_string_equal(self->units[0].tensors[1].name, "wpe.weight");
     assert_string_equal(self->units[12].name, "block.11");
@@ -122,7 +122,7 @@ static void names_and_order(void **state)
     model_destroy(self);
 
     model_spec spec = llama(2, 64, 4, 2, 100, 300, false);
-    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    assert_ok(model_create(&spec, DTYPE_BF16, 1, &self));
     assert_string_equal(self->units[2].tensors[3].name, "model.layers.1.self_attn.v_proj.weight");
     assert_int_equal(self->units[2].tensors[3].rows, 32);
     assert_string_equal(self->units[3].tensors[1].name, "lm_head.weight");
@@ -131,7 +131,7 @@ static void names_and_order(void **state)
 
     spec.qkv_bias = spec.qk_norm = true;
     spec.head_dim = 20;
-    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    assert_ok(model_create(&spec, DTYPE_BF16, 1, &self));
     static const char *const names[] = {"input_layernorm.weight",  "self_attn.q_proj.weight",
                                         "self_attn.k_proj.weight", "self_attn.v_proj.weight",
                                         "self_attn.q_proj.bias",   "self_attn.k_proj.bias",
@@ -148,14 +148,14 @@ static void names_and_order(void **state)
     model_spec longer = gpt2_small;
     longer.seq_length = 100;
     longer.position_count = 1024;
-    assert_int_equal(model_create(&longer, DTYPE_BF16, 1, &self), 0);
+    assert_ok(model_create(&longer, DTYPE_BF16, 1, &self));
     assert_int_equal(self->units[0].tensors[1].rows, 1024);
     assert_int_equal(self->param_count, 124439808);
     model_destroy(self);
 
     /* Odd sizes: groups stay without gaps, their heads aligned. */
     spec = llama(2, 30, 3, 1, 7, 5, false);
-    assert_int_equal(model_create(&spec, DTYPE_FP32, 3, &self), 0);
+    assert_ok(model_create(&spec, DTYPE_FP32, 3, &self));
     check_units(self);
     model_destroy(self);
 }
@@ -165,7 +165,7 @@ static void flops_and_bytes(void **state)
 {
     (void)state;
     model *self;
-    assert_int_equal(model_create(&gpt2_small, DTYPE_BF16, 2, &self), 0);
+    assert_ok(model_create(&gpt2_small, DTYPE_BF16, 2, &self));
     double rows = 2048, products = 2 * rows * 12 * 768 * 768, down = 2 * rows * 4 * 768 * 768;
     double attention = 2 * 2.0 * 1024 * 1024 * 768;
     const struct stage *block = &self->stages[1];
@@ -196,10 +196,10 @@ static void flops_and_bytes(void **state)
     /* The chunk is the model's alone but never more than there are rows. */
     model_spec spec = gpt2_small;
     spec.seq_length = 16;
-    assert_int_equal(model_create(&spec, DTYPE_FP32, 2, &self), 0);
+    assert_ok(model_create(&spec, DTYPE_FP32, 2, &self));
     assert_int_equal(self->chunk_rows, 32);
     model_destroy(self);
-    assert_int_equal(model_create(&gpt2_small, DTYPE_FP32, 7, &self), 0);
+    assert_ok(model_create(&gpt2_small, DTYPE_FP32, 7, &self));
     assert_int_equal(self->chunk_rows, chunk_rows);
     model_destroy(self);
 }
@@ -275,7 +275,7 @@ static void initial_weights(void **state)
     printf("seed %d\n", INIT_SEED);
     model_spec spec = llama(2, 30, 3, 1, 70, 50, false);
     model *self;
-    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    assert_ok(model_create(&spec, DTYPE_BF16, 1, &self));
     for (uint32_t u = 0; u < self->unit_count; u++) {
         const model_unit *unit = &self->units[u];
         float *whole = mem_alloc(unit->elems, sizeof *whole, "test");
@@ -325,7 +325,7 @@ static void nothing_leaks(void **state)
     mem_stats before, after;
     mem_get_stats(&before);
     model *self;
-    assert_int_equal(model_create(&gpt2_small, DTYPE_BF16, 2, &self), 0);
+    assert_ok(model_create(&gpt2_small, DTYPE_BF16, 2, &self));
     model_destroy(self);
     model_destroy(NULL);
     mem_get_stats(&after);

@@ -122,8 +122,8 @@ static void windows_cost_less(void **state)
     (void)state;
     const model_spec none = spec_of(0, "", 0), spec = spec_of(WINDOW, "wf", 0);
     model *full, *some;
-    assert_int_equal(model_create(&none, DTYPE_BF16, BATCH, &full), 0);
-    assert_int_equal(model_create(&spec, DTYPE_BF16, BATCH, &some), 0);
+    assert_ok(model_create(&none, DTYPE_BF16, BATCH, &full));
+    assert_ok(model_create(&spec, DTYPE_BF16, BATCH, &some));
     double scores = WINDOW * (TOKENS - WINDOW / 2.0), causal = TOKENS * TOKENS / 2.0;
     assert_true(attention_flops(full, 1) == 4 * BATCH * causal * 64);
     assert_true(attention_flops(some, 1) == 4 * BATCH * scores * 64);
@@ -167,7 +167,7 @@ static void equal_patterns_have_one_form(void **state)
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
         model_spec spec = spec_of(WINDOW, pairs[i][0], 0);
         model *self;
-        assert_int_equal(model_create(&spec, DTYPE_FP32, BATCH, &self), 0);
+        assert_ok(model_create(&spec, DTYPE_FP32, BATCH, &self));
         assert_string_equal(self->spec.window_pattern, pairs[i][1]);
         model_destroy(self);
     }

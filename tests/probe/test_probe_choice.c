@@ -162,7 +162,7 @@ static void what_swings_is_measured_again_and_else_named(void **state)
                         .run = swing,
                         .name = name_swinging,
                         .user = &user};
-    assert_int_equal(probei_rounds(&self, &work, figures), 0);
+    assert_ok(probei_rounds(&self, &work, figures));
     for (int v = 0; v < 3; v++)
         assert_int_equal(figures[v].count, 3);
     assert_int_equal(self.disturbed_count, 0);
@@ -173,7 +173,7 @@ static void what_swings_is_measured_again_and_else_named(void **state)
     work.seconds = 20; /* never reached: all samples are taken before */
     work.is_checked = true;
     work.loose = 1U << 2;
-    assert_int_equal(probei_rounds(&self, &work, figures), 0);
+    assert_ok(probei_rounds(&self, &work, figures));
     assert_int_equal(figures[0].count, PROBEI_ROUNDS_MAX);
     assert_true(probei_figure_spread(&figures[0]) == 0 && figures[0].median == 100);
     assert_int_equal(self.disturbed_count, 1); /* the loose one is none */
@@ -196,7 +196,7 @@ static void what_is_steady_is_measured_once(void **state)
     user.calls[0] = 2; /* so many are there */
     probei_work work = {.count = 3, .seconds = 4e-3, .run = swing, .user = &user}; /* a round */
     work.is_checked = true;
-    assert_int_equal(probei_rounds(&self, &work, figures), 0);
+    assert_ok(probei_rounds(&self, &work, figures));
     assert_int_equal(user.calls[1], 1);
     assert_int_equal(user.calls[2], 1);
     assert_true(user.calls[0] >= 2 + 1 + 1);

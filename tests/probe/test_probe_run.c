@@ -82,7 +82,7 @@ static void expect_host(void)
     assert_true(found.host.io_core_seconds >= 0); /* of milliseconds of I/O it may round to none */
     char why[256];
     static machine here;
-    assert_int_equal(probe_name_host(&here), 0);
+    assert_ok(probe_name_host(&here));
     assert_true(machine_is_here(&found, &here, why, sizeof why));
     assert_true(found.comm.inside > 0 && found.comm.seconds > 0 && found.comm.is_copies);
 }
@@ -143,7 +143,7 @@ static void each_figure_is_there_and_nothing_is_left(void **state)
     watcher = (struct watcher){0};
     stop_flag = 0;
     int fds = count_fds();
-    assert_int_equal(probe_run(&options, &found), 0);
+    assert_ok(probe_run(&options, &found));
     expect_nothing_left(fds);
     expect_host();
     expect_device();
@@ -157,8 +157,8 @@ static void each_figure_is_there_and_nothing_is_left(void **state)
     /* The result can be written as a machine file. */
     char path[512];
     snprintf(path, sizeof path, "%s/machine.json", helper_directory);
-    assert_int_equal(machine_write(&found, path), 0);
-    assert_int_equal(machine_read(path, &again), 0);
+    assert_ok(machine_write(&found, path));
+    assert_ok(machine_read(path, &again));
     assert_true(again.host.dram_copy == found.host.dram_copy);
     assert_int_equal(again.drives[0].point_count, found.drives[0].point_count);
     assert_int_equal(again.device.product_count, found.device.product_count);
@@ -177,7 +177,7 @@ static void several_drives_are_measured_together_too(void **state)
     options.drives[1] = second;
     options.drive_count = 2;
     int fds = count_fds();
-    assert_int_equal(probe_run(&options, &found), 0);
+    assert_ok(probe_run(&options, &found));
     expect_nothing_left(fds);
     assert_int_equal(found.drive_count, 2);
     expect_drive(&found.drives[0]);

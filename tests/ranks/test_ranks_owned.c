@@ -187,9 +187,9 @@ static void expect_same(const char *a, const char *b, const char *file)
     char *first, *second, path[FIXTURE_PATH_BYTES * 2];
     uint64_t first_bytes, second_bytes;
     snprintf(path, sizeof path, "%s/%s", fixture_path(NULL, a), file);
-    assert_int_equal(file_read(path, 1 << 28, &first, &first_bytes), 0);
+    assert_ok(file_read(path, 1 << 28, &first, &first_bytes));
     snprintf(path, sizeof path, "%s/%s", fixture_path(NULL, b), file);
-    assert_int_equal(file_read(path, 1 << 28, &second, &second_bytes), 0);
+    assert_ok(file_read(path, 1 << 28, &second, &second_bytes));
     if (first_bytes != second_bytes || memcmp(first, second, first_bytes) != 0)
         fail_msg("%s and %s have other bytes in %s", a, b, file);
     mem_free(first);

@@ -195,14 +195,14 @@ static void metrics_file_is_cut(void **state)
     const char *path = in_directory("metrics.jsonl");
     metrics_file file;
     uint64_t last = 0;
-    assert_int_equal(metrics_file_open(&file, path, FILE_PRIVATE, UINT64_MAX), 0);
+    assert_ok(metrics_file_open(&file, path, FILE_PRIVATE, UINT64_MAX));
     mem_seal();
     for (uint64_t step = 1; step <= 40; step++) {
         metrics_line line = sample_line(step);
-        assert_int_equal(metrics_file_write(&file, &line), 0);
+        assert_ok(metrics_file_write(&file, &line));
         if (step % 10 == 0) {
             line.is_eval = true;
-            assert_int_equal(metrics_file_write(&file, &line), 0);
+            assert_ok(metrics_file_write(&file, &line));
         }
     }
     mem_stats stats;
@@ -216,18 +216,18 @@ static void metrics_file_is_cut(void **state)
     FILE *torn = fopen(path, "a");
     fputs("{\"step\":41,\"lo", torn);
     fclose(torn);
-    assert_int_equal(metrics_file_open(&file, path, FILE_PRIVATE, 100), 0);
+    assert_ok(metrics_file_open(&file, path, FILE_PRIVATE, 100));
     metrics_file_close(&file);
     assert_int_equal(lines_of(path, &last), 44);
     /* Resume after step 20: its evaluation stays. */
-    assert_int_equal(metrics_file_open(&file, path, FILE_PRIVATE, 20), 0);
+    assert_ok(metrics_file_open(&file, path, FILE_PRIVATE, 20));
     assert_int_equal(lines_of(path, &last), 22);
     metrics_line line = sample_line(21);
-    assert_int_equal(metrics_file_write(&file, &line), 0);
+    assert_ok(metrics_file_write(&file, &line));
     metrics_file_close(&file);
     assert_int_equal(lines_of(path, &last), 23);
     assert_int_equal(last, 21);
-    assert_int_equal(metrics_file_open(&file, path, FILE_PRIVATE, 0), 0);
+    assert_ok(metrics_file_open(&file, path, FILE_PRIVATE, 0));
     metrics_file_close(&file);
     assert_int_equal(lines_of(path, &last), 0);
     assert_int_equal(metrics_file_open(&file, "no-such-directory/m", FILE_PRIVATE, 0), -ENOENT);
@@ -266,8 +266,8 @@ static void failed_write_leaves_whole_lines(void **state)
     const char *path = in_directory("full.jsonl");
     metrics_file file;
     metrics_line line = sample_line(1);
-    assert_int_equal(metrics_file_open(&file, path, FILE_PRIVATE, UINT64_MAX), 0);
-    assert_int_equal(metrics_file_write(&file, &line), 0);
+    assert_ok(metrics_file_open(&file, path, FILE_PRIVATE, UINT64_MAX));
+    assert_ok(metrics_file_write(&file, &line));
     struct stat before, after;
     assert_int_equal(stat(path, &before), 0);
     struct rlimit old, limited;
@@ -281,7 +281,7 @@ static void failed_write_leaves_whole_lines(void **state)
     assert_error(rc, -EFBIG, "full.jsonl");
     assert_int_equal(stat(path, &after), 0);
     assert_int_equal(after.st_size, before.st_size);
-    assert_int_equal(metrics_file_write(&file, &line), 0);
+    assert_ok(metrics_file_write(&file, &line));
     metrics_file_close(&file);
     uint64_t last;
     assert_int_equal(lines_of(path, &last), 2);
@@ -329,7 +329,7 @@ static void trace_is_json(void **state)
         .drives = {
             {.path = "/a \"drive\"", .ways = {{.count = 0}, {3, 1500, 2500, 3500, 4000000}}}}};
     trace ring;
-    assert_int_equal(trace_init(&ring, 64), 0);
+    assert_ok(trace_init(&ring, 64));
     for (uint64_t i = 0; i < 100; i++) {
         trace_event event = sample_event(i);
         if (i == 90) { /* an update that waited, of a unit without a name */
@@ -352,7 +352,7 @@ static void trace_is_json(void **state)
         trace_record(&ring, &event);
     }
     const char *path = in_directory("trace.json");
-    assert_int_equal(chrome_trace_write(path, FILE_PRIVATE, &ring, &names), 0);
+    assert_ok(chrome_trace_write(path, FILE_PRIVATE, &ring, &names));
     json_error_t error;
     json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
     if (!root)
@@ -404,7 +404,7 @@ static void trace_is_json(void **state)
     /* No events, no names. */
     ring.written = 0;
     names = (chrome_trace_names){0};
-    assert_int_equal(chrome_trace_write(path, FILE_PRIVATE, &ring, &names), 0);
+    assert_ok(chrome_trace_write(path, FILE_PRIVATE, &ring, &names));
     root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
     assert_non_null(root);
     assert_int_equal(json_array_size(json_object_get(root, "traceEvents")), 1 + 2 * 8);

@@ -264,7 +264,7 @@ static void writes_where_it_is_told(void **state)
     put("job.json", "{}");
     char other[PATH_BYTES];
     snprintf(other, sizeof other, "%s/other.html", directory);
-    assert_int_equal(report_write(directory, other), 0);
+    assert_ok(report_write(directory, other));
     assert_int_equal(access(other, F_OK), 0);
     assert_int_equal(access(in_directory("report.html"), F_OK), -1);
     assert_true(report_write(directory, "/no-such-directory/page.html") < 0);
@@ -455,7 +455,7 @@ static void escapes_names(void **state)
         "<b>&\"'</script><!-- \xe2\x80\xa8 \xc3\xa9\xe7\xb4\x85 \\ tile 3";
     static const char *const units[] = {strange};
     trace ring;
-    assert_int_equal(trace_init(&ring, 16), 0);
+    assert_ok(trace_init(&ring, 16));
     for (uint64_t i = 0; i < 3; i++) {
         trace_event event = {.start_ns = 1000 + i * 100,
                              .end_ns = 1050 + i * 100,
@@ -470,8 +470,7 @@ static void escapes_names(void **state)
         trace_record(&ring, &event);
     }
     chrome_trace_names names = {.process = "rank 0", .unit_names = units, .unit_count = 1};
-    assert_int_equal(chrome_trace_write(in_directory("trace.json"), FILE_PRIVATE, &ring, &names),
-                     0);
+    assert_ok(chrome_trace_write(in_directory("trace.json"), FILE_PRIVATE, &ring, &names));
     trace_fini(&ring);
     json_t *plan = json_object(), *list = json_array(), *unit = json_object(),
            *reasons = json_array();

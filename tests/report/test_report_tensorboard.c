@@ -191,21 +191,21 @@ static void numbers_are_those_of_the_line(void **state)
     tensorboard_file file;
     char path[300];
     snprintf(path, sizeof path, "%s/new/board", dir);
-    assert_int_equal(tensorboard_file_open(&file, path, 0640, 1), 0);
+    assert_ok(tensorboard_file_open(&file, path, 0640, 1));
     struct stat info;
     assert_int_equal(stat(file.path, &info), 0);
     assert_int_equal(info.st_mode & 0777, 0640);
     const uint64_t late = (uint64_t)1 << 40; /* a step of several bytes */
     metrics_line line = step_line(1);
-    assert_int_equal(tensorboard_file_write(&file, &line), 0);
+    assert_ok(tensorboard_file_write(&file, &line));
     line = step_line(late);
     line.has_router_losses = true;
     line.balance_loss = 1.25;
     line.router_z_loss = 0.5;
     line.loss = NAN;
-    assert_int_equal(tensorboard_file_write(&file, &line), 0);
+    assert_ok(tensorboard_file_write(&file, &line));
     const metrics_line eval = {.is_eval = true, .step = late, .valid_loss = 1.75f};
-    assert_int_equal(tensorboard_file_write(&file, &eval), 0);
+    assert_ok(tensorboard_file_write(&file, &eval));
     read_log(file.path, &log);
     tensorboard_file_close(&file);
     tensorboard_file_close(&file);
@@ -234,11 +234,11 @@ static void each_opening_makes_a_later_file(void **state)
     snprintf(path, sizeof path, "%s/again", dir);
     for (uint64_t first = 1; first < 5; first++) { /* within a second */
         tensorboard_file file;
-        assert_int_equal(tensorboard_file_open(&file, path, 0600, first), 0);
+        assert_ok(tensorboard_file_open(&file, path, 0600, first));
         assert_true(strcmp(last, file.path) < 0);
         snprintf(last, sizeof last, "%s", file.path);
         const metrics_line line = step_line(first);
-        assert_int_equal(tensorboard_file_write(&file, &line), 0);
+        assert_ok(tensorboard_file_write(&file, &line));
         read_log(file.path, &log);
         check_begin(&log, first);
         tensorboard_file_close(&file);
@@ -259,7 +259,7 @@ static void failures_are_values(void **state)
     assert_int_equal(file.fd, -1);
 
     snprintf(path, sizeof path, "%s/full", dir);
-    assert_int_equal(tensorboard_file_open(&file, path, 0600, 1), 0);
+    assert_ok(tensorboard_file_open(&file, path, 0600, 1));
     close(file.fd);
     file.fd = open("/dev/full", O_WRONLY);
     if (file.fd < 0)

@@ -157,7 +157,7 @@ static void a_cpu_counts_by_its_threads(void **state)
 static void a_described_host_is_divided(void **state)
 {
     (void)state;
-    assert_int_equal(setupi_described_budgets(&setup), 0);
+    assert_ok(setupi_described_budgets(&setup));
     const uint64_t *budget = setup.plan.budget_bytes;
     assert_int_equal(budget[TIER_DEVICE], 30 * GIB); /* 32 less 1.5 of CUDA and 0.5 of NCCL */
     uint64_t host = UINT64_C(90000000000);           /* 1600e9 x 90% / 16 */
@@ -165,7 +165,7 @@ static void a_described_host_is_divided(void **state)
     assert_int_equal(budget[TIER_NVME], UINT64_C(1575000000000)); /* 28e12 x 90% / 16 */
     assert_int_equal(setup.plan.nvme_sharers, 16);
     asked.tiers.nvme[0].budget_bytes = 16 * GIB; /* of a drive that 16 share */
-    assert_int_equal(setupi_described_budgets(&setup), 0);
+    assert_ok(setupi_described_budgets(&setup));
     assert_int_equal(budget[TIER_NVME], GIB);
 }
 
@@ -173,7 +173,7 @@ static void hosts_are_whole_and_enough(void **state)
 {
     (void)state;
     setup.ranks.local_world = 0; /* not asked: as many as a host has */
-    assert_int_equal(setupi_described_ranks(&setup), 0);
+    assert_ok(setupi_described_ranks(&setup));
     assert_int_equal(setup.ranks.local_world, 16);
     setup.ranks.world = 24;
     assert_int_equal(setupi_described_ranks(&setup), ERR_CONFIG);

@@ -188,9 +188,9 @@ static void refusal_takes_no_memory(void **state)
     fixture_set(&sets, "model.num_kv_heads=8");
     fixture_set(&sets, "model.num_layers=10");
     uint64_t before, after;
-    assert_int_equal(arena_process_memory(NULL, &before, NULL), 0);
+    assert_ok(arena_process_memory(NULL, &before, NULL));
     run("large", &sets, false, &result);
-    assert_int_equal(arena_process_memory(NULL, &after, NULL), 0);
+    assert_ok(arena_process_memory(NULL, &after, NULL));
     assert_int_equal(result.rc, ERR_NO_FIT);
     assert_nothing_made("large");
     assert_true(FIXTURE_IS_SANITIZED || after - before < 192 * MIB);

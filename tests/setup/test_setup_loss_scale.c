@@ -41,7 +41,7 @@ static loss_scaler make(uint64_t power, uint64_t window, uint64_t hysteresis, bo
 static void expect_powers(loss_scaler *self, const char *steps, const int *powers)
 {
     for (int i = 0; steps[i]; i++) {
-        assert_int_equal(loss_scaler_update(self, steps[i] == 'o'), 0);
+        assert_ok(loss_scaler_update(self, steps[i] == 'o'));
         if (self->scale != ldexp(1.0, powers[i]))
             fail_msg("step %d of %s: the scale is %g, not 2^%d", i, steps, self->scale, powers[i]);
     }
@@ -66,8 +66,8 @@ static void the_minimum_ends_training(void **state)
 {
     (void)state;
     loss_scaler self = make(2, 100, 1, false, 3);
-    assert_int_equal(loss_scaler_update(&self, false), 0);
-    assert_int_equal(loss_scaler_update(&self, true), 0);
+    assert_ok(loss_scaler_update(&self, false));
+    assert_ok(loss_scaler_update(&self, true));
     assert_true(self.scale == 3);
     loss_scaler before = self;
     assert_int_equal(loss_scaler_update(&self, true), ERR_DIVERGED);
@@ -92,7 +92,7 @@ static void other_scales_stay(void **state)
         loss_scaler_init(&self, asked);
         for (uint64_t i = 0; i < 100; i++) {
             assert_true(self.scale == cases[c].scale);
-            assert_int_equal(loss_scaler_update(&self, i % 3 != 0), 0);
+            assert_ok(loss_scaler_update(&self, i % 3 != 0));
         }
         assert_int_equal(self.iteration, 100);
         test_free(asked);
@@ -106,9 +106,9 @@ static void scales_stay_finite(void **state)
     loss_scaler self = make(UINT64_MAX, 1, 1, false, 1);
     for (int i = 0; i < 10; i++) {
         assert_true(self.scale == ldexp(1.0, 1023));
-        assert_int_equal(loss_scaler_update(&self, false), 0);
+        assert_ok(loss_scaler_update(&self, false));
     }
-    assert_int_equal(loss_scaler_update(&self, true), 0);
+    assert_ok(loss_scaler_update(&self, true));
     assert_true(self.scale == ldexp(1.0, 1022));
 }
 
@@ -152,7 +152,7 @@ static void pass_through_manifest(loss_scaler *self, const json_t *item)
     static manifest record;
     loss_scaler resumed = make_of(item);
     loss_scaler_save(self, &record);
-    assert_int_equal(loss_scaler_load(&resumed, &record), 0);
+    assert_ok(loss_scaler_load(&resumed, &record));
     assert_memory_equal(&resumed, self, sizeof resumed);
     *self = resumed;
 }
@@ -243,7 +243,7 @@ static void impossible_states_are_refused(void **state)
     bad.scale_hysteresis_left = 0;
     assert_error(loss_scaler_load(&self, &bad), ERR_CORRUPT, "step 12");
     assert_memory_equal(&self, &before, sizeof self);
-    assert_int_equal(loss_scaler_load(&self, &good), 0);
+    assert_ok(loss_scaler_load(&self, &good));
     assert_true(self.scale == 64 && self.last_overflow == 11 && self.iteration == 12);
 }
 
@@ -257,11 +257,11 @@ static void the_job_rules_on_resume(void **state)
                         .scale_last_overflow = -1,
                         .scale_hysteresis_left = 7};
     loss_scaler self = make(8, 4, 3, false, 1);
-    assert_int_equal(loss_scaler_load(&self, &record), 0);
+    assert_ok(loss_scaler_load(&self, &record));
     assert_int_equal(self.hysteresis_left, 3);
     struct job *asked = make_job(512, 0, 1, 1, false, 1);
     loss_scaler_init(&self, asked);
-    assert_int_equal(loss_scaler_load(&self, &record), 0);
+    assert_ok(loss_scaler_load(&self, &record));
     assert_true(self.scale == 512 && self.iteration == 12);
     test_free(asked);
 }

@@ -99,7 +99,7 @@ static void figures_have_one_name(void **state)
     json_decref(object);
     assert_non_null(printed);
     object = json_loads(printed, JSON_REJECT_DUPLICATES, NULL);
-    assert_int_equal(setup_plan_json(setup, 77, &text), 0);
+    assert_ok(setup_plan_json(setup, 77, &text));
     json_error_t error;
     json_t *file = json_loads(text, JSON_REJECT_DUPLICATES, &error);
     if (!file)

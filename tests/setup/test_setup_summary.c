@@ -383,16 +383,16 @@ static void figures_of_a_machine(void **state)
     fixture_sets sets = {.count = 0};
     job *asked = fixture_job("machine", &shape, &sets);
     struct setup_plan_options options = {.machine = &described};
-    assert_int_equal(setup_plan_on(asked, &options, &sum), 0);
+    assert_ok(setup_plan_on(asked, &options, &sum));
     assert_string_equal(sum.machine_name, "two drives and four");
     near("peak", sum.peak_tflops_per_rank, 95);
     near("capacity", (double)sum.drive_capacity_bytes, 10e12);
     near("endurance", sum.drive_endurance_bytes, 22e15);
     described.drives[1].endurance_bytes = 0; /* of one unknown: so is the sum */
-    assert_int_equal(setup_plan_on(asked, &options, &sum), 0);
+    assert_ok(setup_plan_on(asked, &options, &sum));
     near("endurance", sum.drive_endurance_bytes, 0);
     near("capacity", (double)sum.drive_capacity_bytes, 10e12);
-    assert_int_equal(setup_plan_on(asked, &(struct setup_plan_options){0}, &sum), 0);
+    assert_ok(setup_plan_on(asked, &(struct setup_plan_options){0}, &sum));
     assert_string_equal(sum.machine_name, "defaults");
     near("peak", sum.peak_tflops_per_rank, 0);
     job_destroy(asked);
@@ -419,12 +419,12 @@ static void a_cpu_is_measured_as_it_computes(void **state)
     assert_true(whole.computing_seconds > 0);
     near("rate", whole.hardware_flops / whole.computing_seconds, 1e12);
     on.device.thread_count = 0; /* of all 8 */
-    assert_int_equal(setup_plan_on(asked, &options, &half), 0);
+    assert_ok(setup_plan_on(asked, &options, &half));
     near("rate", half.hardware_flops / half.computing_seconds, 1e12 * 7 / 8);
     /* As many bytes as 64 bits do not hold are many, not few. */
     on.drives[0].count = 65536;
     on.drives[0].capacity_bytes = (uint64_t)1 << 50;
-    assert_int_equal(setup_plan_on(asked, &options, &half), 0);
+    assert_ok(setup_plan_on(asked, &options, &half));
     assert_true(half.drive_capacity_bytes == INT64_MAX);
     job_destroy(asked);
 }

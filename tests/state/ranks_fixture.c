@@ -96,7 +96,7 @@ void ranks_open_rank(struct ranks_run *self, uint32_t rank, uint64_t total_bytes
 {
     static slab_drive drives[DRIVES_MAX];
     slab_config config;
-    assert_int_equal(state_slab_config(&self->record.slabs, rank, drives, &config), 0);
+    assert_ok(state_slab_config(&self->record.slabs, rank, drives, &config));
     config.total_bytes = total_bytes;
     config.stripe_bytes = MIB;
     assert_ok(slab_open(&self->disks[rank], &config));
@@ -186,8 +186,8 @@ void ranks_remove_old(void)
     for (uint32_t r = 0; r < ranks_old.world; r++) {
         static slab_drive drives[DRIVES_MAX];
         slab_config config;
-        assert_int_equal(state_slab_config(&ranks_old.record.slabs, r, drives, &config), 0);
-        assert_int_equal(slab_remove_files(&config), 0);
+        assert_ok(state_slab_config(&ranks_old.record.slabs, r, drives, &config));
+        assert_ok(slab_remove_files(&config));
     }
     mem_free(ranks_old.record.extents);
 }

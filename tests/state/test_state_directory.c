@@ -309,12 +309,12 @@ static void commits_are_kept_though_updates_follow(void **state)
     commits_first = false;
     fixture_assert_same(&whole, &result);
     struct state_inspect_summary seen;
-    assert_int_equal(state_inspect(fixture_path("parts", NULL), &seen), 0);
+    assert_ok(state_inspect(fixture_path("parts", NULL), &seen));
     for (uint32_t i = 0; i < seen.kept_count; i++) {
         struct state_verify_options asked = {.run_dir = seen.kept[i].path};
         struct state_verify_summary sum;
         assert_int_equal(seen.kept[i].step, i + 1);
-        assert_int_equal(state_verify(&asked, &sum), 0);
+        assert_ok(state_verify(&asked, &sum));
     }
     assert_int_equal(seen.kept_count, STEPS);
     state_inspect_fini(&seen);
@@ -342,7 +342,7 @@ static void first_commit_of_a_branch_is_kept(void **state)
     if (fixture_run("branch", &shape, &sets, &call, &result) < 0)
         fail_msg("%s", result.error);
     struct state_inspect_summary seen;
-    assert_int_equal(state_inspect(fixture_path("branch", NULL), &seen), 0);
+    assert_ok(state_inspect(fixture_path("branch", NULL), &seen));
     assert_int_equal(seen.kept_count, 1);
     assert_int_equal(seen.kept[0].step, 4);
     state_inspect_fini(&seen);

@@ -225,7 +225,7 @@ static void keep(void)
     state_keeper *self = make_keeper();
     mem_stats before, after;
     mem_get_stats(&before);
-    assert_int_equal(state_keep(self, &alone, &rig.disk, &rig.record), 0);
+    assert_ok(state_keep(self, &alone, &rig.disk, &rig.record));
     mem_get_stats(&after);
     assert_int_equal(after.call_count, before.call_count);
     state_keeper_destroy(self);
@@ -319,7 +319,7 @@ static void a_copy_is_a_run(void **state)
     rig.record.generation--;
     check_copy(0);
     assert_true(exists(path_of("run/keep/step-000000075/state/manifest-0")));
-    assert_int_equal(slab_remove(&rig.disk), 0); /* the run is removed: the copies stay */
+    assert_ok(slab_remove(&rig.disk)); /* the run is removed: the copies stay */
     open_run("drive", 0xab);
     check_copy(0);
 }
@@ -404,7 +404,7 @@ static void killed_before_a_move(void **state)
     for (int i = 0; i < 2; i++) {
         uint64_t empty = count_all();
         assert_true(keep_killed(late[i], 1 + i));
-        assert_int_equal(slab_remove(&rig.disk), 0);
+        assert_ok(slab_remove(&rig.disk));
         open_run(i ? "third" : "other", (uint8_t)(0xb0 + i));
         keep();
         check_copy(0);
@@ -512,7 +512,7 @@ static void others_are_left_alone(void **state)
     gone_on.leftover.drive_count = 0;
     gone_on.generation++;
     gone_on.step = 60;
-    assert_int_equal(manifest_write(path_of("run/keep/step-000000050/state"), &gone_on), 0);
+    assert_ok(manifest_write(path_of("run/keep/step-000000050/state"), &gone_on));
     assert_int_equal(mkdir(path_of("run/keep/step-7"), 0777), 0); /* not a name of ours */
     uint64_t count = count_all();
     keep();

@@ -104,7 +104,7 @@ static void copies_go_on(const char *optimizer)
     fixture_assert_same(&whole, &kept);
     assert_int_equal(kept.summary.sealed_alloc_count, 0);
     struct state_inspect_summary seen;
-    assert_int_equal(state_inspect(fixture_path("run", NULL), &seen), 0);
+    assert_ok(state_inspect(fixture_path("run", NULL), &seen));
     assert_int_equal(seen.kept_count, 2);
     assert_int_equal(seen.kept[0].step, 4);
     assert_int_equal(seen.kept[1].step, 8);

@@ -124,7 +124,7 @@ static void open_side(struct side *side, const char *name, uint32_t drive_count)
                           .stripe_bytes = MIB};
     assert_ok(slab_open(&side->disk, &config));
     if (backend == IO_SIM)
-        assert_int_equal(sim_store_create(&side->disk, &side->store), 0);
+        assert_ok(sim_store_create(&side->disk, &side->store));
 }
 
 /* 4-byte words of stream `s` of so many elements, scales included. */
@@ -150,8 +150,7 @@ static void write_old(void)
                 stream[w] = element(tile->unit, s, stream_words(tile->elem_begin, s) + w);
         }
         tile->checksum = checksum_sum(data, tile->size_bytes, tile->elem_count, streams);
-        assert_int_equal(
-            io_transfer(transport, IO_WRITE, tile->offset_bytes, data, tile->size_bytes), 0);
+        assert_ok(io_transfer(transport, IO_WRITE, tile->offset_bytes, data, tile->size_bytes));
     }
     io_destroy(transport);
     mem_free(block);
@@ -199,7 +198,7 @@ static void start(uint32_t old_drives, uint32_t new_drives)
 
 static void end_side(struct side *side)
 {
-    assert_int_equal(slab_remove(&side->disk), 0);
+    assert_ok(slab_remove(&side->disk));
     sim_store_destroy(side->store);
     mem_free(side->extents);
 }
@@ -272,8 +271,7 @@ static void check_new(void)
         assert_int_equal(entry->newest, 0);
         assert_int_equal(entry->committed, PLACE_NONE);
         assert_true(entry->has_sum[0] && !entry->has_sum[1]);
-        assert_int_equal(io_transfer(transport, IO_READ, entry->offset[0], data, entry->size_bytes),
-                         0);
+        assert_ok(io_transfer(transport, IO_READ, entry->offset[0], data, entry->size_bytes));
         assert_true(checksum_sum(data, entry->size_bytes, entry->elem_count,
                                  streams_of(entry->unit)) == entry->sum[0]);
         check_tile(entry, data);
@@ -376,9 +374,9 @@ static void flip_bit(const manifest_extent *tile, uint32_t stream)
     unsigned char *data = aligned_tile(TILE_BLOCK_BYTES, &block);
     io *transport = open_io(&rig.old);
     uint64_t offset = tile->offset_bytes + page;
-    assert_int_equal(io_transfer(transport, IO_READ, offset, data, TILE_BLOCK_BYTES), 0);
+    assert_ok(io_transfer(transport, IO_READ, offset, data, TILE_BLOCK_BYTES));
     data[byte - page] ^= (unsigned char)(1u << draw(8));
-    assert_int_equal(io_transfer(transport, IO_WRITE, offset, data, TILE_BLOCK_BYTES), 0);
+    assert_ok(io_transfer(transport, IO_WRITE, offset, data, TILE_BLOCK_BYTES));
     io_destroy(transport);
     mem_free(block);
 }

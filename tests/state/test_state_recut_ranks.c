@@ -53,8 +53,7 @@ static void check_places(uint32_t rank, place_table *places)
                                 .elem_count = entry->elem_count};
         ranks_fill_tile(&tile, expected);
         assert_int_equal(entry->newest, 0);
-        assert_int_equal(io_transfer(transport, IO_READ, entry->offset[0], data, entry->size_bytes),
-                         0);
+        assert_ok(io_transfer(transport, IO_READ, entry->offset[0], data, entry->size_bytes));
         assert_true(checksum_sum(data, entry->size_bytes, entry->elem_count, RANKS_STREAMS) ==
                     entry->sum[0]);
         if (memcmp(data, expected, entry->size_bytes) != 0)
@@ -95,7 +94,7 @@ static void move_rank(uint32_t rank)
                 before.live_bytes + 2 * 32 * MIB + RANK_SLABS_OPEN_MAX * MIB);
     check_places(rank, places);
     place_table_destroy(places);
-    assert_int_equal(slab_remove(&fresh.disks[rank]), 0);
+    assert_ok(slab_remove(&fresh.disks[rank]));
 }
 
 static void any_world_to_any(void **state)
@@ -136,8 +135,8 @@ static void a_slab_on_another_host_is_named(void **state)
     ranks_make_old(4, true, TILE_ELEMS_STEP);
     static slab_drive drives[DRIVES_MAX];
     slab_config config;
-    assert_int_equal(state_slab_config(&ranks_old.record.slabs, 3, drives, &config), 0);
-    assert_int_equal(slab_remove_files(&config), 0);
+    assert_ok(state_slab_config(&ranks_old.record.slabs, 3, drives, &config));
+    assert_ok(slab_remove_files(&config));
     fresh = (struct ranks_run){.world = 4, .is_sharded = true, .tile_elems = TILE_ELEMS_STEP};
     ranks_name_slabs(&fresh, "new");
     for (uint32_t r = 0; r < 3; r++)
@@ -152,7 +151,7 @@ static void a_slab_on_another_host_is_named(void **state)
     work = work_of(3, places);
     assert_int_equal(state_recut_copy(&work), ERR_INPUT);
     place_table_destroy(places);
-    assert_int_equal(slab_remove(&fresh.disks[3]), 0);
+    assert_ok(slab_remove(&fresh.disks[3]));
     ranks_remove_old();
 }
 
@@ -164,8 +163,8 @@ static void any_copy_will_do(void **state)
     for (uint32_t r = 0; r < 2; r++) {
         static slab_drive drives[DRIVES_MAX];
         slab_config config;
-        assert_int_equal(state_slab_config(&ranks_old.record.slabs, r, drives, &config), 0);
-        assert_int_equal(slab_remove_files(&config), 0);
+        assert_ok(state_slab_config(&ranks_old.record.slabs, r, drives, &config));
+        assert_ok(slab_remove_files(&config));
         fresh = (struct ranks_run){.world = 2, .is_sharded = true, .tile_elems = TILE_ELEMS_STEP};
         ranks_name_slabs(&fresh, "new");
         move_rank(0);

@@ -60,7 +60,7 @@ static void write_tiles(struct rig *self, uint32_t streams)
 {
     io *transport;
     const io_config config = {.target = &self->disk, .backend = IO_POOL};
-    assert_int_equal(io_create(&config, &transport), 0);
+    assert_ok(io_create(&config, &transport));
     XXH3_state_t *weights = XXH3_createState();
     XXH3_64bits_reset(weights);
     for (uint64_t i = 0; i < self->record.extent_count; i++) {
@@ -71,8 +71,7 @@ static void write_tiles(struct rig *self, uint32_t streams)
         extent->checksum = checksum_sum(data, extent->size_bytes, extent->elem_count, streams);
         assert_int_equal(tile_bytes(extent->elem_count, streams), extent->size_bytes);
         XXH3_64bits_update(weights, data, 4 * extent->elem_count);
-        assert_int_equal(
-            io_transfer(transport, IO_WRITE, extent->offset_bytes, data, extent->size_bytes), 0);
+        assert_ok(io_transfer(transport, IO_WRITE, extent->offset_bytes, data, extent->size_bytes));
         free(data);
     }
     self->weights_hash = XXH3_64bits_digest(weights);
@@ -107,7 +106,7 @@ static struct rig *make_rig(uint32_t drives, uint64_t count, uint64_t elems, uin
 
 static void destroy_rig(struct rig *self)
 {
-    assert_int_equal(slab_remove(&self->disk), 0);
+    assert_ok(slab_remove(&self->disk));
     mem_free(self);
 }
 

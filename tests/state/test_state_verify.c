@@ -207,7 +207,7 @@ static void flips_in_manifests_are_found(void **state)
     fixture_sets sets = make_sets();
     uint64_t hash = train_run_of("run", &sets);
     struct state_inspect_summary sum;
-    assert_int_equal(state_inspect(fixture_path("run", NULL), &sum), 0);
+    assert_ok(state_inspect(fixture_path("run", NULL), &sum));
     assert_string_equal(sum.state, "committed");
     assert_int_equal(sum.record.step, STEPS);
     int newer = sum.slots[1].generation > sum.slots[0].generation;
@@ -229,7 +229,7 @@ static void flips_in_manifests_are_found(void **state)
         assert_true(report->sum.weights_hash != 0);
         assert_int_equal(report->sum.weights_hash == hash, !is_newer);
         assert_non_null(strstr(report->error, "is whole"));
-        assert_int_equal(state_inspect(fixture_path("run", NULL), &sum), 0);
+        assert_ok(state_inspect(fixture_path("run", NULL), &sum));
         assert_int_equal(sum.record.step, is_newer ? older_step : STEPS);
         assert_int_equal(sum.slots[is_newer ? newer : !newer].outcome, MANIFEST_SLOT_DAMAGED);
         assert_true(sum.slots[is_newer ? newer : !newer].reason[0] != '\0');
@@ -248,7 +248,7 @@ static void flips_in_manifests_are_found(void **state)
     const struct report *report = verify(fixture_path("run", NULL));
     assert_int_equal(report->rc, ERR_CORRUPT);
     assert_int_equal(report->damage_count, 2);
-    assert_int_equal(state_inspect(fixture_path("run", NULL), &sum), 0);
+    assert_ok(state_inspect(fixture_path("run", NULL), &sum));
     assert_string_equal(sum.state, "damaged");
     state_inspect_fini(&sum);
 }

@@ -26,8 +26,7 @@ static void runs_that_cannot_be_verified(void **state)
     report = verify(fixture_path("run", NULL));
     assert_int_equal(report->rc, ERR_INPUT);
     assert_non_null(strstr(report->error, "in use"));
-    assert_int_equal(state_inspect(fixture_path("run", NULL), &sum),
-                     0); /* that looks all the same */
+    assert_ok(state_inspect(fixture_path("run", NULL), &sum)); /* that looks all the same */
     state_inspect_fini(&sum);
     close(fd);
 
@@ -57,7 +56,7 @@ static void inspection_agrees(void **state)
     struct opened *run = open_run(fixture_path("run", NULL));
     const manifest *record = &run->record;
     struct state_inspect_summary sum;
-    assert_int_equal(state_inspect(fixture_path("run", NULL), &sum), 0);
+    assert_ok(state_inspect(fixture_path("run", NULL), &sum));
     assert_int_equal(sum.record.step, STEPS);
     assert_int_equal(sum.record.generation, record->generation);
     assert_int_equal(sum.record.seed, 7);
@@ -112,7 +111,7 @@ static void kept_commits_are_runs(void **state)
 {
     (void)state;
     struct state_inspect_summary sum, copy;
-    assert_int_equal(state_inspect(fixture_path("run", NULL), &sum), 0);
+    assert_ok(state_inspect(fixture_path("run", NULL), &sum));
     assert_int_equal(sum.kept_count, 2);
     for (uint32_t i = 0; i < 2; i++) {
         uint64_t step = 2 * (i + 1);
@@ -122,7 +121,7 @@ static void kept_commits_are_runs(void **state)
             fail_msg("%s", report->error);
         assert_int_equal(report->sum.step, step);
         assert_true(report->sum.weights_hash != 0 && report->sum.weights_hash != kept_hash);
-        assert_int_equal(state_inspect(sum.kept[i].path, &copy), 0);
+        assert_ok(state_inspect(sum.kept[i].path, &copy));
         assert_int_equal(copy.record.step, step);
         assert_string_equal(copy.units[0].name, "embed");
         state_inspect_fini(&copy);
@@ -172,14 +171,14 @@ static void old_slabs_are_named(void **state)
     (void)state;
     fixture_sets sets = make_kept_sets();
     struct state_inspect_summary now, old;
-    assert_int_equal(state_inspect(fixture_path("run", NULL), &now), 0);
+    assert_ok(state_inspect(fixture_path("run", NULL), &now));
     char saved[2][FILE_PATH_BYTES + 8];
     for (uint32_t d = 0; d < 2; d++) {
         snprintf(saved[d], sizeof saved[d], "%s.saved", now.files[d].path);
         assert_int_equal(rename(now.files[d].path, saved[d]), 0);
     }
     for (uint32_t k = 0; k < 2; k++) {
-        assert_int_equal(state_inspect(now.kept[k].path, &old), 0);
+        assert_ok(state_inspect(now.kept[k].path, &old));
         for (uint32_t d = 0; d < 2; d++) {
             int fd = open(now.files[d].path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
             assert_true(fd >= 0);
@@ -223,7 +222,7 @@ static void drives_that_are_not_mounted(void **state)
             !strstr(report->error, "run.nvme/b is not mounted or is empty"))
             fail_msg("%d: '%s'", report->rc, report->error);
         assert_no_resume(sets, ERR_INPUT, "run.nvme/b is not mounted or is empty");
-        assert_int_equal(state_inspect(fixture_path("run", NULL), &sum), 0);
+        assert_ok(state_inspect(fixture_path("run", NULL), &sum));
         assert_false(sum.files[0].is_unmounted);
         assert_true(sum.files[1].is_unmounted);
         state_inspect_fini(&sum);

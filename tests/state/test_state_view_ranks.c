@@ -79,7 +79,7 @@ static void write_run(void)
 {
     char path[600];
     struct state_run_dir dir;
-    assert_int_equal(state_run_dir_open(&dir, run_dir(), FILE_PRIVATE), 0);
+    assert_ok(state_run_dir_open(&dir, run_dir(), FILE_PRIVATE));
     ranks_old.record.generation = 4;
     ranks_old.record.loss_scale = 1;
     ranks_old.record.scale_last_overflow = -1;
@@ -99,7 +99,7 @@ static void remove_run(void)
 {
     char path[600];
     snprintf(path, sizeof path, "%s/state", run_dir());
-    assert_int_equal(manifest_remove(path), 0);
+    assert_ok(manifest_remove(path));
     ranks_remove_old();
 }
 
@@ -126,17 +126,15 @@ static void flip_byte(uint32_t rank, const manifest_extent *extent)
     static slab disk;
     static slab_drive drives[DRIVES_MAX];
     slab_config config;
-    assert_int_equal(state_slab_config(&ranks_old.record.slabs, rank, drives, &config), 0);
+    assert_ok(state_slab_config(&ranks_old.record.slabs, rank, drives, &config));
     config.total_bytes = ranks_old.record.total_bytes;
     config.stripe_bytes = MIB;
     config.open_existing = true;
-    assert_int_equal(slab_open(&disk, &config), 0);
+    assert_ok(slab_open(&disk, &config));
     io *transport = ranks_open_io(&disk);
-    assert_int_equal(io_transfer(transport, IO_READ, extent->offset_bytes, data, TILE_BLOCK_BYTES),
-                     0);
+    assert_ok(io_transfer(transport, IO_READ, extent->offset_bytes, data, TILE_BLOCK_BYTES));
     data[0] ^= 1;
-    assert_int_equal(io_transfer(transport, IO_WRITE, extent->offset_bytes, data, TILE_BLOCK_BYTES),
-                     0);
+    assert_ok(io_transfer(transport, IO_WRITE, extent->offset_bytes, data, TILE_BLOCK_BYTES));
     io_destroy(transport);
     slab_close(&disk);
     mem_free(block);
@@ -177,8 +175,8 @@ static void what_is_not_seen_is_counted(void **state)
     write_run();
     static slab_drive drives[DRIVES_MAX];
     slab_config config;
-    assert_int_equal(state_slab_config(&ranks_old.record.slabs, 3, drives, &config), 0);
-    assert_int_equal(slab_remove_files(&config), 0);
+    assert_ok(state_slab_config(&ranks_old.record.slabs, 3, drives, &config));
+    assert_ok(slab_remove_files(&config));
     assert_int_equal(verify(run_dir(), &sum), ERR_INPUT);
     assert_int_equal(sum.unseen_count, 1);
     assert_int_equal(sum.damage_count, 0);
@@ -218,24 +216,19 @@ static void a_kept_commit_is_that_of_all_ranks(void **state)
         ranks_make_old(3, true, TILE_ELEMS_STEP);
         write_run();
         for (uint32_t r = 0; r < 3; r++) {
-            assert_int_equal(state_keeper_create(r ? NULL : run_dir(), &asked,
-                                                 ranks_old.record.extent_count, &keepers[r]),
-                             0);
-            assert_int_equal(rank_slabs_open(&ranks_old.record, r, &ranks_old.disks[r]), 0);
+            assert_ok(state_keeper_create(r ? NULL : run_dir(), &asked,
+                                          ranks_old.record.extent_count, &keepers[r]));
+            assert_ok(rank_slabs_open(&ranks_old.record, r, &ranks_old.disks[r]));
         }
         assert_int_equal(state_keep_begin(keepers[0], &ranks_old.record), 1);
         for (uint32_t r = 0; r < 3; r++)
-            assert_int_equal(state_keep_drop(keepers[r], &ranks_old.disks[r], &ranks_old.record),
-                             0);
+            assert_ok(state_keep_drop(keepers[r], &ranks_old.disks[r], &ranks_old.record));
         for (uint32_t r = 0; r < 3; r++)
-            assert_int_equal(state_keep_slabs(keepers[r], &ranks_old.disks[r], &ranks_old.record),
-                             0);
+            assert_ok(state_keep_slabs(keepers[r], &ranks_old.disks[r], &ranks_old.record));
         if (fails)
-            assert_int_equal(state_keep_drop(keepers[2], &ranks_old.disks[2], &ranks_old.record),
-                             0);
-        assert_int_equal(state_keep_record(keepers[0], &ranks_old.record,
-                                           fails ? err_set(-EIO, "rank 2 cannot") : 0),
-                         0);
+            assert_ok(state_keep_drop(keepers[2], &ranks_old.disks[2], &ranks_old.record));
+        assert_ok(state_keep_record(keepers[0], &ranks_old.record,
+                                    fails ? err_set(-EIO, "rank 2 cannot") : 0));
         snprintf(path, sizeof path, "%s/keep/step-000000077", run_dir());
         if (fails) {
             assert_int_equal(access(path, F_OK), -1);

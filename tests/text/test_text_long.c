@@ -104,7 +104,7 @@ static void long_words_are_exact(void **state)
             token_list whole = {0}, parts = {0};
             size_t bytes = random_letters(text, MOST, letters);
             self->word_window = SIZE_MAX;
-            assert_int_equal(tokenizer_encode(self, text, bytes, &plain, &whole), 0);
+            assert_ok(tokenizer_encode(self, text, bytes, &plain, &whole));
             self->word_window = 30 + draw(200);
             int rc = tokenizer_encode(self, text, bytes, &plain, &parts);
             if (rc == 0 && !are_equal(&whole, &parts))
@@ -141,7 +141,7 @@ static int read_some(void *user, uint64_t offset, char *target, size_t bytes)
 static int take_ids(void *user, const int32_t *ids, size_t count)
 {
     token_list *out = user;
-    assert_int_equal(toki_list_reserve(out, count), 0);
+    assert_ok(toki_list_reserve(out, count));
     for (size_t i = 0; i < count; i++)
         out->ids[out->count++] = ids[i];
     return 0;
@@ -236,7 +236,7 @@ static void compare_stream(tokenizer *self, const char *what, const char *text, 
     const tokenize_source source = {&from, read_some};
     const tokenize_sink sink = {&parts, take_ids};
     self->word_window = SIZE_MAX;
-    assert_int_equal(tokenizer_encode(self, text, bytes, &options, &whole), 0);
+    assert_ok(tokenizer_encode(self, text, bytes, &options, &whole));
     self->word_window = 64 + draw(100);
     self->stream_window = 32 + draw(100);
     int rc = tokenizer_encode_stream(self, &source, options.plain_text, &sink);
@@ -310,9 +310,9 @@ static unsigned compare_cuts(const tokenizer *self, const char *what, const char
         token_list whole = {0}, parts = {0};
         if (!tokenizer_cut_is_safe(self, text, bytes, at))
             continue;
-        assert_int_equal(tokenizer_encode(self, text, bytes, &plain, &whole), 0);
-        assert_int_equal(tokenizer_encode(self, text, at, &plain, &parts), 0);
-        assert_int_equal(tokenizer_encode(self, text + at, bytes - at, &plain, &parts), 0);
+        assert_ok(tokenizer_encode(self, text, bytes, &plain, &whole));
+        assert_ok(tokenizer_encode(self, text, at, &plain, &parts));
+        assert_ok(tokenizer_encode(self, text + at, bytes - at, &plain, &parts));
         if (!are_equal(&whole, &parts))
             fail_msg("%s: a cut at byte %zu changes the ids", what, at);
         token_list_fini(&whole);

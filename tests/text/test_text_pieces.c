@@ -101,14 +101,13 @@ static void text_is_cut_between_words(void **state)
     token_list whole = {0}, parts = {0};
     int cuts = 0;
     assert_true(tokenizer_cuts_lines(self));
-    assert_int_equal(tokenizer_encode(self, text, strlen(text), &as_library, &whole), 0);
+    assert_ok(tokenizer_encode(self, text, strlen(text), &as_library, &whole));
     for (size_t at = 0; at < sizeof text - 1; at++) {
         if (!tokenizer_cut_is_safe(self, text, strlen(text), at))
             continue;
         parts.count = 0;
-        assert_int_equal(tokenizer_encode(self, text, at, &as_library, &parts), 0);
-        assert_int_equal(tokenizer_encode(self, text + at, strlen(text + at), &as_library, &parts),
-                         0);
+        assert_ok(tokenizer_encode(self, text, at, &as_library, &parts));
+        assert_ok(tokenizer_encode(self, text + at, strlen(text + at), &as_library, &parts));
         assert_int_equal(parts.count, whole.count);
         assert_memory_equal(parts.ids, whole.ids, whole.count * sizeof *whole.ids);
         cuts++;
@@ -302,7 +301,7 @@ static void long_words_are_as_short_ones(void **state)
     assert_non_null(text);
     for (size_t i = 0; i < COUNT; i++)
         memcpy(text + 4 * i, "ab\xc3\xa9", 4); /* windows end within characters */
-    assert_int_equal(tokenizer_encode(self, text, 4 * COUNT, &as_library, &list), 0);
+    assert_ok(tokenizer_encode(self, text, 4 * COUNT, &as_library, &list));
     assert_int_equal(list.count, 3 * COUNT);
     for (size_t i = 0; i < list.count; i++)
         assert_int_equal(list.ids[i], i == 0       ? 6

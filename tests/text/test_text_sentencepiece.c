@@ -130,7 +130,7 @@ static void ids_are_those_of_the_library(void **state)
             const char *text = is_damaged ? "bad \xef\xbf\xbd\xef\xbf\xbd( bytes" : texts[i];
             int count = sentencepiece_ids(path, text, strlen(text), expected, IDS_MAX);
             assert_true(count >= 0);
-            assert_int_equal(tokenizer_encode(self, texts[i], strlen(texts[i]), &options, &ids), 0);
+            assert_ok(tokenizer_encode(self, texts[i], strlen(texts[i]), &options, &ids));
             assert_int_equal(ids.count, count);
             for (int n = 0; n < count; n++) {
                 assert_int_equal(ids.ids[n], expected[n]);
@@ -155,8 +155,8 @@ static void what_is_put_around_is_the_files(void **state)
     write_file("tokenizer_config.json", config, sizeof config - 1);
     tokenizer *self = open_model("bpe");
     token_list with = {0}, without = {0};
-    assert_int_equal(tokenizer_encode(self, "the mill", 8, &special, &with), 0);
-    assert_int_equal(tokenizer_encode(self, "the mill", 8, &plain, &without), 0);
+    assert_ok(tokenizer_encode(self, "the mill", 8, &special, &with));
+    assert_ok(tokenizer_encode(self, "the mill", 8, &plain, &without));
     assert_int_equal(with.count, without.count + 2);
     assert_int_equal(with.ids[0], tokenizer_begin_id(self));
     assert_memory_equal(with.ids + 1, without.ids, without.count * sizeof *without.ids);

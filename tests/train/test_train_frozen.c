@@ -89,7 +89,7 @@ static void frozen_params_never_change(void **state)
         }
         assert_true(frozen > 2 * learning && learning > 0);
         struct state_inspect_summary seen;
-        assert_int_equal(state_inspect(fixture_path("parts", NULL), &seen), 0);
+        assert_ok(state_inspect(fixture_path("parts", NULL), &seen));
         assert_string_equal(seen.units[0].name, "embed");
         assert_true(seen.units[0].is_frozen);
         uint32_t learns = 0;
@@ -177,7 +177,7 @@ static void rot_is_found(void **state)
         flip(path, at + found.extents[i].size_bytes - 1); /* repaired, it goes on */
         fixture_train_good("parts", &shape, &sets, &result);
         fixture_assert_same(&whole, &result);
-        assert_int_equal(state_verify(&asked, &sum), 0);
+        assert_ok(state_verify(&asked, &sum));
         assert_true(sum.weights_hash == whole.summary.weights_hash);
         manifest_fini(&found);
         fixture_remove("whole");

@@ -166,7 +166,7 @@ static float *tensor_of(const char *dir, const char *file, const char *name)
     char path[2 * FIXTURE_PATH_BYTES];
     safetensors_table table;
     snprintf(path, sizeof path, "%s/%s/%s", fixture_dir, dir, file);
-    assert_int_equal(safetensors_open(path, &table), 0);
+    assert_ok(safetensors_open(path, &table));
     const safetensors_tensor *found = safetensors_find(&table, name);
     if (!found)
         fail_msg("%s has no %s", path, name);

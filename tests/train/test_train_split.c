@@ -150,7 +150,7 @@ static void both_halves_are_committed(void **state)
         assert_int_equal(2 * halves + frozen, found.extent_count);
         assert_true(halves > 0 && frozen > 0);
         struct state_inspect_summary seen;
-        assert_int_equal(state_inspect(fixture_path("parts", NULL), &seen), 0);
+        assert_ok(state_inspect(fixture_path("parts", NULL), &seen));
         uint64_t elems = 0, learns = 0;
         for (uint32_t u = 0; u < seen.unit_count; u++) {
             elems += seen.units[u].elems;
@@ -315,7 +315,7 @@ static void rot_of_either_half_is_found(void **state)
         }
         fixture_train_good("parts", &shape, &sets, &result); /* repaired, it goes on */
         fixture_assert_same(&whole, &result);
-        assert_int_equal(state_verify(&asked, &sum), 0);
+        assert_ok(state_verify(&asked, &sum));
         assert_true(sum.weights_hash == whole.summary.weights_hash);
         manifest_fini(&found);
         fixture_remove("parts");

@@ -137,14 +137,14 @@ static void look_at(const char *name, const char *formats, struct life *out)
     if (infer_generate(&generation) < 0)
         fail_msg("generate: %s", err_text());
     struct state_inspect_summary seen;
-    assert_int_equal(state_inspect(run, &seen), 0);
+    assert_ok(state_inspect(run, &seen));
     assert_string_equal(seen.state, "committed");
     assert_int_equal(seen.record.step, STEPS);
     assert_string_equal(seen.state_formats, formats);
     state_inspect_fini(&seen);
     struct state_verify_options asked = {.run_dir = run};
     struct state_verify_summary sum;
-    assert_int_equal(state_verify(&asked, &sum), 0);
+    assert_ok(state_verify(&asked, &sum));
     assert_int_equal(sum.weights_hash, out->hash);
 }
 
