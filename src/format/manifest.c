@@ -406,10 +406,9 @@ static int choose(const char *state_dir, const manifest_slot views[MANIFESTI_SLO
     return 1;
 }
 
-int manifest_read(const char *state_dir, manifest *out, int *found)
+int manifest_read(const char *state_dir, manifest *out)
 {
     manifest_slot views[MANIFESTI_SLOTS];
-    *found = 0;
     memset(out, 0, sizeof *out);
     manifest *second = mem_alloc(1, sizeof *second, "manifest");
     if (!second)
@@ -419,8 +418,7 @@ int manifest_read(const char *state_dir, manifest *out, int *found)
     TRY_GOTO(rc, read_slot(state_dir, 1, second, &views[1]), done);
     for (unsigned slot = 0; slot < MANIFESTI_SLOTS; slot++)
         TRY_GOTO(rc, refuse_other_version(state_dir, slot, &views[slot]), done);
-    TRY_GOTO(rc, choose(state_dir, views, out, second), done);
-    *found = rc;
+    rc = choose(state_dir, views, out, second);
 done:
     if (rc <= 0) {
         manifest_fini(out);

@@ -177,14 +177,14 @@ int manifest_write(const char *state_dir, const manifest *self) MUST_CHECK;
 
 /* Reads the newest valid slot, and warns of a damaged newer one. Makes both slots durable as they
  * are, because their writer may have been killed before it did.
- *   1             read; *found is 1
- *   0             there is no slot; *found is 0
+ *   1             read
+ *   0             there is no slot, and *out is cleared
  *   ERR_CORRUPT   There are slots and none is valid: the message names both and says why. Or the
  *                 valid one is BEGUN, so that the damaged one was the only commit. Or the two slots
  *                 are of different runs.
  *   ERR_INPUT     A slot has another version, older or newer.
  *   -errno        A slot cannot be opened or synced. */
-int manifest_read(const char *state_dir, manifest *out, int *found) MUST_CHECK;
+int manifest_read(const char *state_dir, manifest *out) MUST_CHECK;
 
 /* Removes both slots and what a killed writer left of them. Other files stay, an absent slot is no
  * error, and the directory is not synced. Tries all and returns the first -errno. Allocates

@@ -186,18 +186,17 @@ static int take_directory(importer *self)
 {
     const char *path = self->asked->run_dir;
     manifest *found = mem_alloc(1, sizeof *found, "manifest");
-    int exists = 0;
     if (!found)
         return -ENOMEM;
     int rc = state_run_dir_open(&self->dir, path, self->job->run.mode);
     if (rc == 0)
-        rc = manifest_read(self->dir.state, found, &exists);
-    if (rc >= 0 && exists && found->state != MANIFEST_BEGUN)
+        rc = manifest_read(self->dir.state, found);
+    if (rc > 0 && found->state != MANIFEST_BEGUN)
         rc = err_set(ERR_INPUT,
                      "%s holds a run with a commit of step %" PRIu64
                      ": name another directory, or remove that run (sluice remove %s)",
                      path, found->step, path);
-    else if (rc >= 0 && exists)
+    else if (rc > 0)
         rc = state_run_dir_clear(&self->dir, found);
     manifest_fini(found);
     mem_free(found);

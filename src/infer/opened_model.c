@@ -71,8 +71,8 @@ static int begin_run(infer_model *self, const char *const *set, uint32_t set_cou
     char job_path[FILE_PATH_BYTES + 16];
     snprintf(job_path, sizeof job_path, "%s/job.json", self->path);
     TRY(state_run_dir_open(&self->dir, self->path, FILE_PRIVATE));
-    int found = 0;
-    TRY(manifest_read(self->dir.state, &self->record, &found));
+    int found = manifest_read(self->dir.state, &self->record);
+    TRY(found);
     TRY(join_sets(run_sets, RUN_SETS, set, set_count, all));
     TRY(job_read_ranks(job_path, all, RUN_SETS + set_count, rank_slabs_world(&self->record),
                        &self->asked));

@@ -180,8 +180,8 @@ static void clean_step(state_keeper *self, uint64_t step)
 {
     if (name_step(self, step) < 0)
         return;
-    int found = 0, rc = manifest_read(self->state_dir, &self->record, &found);
-    bool is_partial = rc >= 0 && (!found || is_note(self));
+    int rc = manifest_read(self->state_dir, &self->record);
+    bool is_partial = rc == 0 || (rc > 0 && is_note(self));
     if (rc == ERR_CORRUPT && !has_file(self->step_dir, "job.json"))
         is_partial = true; /* no copy gets that far without it */
     else if (rc < 0)

@@ -503,15 +503,15 @@ int state_borrow(struct state_run *self, manifest *found)
 {
     const char *path = self->options.from;
     char state[FILE_PATH_BYTES + 16];
-    int exists = 0;
     snprintf(state, sizeof state, "%s/state", path);
     if (access(state, F_OK) != 0)
         return err_set(ERR_INPUT, "--from: %s is no run directory", path);
     int rc = state_run_dir_open(&self->from, path, FILE_PRIVATE);
     if (rc < 0)
         return err_prefix(rc, "--from");
-    TRY(manifest_read(self->from.state, found, &exists));
-    if (!exists || found->state != MANIFEST_COMMITTED)
+    rc = manifest_read(self->from.state, found);
+    TRY(rc);
+    if (rc == 0 || found->state != MANIFEST_COMMITTED)
         return err_set(ERR_INPUT, "--from: the run in %s has no commit to begin with", path);
     TRY(state_find_moved(found, self->from.state));
     self->is_borrowed = true;

@@ -48,14 +48,14 @@ static bool read_note(const char *path, char text[FILE_PATH_BYTES])
 /* Returns 1 if the manifests in another state directory name these slabs, else 0; or -ENOMEM. */
 static int names_them(const char *state_dir, const manifest_slabs *slabs)
 {
-    int found = 0;
     if (access(state_dir, F_OK) != 0)
         return 0;
     manifest *other = mem_alloc(1, sizeof *other, "manifest");
     if (!other)
         return -ENOMEM;
-    int rc = manifest_read(state_dir, other, &found);
-    if (rc >= 0 && found)
+    int rc = manifest_read(state_dir, other);
+    bool found = rc > 0;
+    if (found)
         rc = state_find_moved(other, state_dir);
     bool names = rc >= 0 && found &&
                  memcmp(other->slabs.uuid, slabs->uuid, sizeof slabs->uuid) == 0 &&

@@ -101,14 +101,14 @@ static int find_slabs(const struct loop *self, manifest *found)
  * commit. */
 static int look_at_run(struct loop *self, manifest *found, int *there)
 {
-    int has_manifest = 0;
-    int rc = manifest_read(self->run.dir.state, found, &has_manifest);
+    int rc = manifest_read(self->run.dir.state, found);
+    bool has_manifest = rc > 0;
     bool fresh = self->options->fresh || self->options->is_temporary;
     if (rc < 0 && !(fresh && rc == ERR_CORRUPT))
         return rc;
     if (has_manifest)
         TRY(find_slabs(self, found));
-    if (rc == 0 && (!has_manifest || found->state == MANIFEST_BEGUN))
+    if (rc == 0)
         TRY(refuse_kept(self));
     *there = has_manifest;
     if (has_manifest && found->state == MANIFEST_BEGUN)

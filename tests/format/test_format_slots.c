@@ -20,14 +20,14 @@ static unsigned char bytes[FORMAT_FILE_MAX], before[FORMAT_FILE_MAX];
 /* ---- what is warned of ---- */
 
 /* Standard error of the call goes to `text`. */
-static int read_with_warnings(manifest *out, int *found, char *text, size_t text_bytes)
+static int read_with_warnings(manifest *out, char *text, size_t text_bytes)
 {
     int ends[2];
     assert_int_equal(pipe(ends), 0);
     int saved = dup(STDERR_FILENO);
     dup2(ends[1], STDERR_FILENO);
     log_set_level(LOG_WARN);
-    int rc = manifest_read(format_directory(), out, found);
+    int rc = manifest_read(format_directory(), out);
     log_set_level(LOG_QUIET);
     dup2(saved, STDERR_FILENO);
     close(saved);
@@ -92,15 +92,14 @@ static void a_damaged_slot_is_told_of(void **state)
     (void)state;
     static manifest out;
     static char text[4096];
-    int found;
     format_write_two(10);
-    assert_int_equal(read_with_warnings(&out, &found, text, sizeof text), 1);
+    assert_int_equal(read_with_warnings(&out, text, sizeof text), 1);
     assert_string_equal(text, "");
     manifest_fini(&out);
     size_t count = format_load(1, bytes);
     bytes[count / 2] ^= 4;
     format_store(1, bytes, count);
-    assert_int_equal(read_with_warnings(&out, &found, text, sizeof text), 1);
+    assert_int_equal(read_with_warnings(&out, text, sizeof text), 1);
     expect_text(text, "manifest-1 does not count: its checksum is ");
     expect_text(text, "normal where the process was killed or the power lost");
     expect_text(text, "manifest-0 is used, the commit of step 10 (generation 10)");
@@ -123,33 +122,31 @@ static void damage_of_both_is_named(void **state)
 {
     (void)state;
     static manifest out;
-    int found;
     format_write_two(10);
     size_t count = format_load(0, bytes);
     bytes[count - 1] ^= 1;
     format_store(0, bytes, count);
     format_load(1, bytes);
     format_store(1, bytes, 100);
-    assert_int_equal(manifest_read(format_directory(), &out, &found), ERR_CORRUPT);
-    assert_int_equal(found, 0);
+    assert_int_equal(manifest_read(format_directory(), &out), ERR_CORRUPT);
     expect_text(err_text(), "manifest-0: its checksum");
     expect_text(err_text(), "manifest-1: it has 100 bytes");
     unlink(format_slot(0));
-    assert_int_equal(manifest_read(format_directory(), &out, &found), ERR_CORRUPT);
+    assert_int_equal(manifest_read(format_directory(), &out), ERR_CORRUPT);
     expect_text(err_text(), "missing");
     format_store(1, (const unsigned char *)"NOTAMANIFEST", 12);
-    assert_int_equal(manifest_read(format_directory(), &out, &found), ERR_CORRUPT);
+    assert_int_equal(manifest_read(format_directory(), &out), ERR_CORRUPT);
     format_remove_slots();
     assert_int_equal(mkdir(format_slot(1), 0700), 0);
-    assert_int_equal(manifest_read(format_directory(), &out, &found), ERR_CORRUPT);
+    assert_int_equal(manifest_read(format_directory(), &out), ERR_CORRUPT);
     expect_text(err_text(), "regular");
     rmdir(format_slot(1));
-    assert_int_equal(manifest_read(format_directory(), &out, &found), 0);
+    assert_int_equal(manifest_read(format_directory(), &out), 0);
     /* A slot that cannot be opened is no damaged one: nothing goes back a commit for it. */
     format_write_two(10);
     unlink(format_slot(1));
     assert_int_equal(symlink("manifest-1", format_slot(1)), 0);
-    assert_int_equal(manifest_read(format_directory(), &out, &found), -ELOOP);
+    assert_int_equal(manifest_read(format_directory(), &out), -ELOOP);
     manifest_slot slots[2];
     assert_int_equal(manifest_examine(format_directory(), slots, NULL), 0);
     assert_int_equal(slots[1].outcome, MANIFEST_SLOT_DAMAGED);
@@ -170,7 +167,6 @@ static void the_only_commit_is_not_given_up(void **state)
 {
     (void)state;
     static manifest out;
-    int found;
     write_record(MANIFEST_BEGUN, 1);
     format_expect(1);
     write_record(MANIFEST_COMMITTED, 2);
@@ -178,8 +174,7 @@ static void the_only_commit_is_not_given_up(void **state)
     size_t count = format_load(0, bytes);
     bytes[count / 2] ^= 1;
     format_store(0, bytes, count);
-    assert_int_equal(manifest_read(format_directory(), &out, &found), ERR_CORRUPT);
-    assert_int_equal(found, 0);
+    assert_int_equal(manifest_read(format_directory(), &out), ERR_CORRUPT);
     assert_null(out.extents);
     expect_text(err_text(), "the only commit");
     expect_text(err_text(), "manifest-0, is damaged: its checksum");
@@ -300,11 +295,11 @@ static uint64_t prepare(int situation)
 static uint64_t counting(void)
 {
     static manifest out;
-    int found, rc = manifest_read(format_directory(), &out, &found);
+    int rc = manifest_read(format_directory(), &out);
     if (rc < 0)
         print_error("%s\n", err_text());
     assert_true(rc >= 0);
-    uint64_t generation = found ? out.generation : 0;
+    uint64_t generation = rc ? out.generation : 0;
     manifest_fini(&out);
     return generation;
 }
@@ -393,7 +388,6 @@ static void what_counts_is_synced(void **state)
 {
     (void)state;
     static manifest out;
-    int found;
     format_write_two(10);
     format_reset_syncs(-1, 0);
     format_expect(11);
@@ -405,8 +399,7 @@ static void what_counts_is_synced(void **state)
     assert_string_equal(format_syncs.names[2], format_directory());
     for (int sync = 0; sync < 3; sync++) {
         format_reset_syncs(sync, EIO);
-        assert_int_equal(manifest_read(format_directory(), &out, &found), -EIO);
-        assert_int_equal(found, 0);
+        assert_int_equal(manifest_read(format_directory(), &out), -EIO);
         assert_null(out.extents);
         format_reset_syncs(sync, EROFS); /* where nothing can be written, nothing can be lost */
         format_expect(11);
@@ -424,7 +417,6 @@ static void two_runs_are_not_one(void **state)
 {
     (void)state;
     static manifest record, out;
-    int found;
     for (int is_move = 0; is_move < 3; is_move++) {
         format_write_two(10);
         format_commit(&record, 12);
@@ -440,8 +432,7 @@ static void two_runs_are_not_one(void **state)
         if (is_move == 1) {
             format_expect(12);
         } else {
-            assert_int_equal(manifest_read(format_directory(), &out, &found), ERR_CORRUPT);
-            assert_int_equal(found, 0);
+            assert_int_equal(manifest_read(format_directory(), &out), ERR_CORRUPT);
             expect_text(err_text(), "of two runs: manifest-0");
         }
         format_remove_slots();
@@ -533,7 +524,6 @@ static void bad_calls_are_refused(void **state)
 {
     (void)state;
     static manifest record, out;
-    int found;
     format_commit(&record, 1);
     assert_int_equal(manifest_write("no-such-directory", &record), -ENOENT);
     expect_text(err_text(), "no-such-directory/manifest-1");
@@ -545,7 +535,7 @@ static void bad_calls_are_refused(void **state)
     snprintf(record.slabs.drives[0], MANIFEST_TEXT_BYTES, "/a");
     record.state = (enum manifest_state)0;
     assert_int_equal(manifest_write(format_directory(), &record), -EINVAL);
-    assert_int_equal(manifest_read(format_directory(), &out, &found), 0); /* nothing was written */
+    assert_int_equal(manifest_read(format_directory(), &out), 0); /* nothing was written */
     manifest_fini(&record);
 }
 

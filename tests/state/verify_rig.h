@@ -105,11 +105,9 @@ static struct opened *open_run(const char *run_dir)
 {
     struct opened *self = mem_alloc(1, sizeof *self, "opened run");
     char state_dir[2 * FIXTURE_PATH_BYTES];
-    int found;
     assert_non_null(self);
     snprintf(state_dir, sizeof state_dir, "%s/state", run_dir);
-    assert_int_equal(manifest_read(state_dir, &self->record, &found) < 0, 0);
-    assert_true(found);
+    assert_int_equal(manifest_read(state_dir, &self->record), 1);
     for (uint32_t d = 0; d < self->record.slabs.drive_count; d++)
         strcpy(self->drives[d].path, self->record.slabs.drives[d]);
     slab_config config = {.drives = self->drives,

@@ -86,9 +86,8 @@ static void stopped_runs_go_on(void **state)
     }
     fixture_assert_same(&whole, &result);
     manifest found;
-    int exists;
     uint64_t units = 0, learning = 0;
-    assert_true(manifest_read(fixture_path("parts", "state"), &found, &exists) >= 0 && exists);
+    assert_int_equal(manifest_read(fixture_path("parts", "state"), &found), 1);
     for (uint64_t i = 0; i < found.extent_count; i++)
         if (found.extents[i].elem_begin == 0) {
             units++;
