@@ -34,4 +34,13 @@
                      err_text(), err_name(code), words);                                           \
     } while (0)
 
+/* The number in SLUICE_TEST_SEED, or else `usual`; printed. */
+static inline uint64_t unit_seed(uint64_t usual)
+{
+    const char *given = getenv("SLUICE_TEST_SEED");
+    uint64_t seed = given ? strtoull(given, NULL, 10) : usual;
+    printf("seed %llu (SLUICE_TEST_SEED)\n", (unsigned long long)seed);
+    return seed;
+}
+
 #endif

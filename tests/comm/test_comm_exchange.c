@@ -515,13 +515,11 @@ static int run_mpirun(const char *program)
 
 int main(int argc, char **argv)
 {
-    const char *given = getenv("SLUICE_TEST_SEED");
-    seed = given != NULL ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
+    seed = unit_seed((uint64_t)time(NULL));
     if (argc > 1 && strcmp(argv[1], "rank") == 0)
         return be_launched();
     if (argc > 1 && strcmp(argv[1], "mpirun") == 0)
         return run_mpirun(argv[0]);
-    printf("seed %llu (SLUICE_TEST_SEED)\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(loops_have_the_bits_of_dtype),
         cmocka_unit_test(values_are_those_of_a_serial_sum),

@@ -133,9 +133,7 @@ static void broken_set(void **state)
 
 int main(void)
 {
-    const char *given = getenv("SLUICE_TEST_SEED");
-    seed = given ? strtoull(given, NULL, 10) : 20240611;
-    print_message("seed %llu\n", (unsigned long long)seed);
+    seed = unit_seed(20240611);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(broken_files),
         cmocka_unit_test(broken_set),

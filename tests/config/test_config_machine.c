@@ -325,9 +325,7 @@ static void described_machines(void **state)
 
 static int setup(void **state)
 {
-    const char *given = getenv("SLUICE_TEST_SEED");
-    seed = given ? strtoull(given, NULL, 10) : 1;
-    print_message("seed %llu (SLUICE_TEST_SEED)\n", (unsigned long long)seed);
+    seed = unit_seed(1);
     int rc = test_setup(state);
     snprintf(text_file, sizeof text_file, "%s/machine.json", test_dir);
     return rc;

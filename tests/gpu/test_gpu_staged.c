@@ -153,9 +153,7 @@ static int count_gpus(comm *self, void *user)
 
 int main(void)
 {
-    const char *given = getenv("SLUICE_TEST_SEED");
-    seed = given != NULL ? strtoull(given, NULL, 10) : 1;
-    printf("seed %llu (SLUICE_TEST_SEED)\n", (unsigned long long)seed);
+    seed = unit_seed(1);
     uint32_t *gpus = comm_fixture_shared(4096);
     comm_fixture run = {.world = 1};
     comm_fixture_run(&run, count_gpus, gpus);

@@ -2,8 +2,6 @@
  * each, every rank of the new run gets each element of its part with its bits and zeros as padding;
  * a slab that cannot be seen is named, with its host; memory does not grow with ranks.
  * SLUICE_TEST_SEED draws the tiles. */
-#include <inttypes.h>
-
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/tile.h"
@@ -175,11 +173,8 @@ static void any_copy_will_do(void **state)
 
 int main(void)
 {
-    const char *asked = getenv("SLUICE_TEST_SEED");
-    if (asked)
-        ranks_seed = strtoull(asked, NULL, 10);
+    ranks_seed = unit_seed(ranks_seed);
     log_set_level(LOG_QUIET);
-    printf("seed %" PRIu64 "\n", ranks_seed);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_world_to_any),
         cmocka_unit_test(of_many_ranks),

@@ -252,10 +252,7 @@ static int remove_directory(void **state)
 
 int main(void)
 {
-    const char *asked = getenv("SLUICE_TEST_SEED");
-    if (asked)
-        seed = strtoull(asked, NULL, 10);
-    printf("seed %llu\n", (unsigned long long)seed);
+    seed = unit_seed(seed);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_are_those_of_the_bytes),
         cmocka_unit_test(nothing_to_read_is_no_error),

@@ -278,10 +278,7 @@ static void bad_reads_are_told(void **state)
 
 int main(void)
 {
-    const char *asked = getenv("SLUICE_TEST_SEED");
-    if (asked)
-        seed = strtoull(asked, NULL, 10);
-    printf("seed %llu\n", (unsigned long long)seed);
+    seed = unit_seed(seed);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(intact_runs_are_intact, remove_run),
         cmocka_unit_test_teardown(troubled_reads_change_nothing, remove_run),

@@ -2,7 +2,6 @@
  * seen is counted, and the hash of the weights is that of one rank. SLUICE_TEST_SEED draws the
  * tiles. */
 #include <errno.h>
-#include <inttypes.h>
 #include <xxhash.h>
 
 #include "base/log.h"
@@ -254,11 +253,8 @@ static void a_kept_commit_is_that_of_all_ranks(void **state)
 
 int main(void)
 {
-    const char *asked = getenv("SLUICE_TEST_SEED");
-    if (asked)
-        ranks_seed = strtoull(asked, NULL, 10);
+    ranks_seed = unit_seed(ranks_seed);
     log_set_level(LOG_QUIET);
-    printf("seed %" PRIu64 "\n", ranks_seed);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_hash_is_that_of_one_rank),
         cmocka_unit_test(damage_names_its_rank),

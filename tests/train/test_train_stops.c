@@ -417,8 +417,7 @@ int main(int argc, char **argv)
 {
     if (argc > 1)
         group = argv[1];
-    if (getenv("SLUICE_TEST_SEED"))
-        seed = strtoull(getenv("SLUICE_TEST_SEED"), NULL, 10);
+    seed = unit_seed(seed);
     shape.family = is_group("llama") ? "llama" : "gpt2";
     shape.bf16 = is_group("bf16");
     const struct CMUnitTest tests[] = {
