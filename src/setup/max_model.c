@@ -256,7 +256,7 @@ int setup_max_model(const struct job *asked, const char *family,
 {
     struct job plain = *asked; /* borrows the job's text and lists */
     struct search work = {.asked = &plain, .options = options, .found = out};
-    int size;
+    int size = -1;
     memset(out, 0, sizeof *out);
     TRY(find_family(family, &work.family));
     drop_rules_of_units(&plain);

@@ -248,7 +248,7 @@ static void a_file_that_is_cut_short_is_an_error(void **state)
 static void the_identity_is_of_the_contents(void **state)
 {
     (void)state;
-    uint64_t sums[3];
+    uint64_t sums[3] = {0};
     const hf_fixture_form forms[3] = {
         {.type = DTYPE_FP32}, {.type = DTYPE_FP32}, {.type = DTYPE_FP32, .shards = 2}};
     model *net = hf_fixture_model(&llama);
