@@ -49,7 +49,6 @@ const attention_rows *cpui_attention_rows(enum cpu_isa isa)
     if (isa >= CPU_AVX2)
         return &cpui_attention_rows_avx2;
 #endif
-    (void)isa;
     return &cpui_attention_rows_base;
 }
 
@@ -421,7 +420,6 @@ static float sink_of(const attention_cached_args *args, uint64_t head)
 
 int cpui_attention_cached(kernel_context *context, void *stream, const attention_cached_args *args)
 {
-    (void)stream;
     uint64_t value_dim = args->value_dim ? args->value_dim : args->head_dim;
     assert(args->head_dim <= ATTENTION_HEAD_DIM_MAX && args->heads % args->kv_heads == 0);
     assert(value_dim <= ATTENTION_HEAD_DIM_MAX);

@@ -23,30 +23,25 @@ bool cpui_amx_is_built(void)
 
 bool cpui_attention_amx_takes(const attention_desc *desc)
 {
-    (void)desc;
     return false;
 }
 
 size_t cpui_attention_amx_forward_bytes(const attention_desc *desc)
 {
-    (void)desc;
     return 0;
 }
 
 size_t cpui_attention_amx_backward_bytes(const attention_desc *desc)
 {
-    (void)desc;
     return 0;
 }
 
 void cpui_attention_amx_forward(const attention_amx_pass *pass)
 {
-    (void)pass;
 }
 
 void cpui_attention_amx_backward(const attention_amx_pass *pass)
 {
-    (void)pass;
 }
 
 #endif

@@ -201,7 +201,6 @@ int cpui_attention_backward(kernel_attention *attention, void *stream, const voi
                             const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
                             void *scratch)
 {
-    (void)stream;
     const attention_desc *desc = &attention->desc;
     if (attention->by_tiles) {
         attention_amx_pass pass = {.desc = desc,

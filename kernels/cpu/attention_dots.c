@@ -471,7 +471,6 @@ void cpui_attention_dots_backward(const attention_dots *dots, const score_block 
 
 bool cpui_attention_dots_takes(const attention_desc *desc)
 {
-    (void)desc;
     return false;
 }
 
@@ -479,34 +478,27 @@ size_t cpui_attention_dots_layout(uint64_t head_dim, uint64_t value_dim, uint64_
                                   uint64_t keys, uint64_t score_stride, bool backward, char *base,
                                   attention_dots *dots)
 {
-    (void)head_dim, (void)value_dim, (void)rows, (void)keys, (void)score_stride, (void)backward;
-    (void)base, (void)dots;
     return 0;
 }
 
 void cpui_attention_dots_queries(const attention_dots *dots, const dots_rows *query,
                                  const dots_rows *output_grad)
 {
-    (void)dots, (void)query, (void)output_grad;
 }
 
 void cpui_attention_dots_forward(const attention_dots *dots, const score_block *block,
                                  uint64_t query_offset, const softmax_state *state)
 {
-    (void)dots, (void)block, (void)query_offset, (void)state;
 }
 
 void cpui_attention_dots_keys(attention_dots *dots, const dots_rows *keys, const dots_rows *values)
 {
-    (void)dots, (void)keys, (void)values;
 }
 
 void cpui_attention_dots_backward(const attention_dots *dots, const score_block *block,
                                   uint64_t key_offset, float *prob_grads, const float *lse,
                                   const float *delta, const dots_sums *sums)
 {
-    (void)dots, (void)block, (void)key_offset, (void)prob_grads, (void)lse, (void)delta;
-    (void)sums;
 }
 
 #endif

@@ -170,7 +170,6 @@ static void run_task(const kernel_attention *attention, const void *args, attent
 int cpui_attention_forward(kernel_attention *attention, void *stream, const void *q, const void *k,
                            const void *v, void *output, float *lse, void *scratch)
 {
-    (void)stream;
     const attention_desc *desc = &attention->desc;
     if (attention->by_tiles) {
         attention_amx_pass pass = {.desc = desc,

@@ -14,7 +14,6 @@ static void router_check(const router_args *args)
 
 int cpui_router_forward(kernel_context *context, void *stream, const router_args *args)
 {
-    (void)stream;
     router_check(args);
     if (args->groups) {
         uint64_t size = args->experts / args->groups;
@@ -28,7 +27,6 @@ int cpui_router_forward(kernel_context *context, void *stream, const router_args
 
 int cpui_router_backward(kernel_context *context, void *stream, const router_args *args)
 {
-    (void)stream;
     router_check(args);
     context->rows->router_backward(context->thread_count, args);
     return 0;
@@ -36,13 +34,11 @@ int cpui_router_backward(kernel_context *context, void *stream, const router_arg
 
 size_t cpui_router_sums_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t experts)
 {
-    (void)context;
     return (size_t)(rowsi_block_count(rows) * (2 * experts + 1)) * sizeof(double);
 }
 
 int cpui_router_sums(kernel_context *context, void *stream, const router_sums_args *args)
 {
-    (void)stream;
     assert(args->experts <= ROUTER_EXPERTS_MAX);
     context->rows->router_sums(context->thread_count, args);
     return 0;
@@ -56,8 +52,6 @@ int cpui_experts_sort(kernel_context *context, void *stream, const experts_sort_
     uint64_t pairs = args->rows * args->choices, slot = 0;
     uint64_t slots_max =
         experts_slots_max(args->rows, args->experts, args->choices, args->multiple);
-    (void)context;
-    (void)stream;
     assert(args->experts <= ROUTER_EXPERTS_MAX && slots_max <= INT32_MAX);
     for (uint64_t pair = 0; pair < pairs; pair++) {
         assert(args->chosen[pair] >= 0 && (uint64_t)args->chosen[pair] < args->experts);
@@ -80,14 +74,12 @@ int cpui_experts_sort(kernel_context *context, void *stream, const experts_sort_
 
 int cpui_experts_gather(kernel_context *context, void *stream, const experts_rows_args *args)
 {
-    (void)stream;
     context->rows->experts_gather(context->thread_count, args);
     return 0;
 }
 
 int cpui_experts_combine(kernel_context *context, void *stream, const experts_rows_args *args)
 {
-    (void)stream;
     context->rows->experts_combine(context->thread_count, args);
     return 0;
 }
@@ -95,7 +87,6 @@ int cpui_experts_combine(kernel_context *context, void *stream, const experts_ro
 int cpui_experts_weights_backward(kernel_context *context, void *stream,
                                   const experts_rows_args *args)
 {
-    (void)stream;
     context->rows->experts_weights_backward(context->thread_count, args);
     return 0;
 }

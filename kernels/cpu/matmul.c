@@ -420,7 +420,6 @@ static int run_widened(const kernel_matmul *matmul, const void *a, const void *b
 int cpui_matmul(kernel_matmul *matmul, void *stream, const void *a, const void *b, const void *bias,
                 void *c, void *scratch)
 {
-    (void)stream;
     /* The calling thread may not be the one that created the product, and OpenMP keeps the count
      * per thread. */
     omp_set_num_threads(matmul->context->thread_count);

@@ -75,13 +75,11 @@ static int run_blocks(const kernel_context *context, const muon_args *args, bool
 
 int cpui_muon_direction(kernel_context *context, void *stream, const muon_args *args)
 {
-    (void)stream;
     return run_blocks(context, args, true);
 }
 
 int cpui_muon(kernel_context *context, void *stream, const muon_args *args)
 {
-    (void)stream;
     return run_blocks(context, args, false);
 }
 
@@ -211,7 +209,6 @@ static void combine(const kernel_context *context, float x, float *target, float
 
 int cpui_orthogonalize(kernel_context *context, void *stream, const orthogonalize_args *args)
 {
-    (void)stream;
     uint64_t rows = args->rows, columns = args->columns, count = rows * columns;
     uint64_t m = size_min(rows, columns);
     struct pieces at = lay_out(context, rows, columns);

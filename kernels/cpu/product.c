@@ -356,7 +356,6 @@ static int limit_library(enum cpu_isa isa)
                        "oneDNN cannot be held to %s, which SLUICE_ISA asks for: %s; it uses %#x",
                        cpu_isa_name(isa), dnnl_status2str(status), used);
 #else
-    (void)isa;
 #endif
     return 0;
 }

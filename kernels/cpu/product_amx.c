@@ -450,7 +450,6 @@ void cpui_amx_product_plan(const matmul_desc *desc, int threads, cpui_amx_produc
 void cpui_amx_product_run(const cpui_amx_product *self, const void *a, const void *b,
                           const void *bias, void *c, void *scratch)
 {
-    (void)self, (void)a, (void)b, (void)bias, (void)c, (void)scratch;
 }
 
 #endif

@@ -421,7 +421,6 @@ void cpui_fp32_product_plan(const matmul_desc *desc, int threads, cpui_fp32_prod
 void cpui_fp32_product_run(const cpui_fp32_product *self, const float *a, const float *b,
                            const float *bias, float *c, void *scratch)
 {
-    (void)self, (void)a, (void)b, (void)bias, (void)c, (void)scratch;
 }
 
 #endif

@@ -24,7 +24,6 @@ const rows_table *rowsi_table(enum cpu_isa isa)
     if (isa >= CPU_AVX2)
         return &rowsi_avx2;
 #endif
-    (void)isa;
     return &rowsi_baseline;
 }
 
@@ -50,7 +49,6 @@ void cpui_rows_select(kernel_context *context)
 
 int cpui_norm_forward(kernel_context *context, void *stream, const norm_args *args)
 {
-    (void)stream;
     assert(args->kind == NORM_RMS ? !args->bias : args->mean != NULL);
     assert(!args->residual || (args->sum && !args->stride));
     context->rows->norm_forward(context->thread_count, args);
@@ -59,13 +57,11 @@ int cpui_norm_forward(kernel_context *context, void *stream, const norm_args *ar
 
 size_t cpui_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t channels)
 {
-    (void)context;
     return (size_t)(rowsi_block_count(rows) * 2 * channels) * sizeof(float);
 }
 
 int cpui_norm_backward(kernel_context *context, void *stream, const norm_grad_args *args)
 {
-    (void)stream;
     assert(args->kind == NORM_RMS ? !args->bias_grad : args->mean != NULL);
     assert(!args->residual_grad || !args->stride);
     context->rows->norm_backward(context->thread_count, args);
@@ -85,7 +81,6 @@ static int token_ids_check(const int32_t *token_ids, uint64_t rows, uint64_t voc
 
 int cpui_embedding_forward(kernel_context *context, void *stream, const embedding_args *args)
 {
-    (void)stream;
     assert(args->row_begin <= args->vocab && args->row_count <= args->vocab - args->row_begin);
     assert(args->row_count || args->row_begin == 0);
     assert(!args->token_table || !args->position_table || args->row_count == 0 ||
@@ -97,15 +92,11 @@ int cpui_embedding_forward(kernel_context *context, void *stream, const embeddin
 
 size_t cpui_embedding_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t vocab)
 {
-    (void)context;
-    (void)rows;
-    (void)vocab;
     return 0;
 }
 
 int cpui_embedding_backward(kernel_context *context, void *stream, const embedding_grad_args *args)
 {
-    (void)stream;
     assert(args->row_begin <= args->vocab && args->row_count <= args->vocab - args->row_begin);
     assert(args->row_count || args->row_begin == 0);
     TRY(token_ids_check(args->token_ids, args->batch * args->tokens, args->vocab));
@@ -143,7 +134,6 @@ int cpui_head_norm_backward(kernel_context *context, void *stream, const head_no
 
 int cpui_rope_table(kernel_context *context, void *stream, const rope_table_args *args)
 {
-    (void)stream;
     assert(args->head_dim % 2 == 0);
     uint64_t pairs = args->head_dim / 2, tokens = args->tokens;
     double factor = rope_attention_factor(args);
@@ -161,7 +151,6 @@ int cpui_rope_table(kernel_context *context, void *stream, const rope_table_args
 
 int cpui_rope(kernel_context *context, void *stream, const rope_args *args)
 {
-    (void)stream;
     assert((args->rotated ? args->rotated : args->head_dim) % 2 == 0);
     assert(args->rotated <= args->head_dim);
     context->rows->rope(context->thread_count, args);
@@ -176,14 +165,12 @@ static const rows_lookup *lookup_of(const kernel_context *context, const activat
 
 int cpui_activation_forward(kernel_context *context, void *stream, const activation_args *args)
 {
-    (void)stream;
     context->rows->activation_forward(context->thread_count, args, lookup_of(context, args));
     return 0;
 }
 
 int cpui_activation_backward(kernel_context *context, void *stream, const activation_args *args)
 {
-    (void)stream;
     context->rows->activation_backward(context->thread_count, args, lookup_of(context, args));
     return 0;
 }
@@ -191,14 +178,12 @@ int cpui_activation_backward(kernel_context *context, void *stream, const activa
 int cpui_add(kernel_context *context, void *stream, enum dtype type, uint64_t count, const void *a,
              const void *b, void *out)
 {
-    (void)stream;
     context->rows->add(context->thread_count, type, count, a, b, out);
     return 0;
 }
 
 int cpui_attention_sinks(kernel_context *context, void *stream, const attention_sinks_args *args)
 {
-    (void)stream;
     context->rows->attention_sinks(context->thread_count, args);
     return 0;
 }
@@ -206,14 +191,12 @@ int cpui_attention_sinks(kernel_context *context, void *stream, const attention_
 int cpui_attention_sinks_backward(kernel_context *context, void *stream,
                                   const attention_sinks_args *args)
 {
-    (void)stream;
     context->rows->attention_sinks_backward(context->thread_count, args);
     return 0;
 }
 
 int cpui_heads_join(kernel_context *context, void *stream, const heads_join_args *args)
 {
-    (void)stream;
     assert(args->shared <= 256 && args->value > 0);
     context->rows->heads_join(context->thread_count, args);
     return 0;
@@ -221,7 +204,6 @@ int cpui_heads_join(kernel_context *context, void *stream, const heads_join_args
 
 int cpui_heads_split(kernel_context *context, void *stream, const heads_join_args *args)
 {
-    (void)stream;
     assert(args->shared <= 256 && args->value > 0);
     context->rows->heads_split(context->thread_count, args);
     return 0;
@@ -229,7 +211,6 @@ int cpui_heads_split(kernel_context *context, void *stream, const heads_join_arg
 
 int cpui_scale_rows(kernel_context *context, void *stream, const scale_rows_args *args)
 {
-    (void)stream;
     assert(args->source_stride >= args->columns && args->target_stride >= args->columns);
     assert(args->source != args->target || args->source_stride == args->target_stride);
     context->rows->scale_rows(context->thread_count, args);
@@ -238,7 +219,6 @@ int cpui_scale_rows(kernel_context *context, void *stream, const scale_rows_args
 
 int cpui_dropout(kernel_context *context, void *stream, const dropout_args *args)
 {
-    (void)stream;
     assert(args->probability >= 0.0f && args->probability < 1.0f);
     assert(args->site >> DROPOUT_SITE_BITS == 0 && args->tokens > 0);
     assert(args->tokens * dropout_width(args) / 4 >> DROPOUT_QUAD_BITS == 0);
@@ -248,7 +228,6 @@ int cpui_dropout(kernel_context *context, void *stream, const dropout_args *args
 
 size_t cpui_bias_backward_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t n)
 {
-    (void)context;
     return (size_t)(rowsi_block_count(rows) * n) * sizeof(float);
 }
 
@@ -256,7 +235,6 @@ int cpui_bias_backward(kernel_context *context, void *stream, enum dtype type, u
                        uint64_t n, uint64_t stride, const void *output_grad, float *bias_grad,
                        void *scratch)
 {
-    (void)stream;
     assert(stride >= n);
     context->rows->bias_backward(context->thread_count, type, rows, n, stride, output_grad,
                                  bias_grad, scratch);
@@ -265,7 +243,6 @@ int cpui_bias_backward(kernel_context *context, void *stream, enum dtype type, u
 
 int cpui_cross_entropy(kernel_context *context, void *stream, const cross_entropy_args *args)
 {
-    (void)stream;
     assert(cross_entropy_stride(args) >= args->vocab);
     assert((const void *)args->logits != args->logits_grad || args->type == DTYPE_FP32);
     for (uint64_t row = 0; row < args->rows; row++)
@@ -295,7 +272,6 @@ static int part_targets_check(const softmax_part_args *args)
 
 int cpui_softmax_part(kernel_context *context, void *stream, const softmax_part_args *args)
 {
-    (void)stream;
     assert(softmax_part_stride(args) >= args->columns);
     TRY(part_targets_check(args));
     context->rows->softmax_part(context->thread_count, args);
@@ -304,8 +280,6 @@ int cpui_softmax_part(kernel_context *context, void *stream, const softmax_part_
 
 int cpui_softmax_losses(kernel_context *context, void *stream, const softmax_part_args *args)
 {
-    (void)context;
-    (void)stream;
     TRY(part_targets_check(args));
     for (uint64_t row = 0; row < args->rows; row++) {
         double distance = (double)args->largest[row] - (double)args->target_logit[row];
@@ -319,7 +293,6 @@ int cpui_softmax_losses(kernel_context *context, void *stream, const softmax_par
 
 int cpui_cross_entropy_part(kernel_context *context, void *stream, const softmax_part_args *args)
 {
-    (void)stream;
     assert(softmax_part_stride(args) >= args->columns);
     assert((const void *)args->logits != args->logits_grad || args->type == DTYPE_FP32);
     TRY(part_targets_check(args));
@@ -330,7 +303,6 @@ int cpui_cross_entropy_part(kernel_context *context, void *stream, const softmax
 int cpui_zero(kernel_context *context, void *stream, void *data, uint64_t bytes)
 {
     enum { CHUNK_BYTES = 256 * 1024 }; /* the piece of one thread */
-    (void)stream;
     int threads = bytes <= CHUNK_BYTES ? 1 : context->thread_count;
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (uint64_t at = 0; at < bytes; at += CHUNK_BYTES)
@@ -340,15 +312,12 @@ int cpui_zero(kernel_context *context, void *stream, void *data, uint64_t bytes)
 
 int cpui_read_back(kernel_context *context, void *stream, const read_back_args *args)
 {
-    (void)context;
-    (void)stream;
     return read_back_host(args);
 }
 
 int cpui_convert(kernel_context *context, void *stream, const void *source, enum dtype source_type,
                  void *target, enum dtype target_type, uint64_t count)
 {
-    (void)stream;
     assert(source != target || source_type == target_type || count == 0);
     context->rows->convert(context->thread_count, source, source_type, target, target_type, count);
     return 0;

@@ -150,9 +150,6 @@ static inline size_t widen_fp16_vectors(const uint16_t *half, float *x, size_t n
     for (; i + 8 <= n; i += 8)
         _mm256_storeu_ps(x + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(half + i))));
 #else
-    (void)half;
-    (void)x;
-    (void)n;
 #endif
     return i;
 }
@@ -168,9 +165,6 @@ static inline size_t narrow_fp16_vectors(const float *x, uint16_t *half, size_t 
         _mm_storeu_si128((__m128i *)(half + i),
                          _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
 #else
-    (void)half;
-    (void)x;
-    (void)n;
 #endif
     return i;
 }
@@ -196,9 +190,6 @@ static inline size_t narrow_bf16_vectors(const float *x, uint16_t *half, size_t 
         _mm256_storeu_si256((__m256i *)(half + i),
                             narrow_bf16_256(_mm256_loadu_ps(x + i), _mm256_loadu_ps(x + i + 8)));
 #else
-    (void)half;
-    (void)x;
-    (void)n;
 #endif
     return i;
 }

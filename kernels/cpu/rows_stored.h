@@ -345,7 +345,6 @@ static void expand_bytes(const stored_expand_args *args, enum stored_code code, 
         done =
             expand_code_256(STORED_CODE_E4M3, first, values, scale, args->type, streams, place, n);
 #else
-    (void)streams;
 #endif
     for (size_t begin = done; begin < n; begin += ROWS_BLOCK) {
         size_t some = block_elems(n, begin);

@@ -7,14 +7,12 @@
 
 int cpui_stored_expand(kernel_context *context, void *stream, const stored_expand_args *args)
 {
-    (void)stream;
     context->rows->stored_expand(context->thread_count, args);
     return 0;
 }
 
 int cpui_stored_quantize(kernel_context *context, void *stream, const stored_quantize_args *args)
 {
-    (void)stream;
     assert(!stored_is_double(args->format));
     if (context->rows->stored_quantize(context->thread_count, args))
         return 0;

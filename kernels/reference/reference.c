@@ -15,7 +15,6 @@ struct kernel_context {
 
 static int context_create(const kernel_context_config *config, kernel_context **context)
 {
-    (void)config;
     *context = mem_alloc(1, sizeof **context, "reference context");
     return *context ? 0 : -ENOMEM;
 }
@@ -27,30 +26,23 @@ static void context_destroy(kernel_context *context)
 
 static const char *describe(const kernel_context *context)
 {
-    (void)context;
     return "reference: plain C in double, one thread";
 }
 
 static int zero(kernel_context *context, void *stream, void *data, uint64_t bytes)
 {
-    (void)context;
-    (void)stream;
     memset(data, 0, bytes);
     return 0;
 }
 
 static int read_back(kernel_context *context, void *stream, const read_back_args *args)
 {
-    (void)context;
-    (void)stream;
     return read_back_host(args);
 }
 
 static int convert(kernel_context *context, void *stream, const void *source,
                    enum dtype source_type, void *target, enum dtype target_type, uint64_t count)
 {
-    (void)context;
-    (void)stream;
     dtype_convert(source, source_type, target, target_type, count);
     return 0;
 }

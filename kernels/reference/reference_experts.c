@@ -64,8 +64,6 @@ static void close_groups(const router_args *args, const double *values, bool *is
 int refi_router_forward(kernel_context *context, void *stream, const router_args *args)
 {
     uint64_t experts = args->experts, choices = args->choices;
-    (void)context;
-    (void)stream;
     for (uint64_t row = 0; row < args->rows; row++) {
         double scores[ROUTER_EXPERTS_MAX], values[ROUTER_EXPERTS_MAX], sum = 1e-20;
         bool is_taken[ROUTER_EXPERTS_MAX] = {false}, is_chosen[ROUTER_EXPERTS_MAX] = {false};
@@ -113,8 +111,6 @@ int refi_router_backward(kernel_context *context, void *stream, const router_arg
 {
     uint64_t experts = args->experts;
     bool is_softmax = args->score == ROUTER_SOFTMAX;
-    (void)context;
-    (void)stream;
     for (uint64_t row = 0; row < args->rows; row++) {
         double scores[ROUTER_EXPERTS_MAX], p[ROUTER_EXPERTS_MAX], grads[ROUTER_EXPERTS_MAX];
         double p_grads[ROUTER_EXPERTS_MAX] = {0}, inner = 0.0;
@@ -139,16 +135,11 @@ int refi_router_backward(kernel_context *context, void *stream, const router_arg
 
 size_t refi_router_sums_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t experts)
 {
-    (void)context;
-    (void)rows;
-    (void)experts;
     return 0;
 }
 
 int refi_router_sums(kernel_context *context, void *stream, const router_sums_args *args)
 {
-    (void)context;
-    (void)stream;
     for (uint64_t row = 0; row < args->rows; row++) {
         double p[ROUTER_EXPERTS_MAX];
         double lse = softmax(args->logits + row * args->experts, args->experts, p);
@@ -166,8 +157,6 @@ int refi_experts_sort(kernel_context *context, void *stream, const experts_sort_
     uint64_t pairs = args->rows * args->choices, slot = 0;
     uint64_t slots_max =
         experts_slots_max(args->rows, args->experts, args->choices, args->multiple);
-    (void)context;
-    (void)stream;
     for (uint64_t s = 0; s < slots_max; s++)
         args->order[s] = -1;
     for (uint64_t e = 0; e < args->experts; e++) {
@@ -186,8 +175,6 @@ int refi_experts_sort(kernel_context *context, void *stream, const experts_sort_
 int refi_experts_gather(kernel_context *context, void *stream, const experts_rows_args *args)
 {
     uint64_t row_bytes = args->channels * dtype_bytes(args->type);
-    (void)context;
-    (void)stream;
     for (uint64_t i = 0; i < args->slot_count; i++) {
         int32_t pair = args->order[args->slot_begin + i];
         char *target = (char *)args->slot_rows + i * row_bytes;
@@ -202,8 +189,6 @@ int refi_experts_gather(kernel_context *context, void *stream, const experts_row
 
 int refi_experts_combine(kernel_context *context, void *stream, const experts_rows_args *args)
 {
-    (void)context;
-    (void)stream;
     for (uint64_t pair = 0; pair < args->rows * args->choices; pair++) {
         uint64_t slot = (uint64_t)args->slots[pair], row = pair / args->choices;
         if (slot < args->slot_begin || slot - args->slot_begin >= args->slot_count)
@@ -221,8 +206,6 @@ int refi_experts_combine(kernel_context *context, void *stream, const experts_ro
 int refi_experts_weights_backward(kernel_context *context, void *stream,
                                   const experts_rows_args *args)
 {
-    (void)context;
-    (void)stream;
     for (uint64_t i = 0; i < args->slot_count; i++) {
         uint64_t slot = args->slot_begin + i;
         int32_t pair = args->order ? args->order[slot] : (int32_t)slot;

@@ -5,8 +5,6 @@
 
 int refi_attention_sinks(kernel_context *context, void *stream, const attention_sinks_args *args)
 {
-    (void)context;
-    (void)stream;
     for (uint64_t row = 0; row < args->batch * args->tokens; row++)
         for (uint64_t h = 0; h < args->heads; h++) {
             float *lse = &args->lse[(row / args->tokens * args->heads + h) * args->tokens +
@@ -25,8 +23,6 @@ int refi_attention_sinks(kernel_context *context, void *stream, const attention_
 int refi_attention_sinks_backward(kernel_context *context, void *stream,
                                   const attention_sinks_args *args)
 {
-    (void)context;
-    (void)stream;
     for (uint64_t h = 0; h < args->heads; h++) {
         double sink = refi_load(args->type, args->sinks, h), sum = 0.0;
         for (uint64_t row = 0; row < args->batch * args->tokens; row++) {
@@ -85,8 +81,6 @@ static void copy_others(const heads_join_args *args, bool is_back)
 
 int refi_heads_join(kernel_context *context, void *stream, const heads_join_args *args)
 {
-    (void)context;
-    (void)stream;
     copy_others(args, false);
     for (uint64_t row = 0; row < args->rows; row++)
         for (uint64_t h = 0; h < args->heads; h++)
@@ -100,8 +94,6 @@ int refi_heads_join(kernel_context *context, void *stream, const heads_join_args
 
 int refi_heads_split(kernel_context *context, void *stream, const heads_join_args *args)
 {
-    (void)context;
-    (void)stream;
     copy_others(args, true);
     for (uint64_t row = 0; row < args->rows; row++)
         for (uint64_t i = 0; i < args->own + args->shared; i++) {

@@ -19,8 +19,6 @@ static double mapped_logit(float logit, float logit_scale, float soft_cap, doubl
 int refi_cross_entropy(kernel_context *context, void *stream, const cross_entropy_args *args)
 {
     float scale = args->logit_scale, cap = args->soft_cap;
-    (void)context;
-    (void)stream;
     for (uint64_t row = 0; row < args->rows; row++) {
         uint64_t at = row * cross_entropy_stride(args);
         const float *logits = args->logits + at;
@@ -47,8 +45,6 @@ int refi_cross_entropy(kernel_context *context, void *stream, const cross_entrop
 
 int refi_softmax_part(kernel_context *context, void *stream, const softmax_part_args *args)
 {
-    (void)context;
-    (void)stream;
     for (uint64_t row = 0; row < args->rows; row++) {
         const float *logits = args->logits + row * softmax_part_stride(args);
         int32_t target = args->targets[row];
@@ -75,8 +71,6 @@ int refi_softmax_part(kernel_context *context, void *stream, const softmax_part_
 
 int refi_softmax_losses(kernel_context *context, void *stream, const softmax_part_args *args)
 {
-    (void)context;
-    (void)stream;
     for (uint64_t row = 0; row < args->rows; row++) {
         double distance = (double)args->largest[row] - (double)args->target_logit[row];
         args->losses[row] =
@@ -87,8 +81,6 @@ int refi_softmax_losses(kernel_context *context, void *stream, const softmax_par
 
 int refi_cross_entropy_part(kernel_context *context, void *stream, const softmax_part_args *args)
 {
-    (void)context;
-    (void)stream;
     for (uint64_t row = 0; row < args->rows; row++) {
         int32_t target = args->targets[row];
         for (uint64_t i = 0; i < args->columns; i++) {

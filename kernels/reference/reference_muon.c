@@ -14,8 +14,6 @@ static double next_momentum(const muon_args *args, uint64_t i, double *g)
 
 int refi_muon_direction(kernel_context *context, void *stream, const muon_args *args)
 {
-    (void)context;
-    (void)stream;
     double momentum = (double)args->scalars->momentum, g;
     for (uint64_t i = 0; i < args->count; i++) {
         double m = next_momentum(args, i, &g);
@@ -27,8 +25,6 @@ int refi_muon_direction(kernel_context *context, void *stream, const muon_args *
 
 int refi_muon(kernel_context *context, void *stream, const muon_args *args)
 {
-    (void)context;
-    (void)stream;
     const muon_scalars *s = args->scalars;
     double decay = 1 - (double)s->learning_rate * (double)s->weight_decay, g;
     for (uint64_t i = 0; i < args->count; i++) {
@@ -46,7 +42,6 @@ int refi_muon(kernel_context *context, void *stream, const muon_args *args)
 size_t refi_orthogonalize_scratch_bytes(const kernel_context *context, uint64_t rows,
                                         uint64_t columns)
 {
-    (void)context;
     uint64_t m = rows < columns ? rows : columns;
     return (size_t)(2 * rows * columns + 2 * m * m) * sizeof(double);
 }
@@ -66,8 +61,6 @@ static void multiply(uint64_t m, uint64_t n, uint64_t k, const double *a, const 
 
 int refi_orthogonalize(kernel_context *context, void *stream, const orthogonalize_args *args)
 {
-    (void)context;
-    (void)stream;
     uint64_t count = args->rows * args->columns;
     bool is_tall = args->rows > args->columns;
     uint64_t m = is_tall ? args->columns : args->rows, n = count / m;

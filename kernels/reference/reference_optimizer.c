@@ -16,8 +16,6 @@
 
 int refi_grad_close(kernel_context *context, void *stream, const grad_close_args *args)
 {
-    (void)context;
-    (void)stream;
     for (uint64_t block = 0; block < args->count / SHARD_ELEMS_STEP; block++) {
         double sum = 0.0;
         for (uint64_t i = 0; i < SHARD_ELEMS_STEP; i++) {
@@ -47,8 +45,6 @@ static double tree_sum(const double *sums, uint64_t count)
 int refi_norm_reduce(kernel_context *context, void *stream, const double *sums, uint64_t count,
                      double *total)
 {
-    (void)context;
-    (void)stream;
     *total = tree_sum(sums, count);
     return 0;
 }
@@ -114,8 +110,6 @@ int refi_adagrad(kernel_context *context, void *stream, const adagrad_args *args
 int refi_working_copy(kernel_context *context, void *stream, const float *master, void *params,
                       enum dtype param_type, uint64_t count)
 {
-    (void)context;
-    (void)stream;
     for (uint64_t i = 0; i < count; i++)
         if (param_type == DTYPE_BF16)
             ((uint16_t *)params)[i] = bf16_working_copy(master[i]);
@@ -242,8 +236,6 @@ static void update_block(const adam_packed_args *args, const adami_rounding *rou
 
 int refi_adam_packed(kernel_context *context, void *stream, const adam_packed_args *args)
 {
-    (void)context;
-    (void)stream;
     TRY(adami_packed_check(args));
     for (uint64_t block = 0; block < args->count; block += TILE_SCALE_ELEMS) {
         adami_rounding rounding = adami_rounding_at(args->rounding_key, args->first_elem + block);

@@ -19,7 +19,6 @@ struct kernel_attention {
 
 int refi_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **product)
 {
-    (void)context;
     *product = NULL;
     if (desc->c_type != desc->ab_type && desc->c_type != DTYPE_FP32)
         return err_set(-EINVAL, "reference matmul: C is %s, but must be %s or fp32",
@@ -43,7 +42,6 @@ void refi_matmul_destroy(kernel_matmul *product)
 
 size_t refi_matmul_scratch_bytes(const kernel_matmul *product)
 {
-    (void)product;
     return 0;
 }
 
@@ -51,8 +49,6 @@ int refi_matmul(kernel_matmul *product, void *stream, const void *a, const void 
                 const void *bias, void *c, void *scratch)
 {
     const matmul_desc *desc = &product->desc;
-    (void)stream;
-    (void)scratch;
     for (uint64_t i = 0; i < desc->m; i++)
         for (uint64_t j = 0; j < desc->n; j++) {
             double sum = desc->has_bias ? refi_load(desc->ab_type, bias, j) : 0.0;
@@ -74,7 +70,6 @@ int refi_matmul(kernel_matmul *product, void *stream, const void *a, const void 
 int refi_attention_create(kernel_context *context, const attention_desc *desc,
                           kernel_attention **attention)
 {
-    (void)context;
     *attention = NULL;
     if (desc->kv_heads == 0 || desc->heads % desc->kv_heads != 0)
         return err_set(-EINVAL, "reference attention: %llu heads do not share %llu key/value heads",
@@ -201,7 +196,6 @@ int refi_attention_forward(kernel_attention *attention, void *stream, const void
     const attention_desc *desc = &attention->desc;
     uint64_t output_stride = desc->heads * desc->value_dim;
     double *probability = scratch;
-    (void)stream;
     for (uint64_t batch = 0; batch < desc->batch; batch++) {
         attention_mask mask = attention_mask_of(desc, attention->begins, batch);
         for (uint64_t head = 0; head < desc->heads; head++) {
@@ -294,8 +288,6 @@ int refi_attention_backward(kernel_attention *attention, void *stream, const voi
     const attention_desc *desc = &attention->desc;
     uint64_t tokens = desc->tokens, dim = desc->head_dim, share = desc->heads / desc->kv_heads;
     struct attention_grads grads = {.q = q, .k = k, .v = v, .output_grad = output_grad, .lse = lse};
-    (void)stream;
-    (void)output;
     grads.q_grad = q_grad;
     grads.probability = scratch;
     grads.score_grad = grads.probability + tokens;
@@ -375,8 +367,6 @@ static void keep_new(const attention_cached_args *args, const void *rows, uint64
 
 int refi_attention_cached(kernel_context *context, void *stream, const attention_cached_args *args)
 {
-    (void)context;
-    (void)stream;
     keep_new(args, args->k, args->head_dim, args->keys);
     keep_new(args, args->v, value_dim_of(args), args->values);
     for (uint64_t row = 0; row < args->rows; row++)

@@ -45,8 +45,6 @@ static void norm_forward_row(const norm_args *args, uint64_t row)
 
 int refi_norm_forward(kernel_context *context, void *stream, const norm_args *args)
 {
-    (void)context;
-    (void)stream;
     for (uint64_t row = 0; row < args->rows; row++)
         norm_forward_row(args, row);
     return 0;
@@ -55,8 +53,6 @@ int refi_norm_forward(kernel_context *context, void *stream, const norm_args *ar
 /* Scratch: sums of the gradients of weight and bias, [2, C] double. */
 size_t refi_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t channels)
 {
-    (void)context;
-    (void)rows;
     return 2 * channels * sizeof(double);
 }
 
@@ -91,8 +87,6 @@ static void norm_backward_row(const norm_grad_args *args, uint64_t row, double *
 int refi_norm_backward(kernel_context *context, void *stream, const norm_grad_args *args)
 {
     double *weight_sum = args->scratch, *bias_sum = weight_sum + args->channels;
-    (void)context;
-    (void)stream;
     for (uint64_t c = 0; c < 2 * args->channels; c++)
         weight_sum[c] = 0.0;
     for (uint64_t row = 0; row < args->rows; row++)
@@ -114,8 +108,6 @@ static bool is_in_part(uint64_t idx, uint64_t row_begin, uint64_t row_count)
 
 int refi_embedding_forward(kernel_context *context, void *stream, const embedding_args *args)
 {
-    (void)context;
-    (void)stream;
     uint64_t position_count = args->position_count ? args->position_count : args->tokens;
     for (uint64_t row = 0; row < args->batch * args->tokens; row++) {
         TRY(refi_index_check(args->token_ids[row], 0, args->vocab));
@@ -139,16 +131,11 @@ int refi_embedding_forward(kernel_context *context, void *stream, const embeddin
 
 size_t refi_embedding_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t vocab)
 {
-    (void)context;
-    (void)rows;
-    (void)vocab;
     return 0;
 }
 
 int refi_embedding_backward(kernel_context *context, void *stream, const embedding_grad_args *args)
 {
-    (void)context;
-    (void)stream;
     uint64_t position_count = args->position_count ? args->position_count : args->tokens;
     for (uint64_t row = 0; row < args->batch * args->tokens; row++) {
         TRY(refi_index_check(args->token_ids[row], 0, args->vocab));
@@ -178,8 +165,6 @@ static double head_weight(const head_norm_args *args, uint64_t at, uint64_t i)
 int refi_head_norm_forward(kernel_context *context, void *stream, const head_norm_args *args)
 {
     uint64_t dim = args->head_dim;
-    (void)context;
-    (void)stream;
     for (uint64_t at = 0; at < args->rows * args->heads; at++) {
         uint64_t first = at / args->heads * args->stride + at % args->heads * dim;
         double mean = 0, sum = 0;
@@ -208,9 +193,6 @@ int refi_head_norm_forward(kernel_context *context, void *stream, const head_nor
 size_t refi_head_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t heads,
                                          uint64_t head_dim)
 {
-    (void)context;
-    (void)rows;
-    (void)heads;
     return (size_t)head_dim * sizeof(double);
 }
 
@@ -219,8 +201,6 @@ int refi_head_norm_backward(kernel_context *context, void *stream, const head_no
 {
     uint64_t dim = args->head_dim, width = args->weight_per_head ? args->heads * dim : dim;
     double *all_sums = args->scratch;
-    (void)context;
-    (void)stream;
     memset(all_sums, 0, width * sizeof *all_sums);
     for (uint64_t at = 0; at < args->rows * args->heads; at++) {
         uint64_t head = at % args->heads, first = at / args->heads * args->stride + head * dim;
@@ -250,8 +230,6 @@ int refi_rope_table(kernel_context *context, void *stream, const rope_table_args
 {
     uint64_t pairs = args->head_dim / 2;
     double factor = rope_attention_factor(args);
-    (void)context;
-    (void)stream;
     for (uint64_t i = 0; i < pairs; i++) {
         double frequency = rope_frequency(args, i);
         for (uint64_t t = 0; t < args->tokens; t++) {
@@ -265,8 +243,6 @@ int refi_rope_table(kernel_context *context, void *stream, const rope_table_args
 int refi_rope(kernel_context *context, void *stream, const rope_args *args)
 {
     uint64_t half = (args->rotated ? args->rotated : args->head_dim) / 2;
-    (void)context;
-    (void)stream;
     for (uint64_t row = 0; row < args->batch * args->tokens; row++)
         for (uint64_t head = 0; head < args->heads; head++)
             for (uint64_t i = 0; i < half; i++) {
@@ -349,8 +325,6 @@ static double up_factor(const activation_args *args, double up, double *slope)
 
 int refi_activation_forward(kernel_context *context, void *stream, const activation_args *args)
 {
-    (void)context;
-    (void)stream;
     for (uint64_t row = 0; row < args->rows; row++)
         for (uint64_t f = 0; f < args->features; f++) {
             struct activation_at at = activation_place(args, row, f);
@@ -365,8 +339,6 @@ int refi_activation_forward(kernel_context *context, void *stream, const activat
 
 int refi_activation_backward(kernel_context *context, void *stream, const activation_args *args)
 {
-    (void)context;
-    (void)stream;
     for (uint64_t row = 0; row < args->rows; row++)
         for (uint64_t f = 0; f < args->features; f++) {
             struct activation_at at = activation_place(args, row, f);
@@ -385,8 +357,6 @@ int refi_activation_backward(kernel_context *context, void *stream, const activa
 
 int refi_scale_rows(kernel_context *context, void *stream, const scale_rows_args *args)
 {
-    (void)context;
-    (void)stream;
     for (uint64_t row = 0; row < args->rows; row++)
         for (uint64_t column = 0; column < args->columns; column++) {
             uint64_t at = row * args->target_stride + column;
@@ -407,8 +377,6 @@ int refi_dropout(kernel_context *context, void *stream, const dropout_args *args
     uint64_t width = dropout_width(args), stride = dropout_stride(args);
     double drop_below = (double)args->probability * 4294967296.0;
     float scale = (float)(1.0 / (1.0 - (double)args->probability));
-    (void)context;
-    (void)stream;
     for (uint64_t row = 0; row < args->rows; row++)
         for (uint64_t column = 0; column < args->columns; column++) {
             uint64_t token = args->row_begin + row;
@@ -428,8 +396,6 @@ int refi_dropout(kernel_context *context, void *stream, const dropout_args *args
 int refi_add(kernel_context *context, void *stream, enum dtype type, uint64_t count, const void *a,
              const void *b, void *out)
 {
-    (void)context;
-    (void)stream;
     for (uint64_t i = 0; i < count; i++)
         refi_store(type, out, i, refi_load(type, a, i) + refi_load(type, b, i));
     return 0;
@@ -437,9 +403,6 @@ int refi_add(kernel_context *context, void *stream, enum dtype type, uint64_t co
 
 size_t refi_bias_backward_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t n)
 {
-    (void)context;
-    (void)rows;
-    (void)n;
     return 0;
 }
 
@@ -447,9 +410,6 @@ int refi_bias_backward(kernel_context *context, void *stream, enum dtype type, u
                        uint64_t n, uint64_t stride, const void *output_grad, float *bias_grad,
                        void *scratch)
 {
-    (void)context;
-    (void)stream;
-    (void)scratch;
     for (uint64_t c = 0; c < n; c++) {
         double sum = (double)bias_grad[c];
         for (uint64_t row = 0; row < rows; row++)

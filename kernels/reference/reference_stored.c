@@ -59,8 +59,6 @@ static void store(enum dtype type, void *target, uint64_t at, float value)
 
 int refi_stored_expand(kernel_context *context, void *stream, const stored_expand_args *args)
 {
-    (void)context;
-    (void)stream;
     stored_layout layout = stored_layout_of(args->format, args->rows, args->columns);
     for (uint64_t line = 0; line < layout.lines; line++)
         for (uint64_t i = 0; i < layout.line_elems; i++) {
@@ -231,8 +229,6 @@ static int quantize_group(const stored_quantize_args *args, const stored_layout 
 
 int refi_stored_quantize(kernel_context *context, void *stream, const stored_quantize_args *args)
 {
-    (void)context;
-    (void)stream;
     stored_layout layout = stored_layout_of(args->format, args->rows, args->columns);
     uint64_t count = args->rows * args->columns;
     for (uint64_t idx = 0; idx < layout.scale_count; idx++)

@@ -136,7 +136,6 @@ void adami_over_ranges(const kernel_context *context, uint64_t count, adami_loop
 
 int cpui_adam(kernel_context *context, void *stream, const adam_args *args)
 {
-    (void)stream;
     adami_work work = adami_work_of_adam(args);
     adami_over_ranges(context, args->count, context->adam->update, &work);
     return 0;
@@ -144,7 +143,6 @@ int cpui_adam(kernel_context *context, void *stream, const adam_args *args)
 
 int cpui_lion(kernel_context *context, void *stream, const lion_args *args)
 {
-    (void)stream;
     adami_work work = adami_work_of_lion(args);
     adami_over_ranges(context, args->count, context->adam->lion, &work);
     return 0;
@@ -152,7 +150,6 @@ int cpui_lion(kernel_context *context, void *stream, const lion_args *args)
 
 int cpui_adagrad(kernel_context *context, void *stream, const adagrad_args *args)
 {
-    (void)stream;
     adami_work work = adami_work_of_adagrad(args);
     adami_over_ranges(context, args->count, context->adam->adagrad, &work);
     return 0;
@@ -161,7 +158,6 @@ int cpui_adagrad(kernel_context *context, void *stream, const adagrad_args *args
 int cpui_working_copy(kernel_context *context, void *stream, const float *master, void *params,
                       enum dtype param_type, uint64_t count)
 {
-    (void)stream;
     adami_work work = {.count = count,
                        .master = (float *)master, /* read only here; the struct serves all loops */
                        .params = params,
@@ -194,7 +190,6 @@ static void close_blocks(const struct adam_variant *variant, const grad_close_ar
 
 int cpui_grad_close(kernel_context *context, void *stream, const grad_close_args *args)
 {
-    (void)stream;
     assert(args->count % ADAMI_BLOCK_ELEMS == 0);
     uint64_t block_count = args->count / ADAMI_BLOCK_ELEMS;
     int thread_count = threads_for(context, block_count);
@@ -237,7 +232,6 @@ static double tree_sum(const double *sums, uint64_t count)
 int cpui_norm_reduce(kernel_context *context, void *stream, const double *sums, uint64_t count,
                      double *total)
 {
-    (void)stream;
     /* Subtrees with a power of two of leaves are nodes of the tree, so they can be summed
      * separately. */
     uint64_t leaves = NORM_SUBTREE_LEAVES_MIN;

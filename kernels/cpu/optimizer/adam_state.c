@@ -66,7 +66,6 @@
 
 int cpui_adam_packed(kernel_context *context, void *stream, const adam_packed_args *args)
 {
-    (void)stream;
     TRY(adami_packed_check(args));
     adam_packed_args left = *args;
     while (left.count > 0) {

@@ -26,15 +26,12 @@ void cudai_cudnn_destroy(kernel_context *context)
 
 const char *cudai_cudnn_version(const kernel_context *context)
 {
-    (void)context;
     return NULL;
 }
 
 int cudai_cudnn_plan_create(kernel_context *context, const attention_desc *desc,
                             cudai_cudnn_plan **plan)
 {
-    (void)context;
-    (void)desc;
     *plan = NULL;
     return err_set(ERR_BACKEND, "no cuDNN attention: %s", absence);
 }
@@ -43,31 +40,26 @@ int cudai_cudnn_plan_create(kernel_context *context, const attention_desc *desc,
 void cudai_cudnn_plan_destroy(cudai_cudnn_plan *plan)
 {
     assert(plan == NULL);
-    (void)plan;
 }
 
 const char *cudai_cudnn_plan_way(const cudai_cudnn_plan *plan)
 {
-    (void)plan;
     return "absent";
 }
 
 size_t cudai_cudnn_plan_forward_scratch_bytes(const cudai_cudnn_plan *plan)
 {
-    (void)plan;
     return 0;
 }
 
 size_t cudai_cudnn_plan_backward_scratch_bytes(const cudai_cudnn_plan *plan)
 {
-    (void)plan;
     return 0;
 }
 
 int cudai_cudnn_forward(cudai_cudnn_plan *plan, void *stream, const void *q, const void *k,
                         const void *v, void *output, float *lse, void *scratch)
 {
-    (void)plan, (void)stream, (void)q, (void)k, (void)v, (void)output, (void)lse, (void)scratch;
     return err_set(ERR_BACKEND, "no cuDNN attention: %s", absence);
 }
 
@@ -76,7 +68,5 @@ int cudai_cudnn_backward(cudai_cudnn_plan *plan, void *stream, const void *q, co
                          const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
                          void *scratch)
 {
-    (void)plan, (void)stream, (void)q, (void)k, (void)v, (void)output, (void)lse;
-    (void)output_grad, (void)q_grad, (void)k_grad, (void)v_grad, (void)scratch;
     return err_set(ERR_BACKEND, "no cuDNN attention: %s", absence);
 }

@@ -143,7 +143,6 @@ int cudai_own_attention_forward(const kernel_context *context, const attention_d
                                 const void *q, const void *k, const void *v, void *output,
                                 float *lse)
 {
-    (void)context;
     cudai_attention_args args = args_of(desc, begins, masks);
     args.q = q;
     args.k = k;
@@ -163,7 +162,6 @@ int cudai_own_attention_backward(const kernel_context *context, const attention_
                                  const void *output, const float *lse, const void *output_grad,
                                  void *q_grad, void *k_grad, void *v_grad, void *scratch)
 {
-    (void)context;
     cudai_attention_args args = args_of(desc, begins, masks);
     args.q = q;
     args.k = k;

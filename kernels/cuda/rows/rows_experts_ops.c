@@ -19,7 +19,6 @@ static void router_check(uint64_t rows, uint64_t experts, uint64_t choices)
 
 int cudai_router_forward(kernel_context *context, void *stream, const router_args *args)
 {
-    (void)context;
     router_check(args->rows, args->experts, args->choices);
     if (args->groups) {
         uint64_t size = args->experts / args->groups;
@@ -34,7 +33,6 @@ int cudai_router_forward(kernel_context *context, void *stream, const router_arg
 
 int cudai_router_backward(kernel_context *context, void *stream, const router_args *args)
 {
-    (void)context;
     router_check(args->rows, args->experts, args->choices);
     if (args->rows == 0)
         return 0;
@@ -51,13 +49,11 @@ static cudai_row_blocks router_blocks(uint64_t rows)
 
 size_t cudai_router_sums_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t experts)
 {
-    (void)context;
     return (size_t)(router_blocks(rows).count * (2 * experts + 1)) * sizeof(double);
 }
 
 int cudai_router_sums(kernel_context *context, void *stream, const router_sums_args *args)
 {
-    (void)context;
     router_check(args->rows, args->experts, args->choices);
     if (args->rows == 0)
         return 0;
@@ -67,7 +63,6 @@ int cudai_router_sums(kernel_context *context, void *stream, const router_sums_a
 
 int cudai_experts_sort(kernel_context *context, void *stream, const experts_sort_args *args)
 {
-    (void)context;
     uint64_t slots_max =
         experts_slots_max(args->rows, args->experts, args->choices, args->multiple);
     assert(args->experts <= ROUTER_EXPERTS_MAX && slots_max <= INT32_MAX);
@@ -78,7 +73,6 @@ int cudai_experts_sort(kernel_context *context, void *stream, const experts_sort
 
 int cudai_experts_gather(kernel_context *context, void *stream, const experts_rows_args *args)
 {
-    (void)context;
     if (args->slot_count == 0 || args->channels == 0)
         return 0;
     return cudai_check(cudai_launch_experts_gather(stream, args), "the kernel that gathers rows");
@@ -86,7 +80,6 @@ int cudai_experts_gather(kernel_context *context, void *stream, const experts_ro
 
 int cudai_experts_combine(kernel_context *context, void *stream, const experts_rows_args *args)
 {
-    (void)context;
     if (args->rows == 0 || args->slot_count == 0 || args->channels == 0)
         return 0;
     return cudai_check(cudai_launch_experts_combine(stream, args),
@@ -96,7 +89,6 @@ int cudai_experts_combine(kernel_context *context, void *stream, const experts_r
 int cudai_experts_weights_backward(kernel_context *context, void *stream,
                                    const experts_rows_args *args)
 {
-    (void)context;
     if (args->slot_count == 0 || args->channels == 0)
         return 0;
     return cudai_check(cudai_launch_experts_weights_backward(stream, args),

@@ -49,7 +49,6 @@ static cudai_row_blocks norm_blocks(uint64_t rows, uint64_t channels)
 
 int cudai_norm_forward(kernel_context *context, void *stream, const norm_args *args)
 {
-    (void)context;
     assert(args->kind == NORM_RMS ? !args->bias : args->mean != NULL);
     assert(!args->residual || (args->sum && !args->stride));
     if (args->rows == 0 || args->channels == 0)
@@ -59,13 +58,11 @@ int cudai_norm_forward(kernel_context *context, void *stream, const norm_args *a
 
 size_t cudai_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t channels)
 {
-    (void)context;
     return (size_t)(norm_blocks(rows, channels).count * 2 * channels) * sizeof(float);
 }
 
 int cudai_norm_backward(kernel_context *context, void *stream, const norm_grad_args *args)
 {
-    (void)context;
     assert(args->kind == NORM_RMS ? !args->bias_grad : args->mean != NULL);
     assert(!args->residual_grad || !args->stride);
     if (args->rows == 0 || args->channels == 0)
@@ -77,7 +74,6 @@ int cudai_norm_backward(kernel_context *context, void *stream, const norm_grad_a
 
 size_t cudai_bias_backward_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t n)
 {
-    (void)context;
     return (size_t)(row_blocks(rows, BIAS_BLOCKS_MAX, BIAS_ROWS_MIN).count * n) * sizeof(float);
 }
 
@@ -85,7 +81,6 @@ int cudai_bias_backward(kernel_context *context, void *stream, enum dtype type, 
                         uint64_t n, uint64_t stride, const void *output_grad, float *bias_grad,
                         void *scratch)
 {
-    (void)context;
     assert(stride >= n);
     if (rows == 0 || n == 0)
         return 0;
@@ -118,7 +113,6 @@ int cudai_head_norm_forward(kernel_context *context, void *stream, const head_no
 size_t cudai_head_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t heads,
                                           uint64_t head_dim)
 {
-    (void)context;
     uint64_t sums = head_norm_is_wide(heads, head_dim) ? 2 * head_dim : head_dim;
     return (size_t)(head_blocks(rows, heads, head_dim).count * sums) * sizeof(float);
 }
@@ -149,7 +143,6 @@ int cudai_rope_table(kernel_context *context, void *stream, const rope_table_arg
 
 int cudai_rope(kernel_context *context, void *stream, const rope_args *args)
 {
-    (void)context;
     assert((args->rotated ? args->rotated : args->head_dim) % 2 == 0);
     assert(args->rotated <= args->head_dim);
     if (args->batch * args->tokens * args->heads * args->head_dim == 0)
@@ -193,7 +186,6 @@ int cudai_attention_sinks(kernel_context *context, void *stream, const attention
 int cudai_attention_sinks_backward(kernel_context *context, void *stream,
                                    const attention_sinks_args *args)
 {
-    (void)context;
     if (args->batch == 0 || args->tokens == 0)
         return 0;
     return cudai_check(cudai_launch_attention_sinks_backward(stream, args),
@@ -202,7 +194,6 @@ int cudai_attention_sinks_backward(kernel_context *context, void *stream,
 
 int cudai_heads_join(kernel_context *context, void *stream, const heads_join_args *args)
 {
-    (void)context;
     if (args->rows == 0)
         return 0;
     return cudai_check(cudai_launch_heads_join(stream, args, false), "the kernel that joins heads");
@@ -210,7 +201,6 @@ int cudai_heads_join(kernel_context *context, void *stream, const heads_join_arg
 
 int cudai_heads_split(kernel_context *context, void *stream, const heads_join_args *args)
 {
-    (void)context;
     if (args->rows == 0)
         return 0;
     return cudai_check(cudai_launch_heads_join(stream, args, true), "the kernel that splits heads");
@@ -225,7 +215,6 @@ int cudai_stored_expand(kernel_context *context, void *stream, const stored_expa
 
 int cudai_scale_rows(kernel_context *context, void *stream, const scale_rows_args *args)
 {
-    (void)context;
     assert(args->source_stride >= args->columns && args->target_stride >= args->columns);
     if (args->rows == 0 || args->columns == 0)
         return 0;
@@ -234,7 +223,6 @@ int cudai_scale_rows(kernel_context *context, void *stream, const scale_rows_arg
 
 int cudai_dropout(kernel_context *context, void *stream, const dropout_args *args)
 {
-    (void)context;
     assert(args->probability >= 0.0f && args->probability < 1.0f);
     assert(args->site >> DROPOUT_SITE_BITS == 0 && args->tokens > 0);
     assert(args->tokens * dropout_width(args) / 4 >> DROPOUT_QUAD_BITS == 0);
@@ -245,7 +233,6 @@ int cudai_dropout(kernel_context *context, void *stream, const dropout_args *arg
 
 int cudai_zero(kernel_context *context, void *stream, void *data, uint64_t bytes)
 {
-    (void)context;
     if (bytes == 0)
         return 0;
     return cudai_check(cudaMemsetAsync(data, 0, bytes, stream), "filling with zeros");

@@ -46,8 +46,6 @@ static uint64_t keys_bytes(uint64_t rows)
 
 size_t cudai_embedding_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t vocab)
 {
-    (void)context;
-    (void)vocab;
     return (size_t)(keys_bytes(rows) * (rows > CUDAI_SORT_KEYS ? 2 : 1));
 }
 

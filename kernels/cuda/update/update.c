@@ -133,7 +133,6 @@ int cudai_grad_close(kernel_context *context, void *stream, const grad_close_arg
 int cudai_norm_reduce(kernel_context *context, void *stream, const double *sums, uint64_t count,
                       double *total)
 {
-    (void)context;
     /* Each block of threads adds an aligned run of a power of two of sums, which is a node of the
      * tree. */
     uint64_t block_leaves = CUDAI_NORM_BLOCK_MIN;
