@@ -1,16 +1,10 @@
 # The public C API, src/sluice.h.
-if(TARGET sluice_profile)
-    sluice_test(test_sluice_api LIBS train_fixture sluice_api LABELS cpu nvme debug)
-    sluice_test(test_sluice_tasks LIBS train_fixture sluice_api PkgConfig::JANSSON LABELS cpu nvme debug)
-    add_library(toy_module STATIC api/toy_module.c)
-    target_link_libraries(toy_module PUBLIC train_fixture sluice_api sluice_options PkgConfig::CMOCKA m)
-    add_executable(module_program api/module_program.c)
-    target_link_libraries(module_program PRIVATE toy_module)
-    if(TARGET sluice)
-        add_test(NAME api_module COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_module.sh
-                 $<TARGET_FILE:sluice> $<TARGET_FILE:module_program>)
-        set_tests_properties(api_module PROPERTIES LABELS "cpu;mpi;nvme" TIMEOUT 120 SKIP_RETURN_CODE 77
-                             ENVIRONMENT OMP_WAIT_POLICY=passive)
-    endif()
-    sluice_test(test_module LIBS toy_module LABELS cpu nvme debug TIMEOUT 180)
-endif()
+sluice_test(test_sluice_api LIBS train_fixture sluice_api LABELS cpu nvme debug)
+sluice_test(test_sluice_tasks LIBS train_fixture sluice_api PkgConfig::JANSSON LABELS cpu nvme debug)
+add_library(toy_module STATIC api/toy_module.c)
+target_link_libraries(toy_module PUBLIC train_fixture sluice_api sluice_options PkgConfig::CMOCKA m)
+add_executable(module_program api/module_program.c)
+target_link_libraries(module_program PRIVATE toy_module)
+test_line(api_module COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_module.sh $<TARGET_FILE:sluice>
+          $<TARGET_FILE:module_program> LABELS cpu mpi nvme TIMEOUT 120)
+sluice_test(test_module LIBS toy_module LABELS cpu nvme debug TIMEOUT 180)

@@ -4,10 +4,8 @@ target_link_libraries(comm_fixture PUBLIC sluice_comm PkgConfig::CMOCKA)
 
 sluice_test(test_comm_control LIBS comm_fixture LABELS cpu debug tsan TIMEOUT 120)
 sluice_test(test_comm_join LIBS comm_fixture LABELS cpu debug tsan)
-add_test(NAME test_comm_join.mpirun COMMAND test_comm_join mpirun)
-set_tests_properties(test_comm_join.mpirun PROPERTIES LABELS mpi TIMEOUT 60 SKIP_RETURN_CODE 77)
+test_line(test_comm_join.mpirun COMMAND test_comm_join mpirun LABELS mpi)
 
 # The ranks are processes, and tsan does not see races between processes.
 sluice_test(test_comm_exchange LIBS comm_fixture LABELS cpu debug)
-add_test(NAME test_comm_exchange.mpirun COMMAND test_comm_exchange mpirun)
-set_tests_properties(test_comm_exchange.mpirun PROPERTIES LABELS mpi TIMEOUT 60 SKIP_RETURN_CODE 77)
+test_line(test_comm_exchange.mpirun COMMAND test_comm_exchange mpirun LABELS mpi)

@@ -110,19 +110,6 @@ if(SLUICE_CUDA_FOUND AND KERNELS_GPU STREQUAL "kernels_cuda")
          CONTENT "$<JOIN:$<TARGET_PROPERTY:gpu_programs,GPU_TEST_LINES>,\n>\n")
 endif()
 
-function(gpu_test_lines BINARY PREFIX LABELS TIMEOUT) # INSTANCE...
-    if(NOT ARGN)
-        add_test(NAME ${PREFIX} COMMAND ${BINARY})
-        set(names ${PREFIX})
-    endif()
-    foreach(instance ${ARGN})
-        add_test(NAME ${PREFIX}.${instance} COMMAND ${BINARY} ${instance})
-        list(APPEND names ${PREFIX}.${instance})
-    endforeach()
-    set_tests_properties(${names} PROPERTIES LABELS "${LABELS}" TIMEOUT ${TIMEOUT}
-                         SKIP_RETURN_CODE 77 ENVIRONMENT OMP_WAIT_POLICY=passive)
-endfunction()
-
 function(sluice_gpu_test NAME)
     cmake_parse_arguments(ARG "WHOLE;SIMULATED_ONLY" "TIMEOUT"
                           "INSTANCES;PARTS;LIBS;SOURCES;LABELS" ${ARGN})
@@ -153,13 +140,13 @@ function(sluice_gpu_test NAME)
                           simulated_options PkgConfig::CMOCKA)
     target_include_directories(${NAME}_simulated BEFORE PRIVATE ${simulated_dir}/include)
     set_target_properties(${NAME}_simulated PROPERTIES LINKER_LANGUAGE CXX)
-    gpu_test_lines(${NAME}_simulated ${NAME}.simulated "cpu;${ARG_LABELS}" ${ARG_TIMEOUT}
-                   ${ARG_INSTANCES})
+    instance_lines(${NAME}.simulated COMMAND ${NAME}_simulated INSTANCES ${ARG_INSTANCES}
+                   LABELS cpu ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT})
     if(TARGET gpu_programs AND NOT ARG_SIMULATED_ONLY)
         add_executable(${NAME} ${ARG_SOURCES})
         target_link_libraries(${NAME} PRIVATE gpu_fixture ${ARG_LIBS} sluice_tiers sluice_kernels
                               sluice_options PkgConfig::CMOCKA)
-        gpu_test_lines(${NAME} ${NAME} "gpu;${ARG_LABELS}" ${ARG_TIMEOUT} ${ARG_INSTANCES})
+        instance_lines(${NAME} COMMAND ${NAME} INSTANCES ${ARG_INSTANCES} LABELS gpu ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT})
         set(lines ${NAME})
         if(ARG_INSTANCES)
             list(TRANSFORM ARG_INSTANCES PREPEND "${NAME} " OUTPUT_VARIABLE lines)

@@ -10,21 +10,20 @@ if(TARGET test_gpu_attention_choice_simulated)
 endif()
 
 # perf/bench_gpu has few checks of its own. On the simulated GPU it must get as far as its table.
-if(TARGET sluice_profile AND NOT SLUICE_SANITIZE)
+if(NOT SLUICE_SANITIZE)
     add_executable(bench_gpu_simulated ${PROJECT_SOURCE_DIR}/perf/gpu/bench_gpu.c ${simulated_objects})
     target_link_libraries(bench_gpu_simulated PRIVATE sluice_profile simulated_options)
     target_include_directories(bench_gpu_simulated BEFORE
                                PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/simulated_gpu/include)
     set_target_properties(bench_gpu_simulated PROPERTIES LINKER_LANGUAGE CXX)
-    add_test(NAME bench_gpu.simulated COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_perf.sh gpu
-             $<TARGET_FILE:bench_gpu_simulated> ${PROJECT_SOURCE_DIR}/perf/gpu/quick.json)
-    set_tests_properties(bench_gpu.simulated PROPERTIES LABELS cpu TIMEOUT 120
-                         ENVIRONMENT "OMP_WAIT_POLICY=passive;SLUICE_SIMULATED_GPU_DELAY_US=10")
+    test_line(bench_gpu.simulated COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_perf.sh gpu
+              $<TARGET_FILE:bench_gpu_simulated> ${PROJECT_SOURCE_DIR}/perf/gpu/quick.json
+              LABELS cpu TIMEOUT 120 ENVIRONMENT SLUICE_SIMULATED_GPU_DELAY_US=10)
 endif()
 
 # Collectives of several ranks by NCCL: on the simulated GPU with a stand-in for NCCL (fake_nccl), on a real GPU
 # with the installed NCCL. The stand-in is compiled with CUDA's own headers, like its caller.
-if(SLUICE_NCCL_FOUND AND TARGET comm_fixture AND NOT SLUICE_SANITIZE)
+if(SLUICE_NCCL_FOUND AND NOT SLUICE_SANITIZE)
     add_library(fake_nccl OBJECT fake_nccl/fake_nccl.c)
     target_link_libraries(fake_nccl PUBLIC sluice_options)
     target_include_directories(fake_nccl SYSTEM PRIVATE ${NCCL_INCLUDE_DIR}
@@ -39,12 +38,10 @@ sluice_test(test_comm_nccl_library LIBS sluice_comm LABELS cpu)
 
 # cuDNN's attention on a GPU, or its absence on the simulated one. If cuDNN's header is there, two tests need
 # no GPU: its graphs on a stand-in that computes them, and its plans by the installed cuDNN.
-if(TARGET sluice_kernels_reference)
-    sluice_gpu_test(test_gpu_cudnn PARTS base attention LIBS sluice_kernels_reference)
-endif()
+sluice_gpu_test(test_gpu_cudnn PARTS base attention LIBS sluice_kernels_reference)
 
 get_property(cudnn_sources GLOBAL PROPERTY SLUICE_KERNELS_CUDNN_SOURCES)
-if(cudnn_sources AND TARGET sluice_kernels_reference)
+if(cudnn_sources)
     add_library(cudnn_under_test OBJECT ${cudnn_sources})
     target_link_libraries(cudnn_under_test PUBLIC sluice_options sluice_base)
     target_include_directories(cudnn_under_test PUBLIC ${CUDNN_INCLUDE_DIR}
@@ -56,8 +53,7 @@ if(cudnn_sources AND TARGET sluice_kernels_reference)
                    $<TARGET_OBJECTS:cudnn_under_test>)
     target_link_libraries(test_cudnn_graphs PRIVATE sluice_kernels_reference fake_cudnn
                           PkgConfig::CMOCKA)
-    add_test(NAME test_cudnn_graphs COMMAND test_cudnn_graphs)
-    set_tests_properties(test_cudnn_graphs PROPERTIES LABELS cpu TIMEOUT 60)
+    test_line(test_cudnn_graphs COMMAND test_cudnn_graphs LABELS cpu)
 
     if(NOT SLUICE_SANITIZE) # the library is not ours
         add_library(fake_driver MODULE fake_cudnn/fake_driver.c)
@@ -72,24 +68,18 @@ if(cudnn_sources AND TARGET sluice_kernels_reference)
                               ${CMAKE_DL_LIBS})
         add_dependencies(test_cudnn_plans fake_driver)
         foreach(gpu sm80 sm90)
-            add_test(NAME test_cudnn_plans.${gpu} COMMAND test_cudnn_plans ${gpu})
-            set_tests_properties(test_cudnn_plans.${gpu} PROPERTIES LABELS cpu TIMEOUT 120
-                                 SKIP_RETURN_CODE 77)
+            test_line(test_cudnn_plans.${gpu} COMMAND test_cudnn_plans ${gpu} LABELS cpu TIMEOUT 120)
         endforeach()
     endif()
 endif()
 
 # The CUDA backend's embedding; test_gpu_embedding_large has more than 2^31 elements.
-if(TARGET sluice_kernels_reference)
-    sluice_gpu_test(test_gpu_embedding PARTS rows LIBS sluice_kernels_reference)
-endif()
+sluice_gpu_test(test_gpu_embedding PARTS rows LIBS sluice_kernels_reference)
 sluice_gpu_test(test_gpu_embedding_large PARTS rows)
 
 # The CUDA backend's softmax cross-entropy.
-if(TARGET sluice_kernels_reference)
-    sluice_gpu_test(test_gpu_loss PARTS rows LIBS sluice_kernels_reference)
-    sluice_gpu_test(test_gpu_loss_stride PARTS rows LIBS sluice_kernels_reference)
-endif()
+sluice_gpu_test(test_gpu_loss PARTS rows LIBS sluice_kernels_reference)
+sluice_gpu_test(test_gpu_loss_stride PARTS rows LIBS sluice_kernels_reference)
 
 # Matrix products of the CUDA backend; the loading of libraries needs no GPU and no CUDA.
 sluice_gpu_test(test_gpu_matmul PARTS matmul TIMEOUT 300)
@@ -98,33 +88,27 @@ add_library(kernels_cuda_library OBJECT ${PROJECT_SOURCE_DIR}/kernels/cuda/libra
 target_link_libraries(kernels_cuda_library PUBLIC sluice_options sluice_base ${CMAKE_DL_LIBS})
 sluice_test(test_kernels_library LIBS kernels_cuda_library LABELS cpu)
 # The program starts on a machine without CUDA: it needs none of CUDA's libraries.
-if(TARGET sluice)
-    add_test(NAME cuda_is_not_linked COMMAND sh -c
-             "ldd $1 >/dev/null && ! ldd $1 | grep -E 'libcu|libnv|libnccl'" sh $<TARGET_FILE:sluice>)
-    set_tests_properties(cuda_is_not_linked PROPERTIES LABELS cpu TIMEOUT 60)
-endif()
+test_line(cuda_is_not_linked COMMAND sh -c "ldd $1 >/dev/null && ! ldd $1 | grep -E 'libcu|libnv|libnccl'" sh
+          $<TARGET_FILE:sluice> LABELS cpu)
 
 # nvcc must not split accesses of whole packs. No result of a test can show this.
 if(SLUICE_CUDA_FOUND)
-    add_test(NAME cuda_packs COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_packs.sh
-             ${CMAKE_CUDA_COMPILER} ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_BINARY_DIR})
-    set_tests_properties(cuda_packs PROPERTIES LABELS cpu TIMEOUT 120)
+    test_line(cuda_packs COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_packs.sh ${CMAKE_CUDA_COMPILER}
+              ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_BINARY_DIR} LABELS cpu TIMEOUT 120)
 endif()
 
 # The dense row ops of the CUDA backend (norms, bias gradients, rope, activations, add, convert, zero)
 # against the reference backend.
-if(TARGET sluice_kernels_reference)
-    sluice_gpu_test(test_gpu_rows PARTS base rows LIBS sluice_kernels_reference
-                    INSTANCES norm_forward norm_backward head_norm sums)
-    sluice_gpu_test(test_gpu_rows_point PARTS base rows LIBS sluice_kernels_reference
-                    INSTANCES activation rope point heads)
-    sluice_gpu_test(test_gpu_experts PARTS base rows LIBS sluice_kernels_reference
-                    INSTANCES router sums sort rows)
-    sluice_gpu_test(test_gpu_read_back PARTS base rows)
-    sluice_gpu_test(test_gpu_stored PARTS base rows LIBS sluice_kernels_reference)
-    sluice_gpu_test(test_gpu_rows_large PARTS base rows LIBS sluice_kernels_reference
-                    INSTANCES norm sums activation rope point)
-endif()
+sluice_gpu_test(test_gpu_rows PARTS base rows LIBS sluice_kernels_reference
+                INSTANCES norm_forward norm_backward head_norm sums)
+sluice_gpu_test(test_gpu_rows_point PARTS base rows LIBS sluice_kernels_reference
+                INSTANCES activation rope point heads)
+sluice_gpu_test(test_gpu_experts PARTS base rows LIBS sluice_kernels_reference
+                INSTANCES router sums sort rows)
+sluice_gpu_test(test_gpu_read_back PARTS base rows)
+sluice_gpu_test(test_gpu_stored PARTS base rows LIBS sluice_kernels_reference)
+sluice_gpu_test(test_gpu_rows_large PARTS base rows LIBS sluice_kernels_reference
+                INSTANCES norm sums activation rope point)
 
 # The simulated GPU itself: kernels, matrix instructions, the runtime.
 foreach(name test_gpu_simulation test_gpu_simulation_matrix)
@@ -135,9 +119,7 @@ sluice_gpu_test(test_gpu_simulation_runtime PARTS base SIMULATED_ONLY TIMEOUT 60
 sluice_gpu_test(test_gpu_fixture PARTS base SIMULATED_ONLY TIMEOUT 60)
 
 # The optimizers, gradient close and norm of the CUDA backend against the CPU's, to the bit.
-if(TARGET kernels_adam)
-    sluice_gpu_test(test_gpu_update SOURCES cuda/test_gpu_update.c cuda/gpu_update_sums.c
-                    cuda/gpu_update_state.c cuda/gpu_update_cpu.c
-                    PARTS base update LIBS kernels_adam
-                    INSTANCES adam lion adagrad packed copy close norm)
-endif()
+sluice_gpu_test(test_gpu_update SOURCES cuda/test_gpu_update.c cuda/gpu_update_sums.c
+                cuda/gpu_update_state.c cuda/gpu_update_cpu.c
+                PARTS base update LIBS kernels_adam
+                INSTANCES adam lion adagrad packed copy close norm)

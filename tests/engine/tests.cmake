@@ -1,7 +1,5 @@
-# Memory, lanes and the norm. Idle OpenMP threads sleep: tests share the machine.
-if(TARGET sluice_profile)
-    sluice_test(test_engine_norm LIBS sluice_profile LABELS cpu debug)
-    sluice_test(test_engine_memory LIBS train_fixture LABELS cpu nvme debug)
-    sluice_test(test_engine_sealed LIBS train_fixture LABELS cpu nvme debug)
-    sluice_test(test_engine_overlap LIBS train_fixture LABELS cpu nvme)
-endif()
+# Memory, lanes and the norm.
+sluice_test(test_engine_norm LIBS sluice_profile LABELS cpu debug)
+sluice_test(test_engine_memory LIBS train_fixture LABELS cpu nvme debug)
+sluice_test(test_engine_sealed LIBS train_fixture LABELS cpu nvme debug)
+sluice_test(test_engine_overlap LIBS train_fixture LABELS cpu nvme)

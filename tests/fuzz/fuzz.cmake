@@ -38,18 +38,16 @@ foreach(what ${fuzz_harnesses})
         set(target fuzz-replay-${what})
         add_executable(${target} ${fuzz_dir}/fuzz_${what}.c ${fuzz_dir}/fuzz_support.c
                        ${fuzz_dir}/replay.c)
-        add_test(NAME fuzz_replay_${what} COMMAND ${target} ${fuzz_dir}/inputs.tar ${what})
-        set_tests_properties(fuzz_replay_${what} PROPERTIES LABELS "cpu;debug" TIMEOUT 60)
+        test_line(fuzz_replay_${what} COMMAND ${target} ${fuzz_dir}/inputs.tar ${what} LABELS cpu debug)
         add_dependencies(debug_tests ${target})
     endif()
     target_link_libraries(${target} PRIVATE ${fuzz_libs_${what}} sluice_options)
 endforeach()
 if(NOT SLUICE_FUZZ) # without inputs the tests above must not pass
     file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/fuzz-empty.tar "")
-    add_test(NAME fuzz_replay_canary_empty
-             COMMAND fuzz-replay-job ${CMAKE_CURRENT_BINARY_DIR}/fuzz-empty.tar job)
-    add_test(NAME fuzz_replay_canary_missing
-             COMMAND fuzz-replay-job ${CMAKE_CURRENT_BINARY_DIR}/fuzz-missing.tar job)
-    set_tests_properties(fuzz_replay_canary_empty fuzz_replay_canary_missing
-                         PROPERTIES LABELS "cpu;debug" TIMEOUT 60 WILL_FAIL TRUE)
+    foreach(what empty missing)
+        test_line(fuzz_replay_canary_${what} COMMAND fuzz-replay-job ${CMAKE_CURRENT_BINARY_DIR}/fuzz-${what}.tar job
+                  LABELS cpu debug)
+        set_tests_properties(fuzz_replay_canary_${what} PROPERTIES WILL_FAIL TRUE)
+    endforeach()
 endif()

@@ -20,15 +20,16 @@ endforeach()
 # Several ranks on a GPU through the whole engine, as forked processes; on NCCL if it was compiled, with its
 # stand-in on the simulated GPU. Several ranks on NCCL need one GPU each, so `nccl` runs on the simulated GPU
 # alone.
-if(TARGET train_fixture AND TARGET comm_fixture AND NOT SLUICE_SANITIZE)
+if(NOT SLUICE_SANITIZE)
     sluice_gpu_test(test_gpu_ranks WHOLE SOURCES gpu/test_gpu_ranks.c gpu/gpu_ranks_owned.c gpu/gpu_ranks_rig.c
                     LIBS train_fixture comm_fixture TIMEOUT 300
                     INSTANCES stages owned placements one-on-nccl killed sampled memory)
-    gpu_test_lines(test_gpu_ranks_simulated test_gpu_ranks.simulated cpu 300 broken)
+    instance_lines(test_gpu_ranks.simulated COMMAND test_gpu_ranks_simulated INSTANCES broken LABELS cpu TIMEOUT 300)
     if(TARGET fake_nccl)
         target_sources(test_gpu_ranks_simulated PRIVATE $<TARGET_OBJECTS:fake_nccl>)
         target_compile_definitions(test_gpu_ranks_simulated PRIVATE GPU_RANKS_FAKE_NCCL)
-        gpu_test_lines(test_gpu_ranks_simulated test_gpu_ranks.simulated cpu 300 nccl owned-nccl)
+        instance_lines(test_gpu_ranks.simulated COMMAND test_gpu_ranks_simulated INSTANCES nccl owned-nccl
+                       LABELS cpu TIMEOUT 300)
     endif()
     get_property(gpu_ranks_tests DIRECTORY PROPERTY TESTS)
     list(FILTER gpu_ranks_tests INCLUDE REGEX "^test_gpu_ranks\\.simulated")
@@ -37,12 +38,10 @@ if(TARGET train_fixture AND TARGET comm_fixture AND NOT SLUICE_SANITIZE)
 endif()
 
 # Collectives of ranks that share a GPU, through host memory.
-if(TARGET comm_fixture)
-    sluice_gpu_test(test_gpu_staged WHOLE LIBS comm_fixture TIMEOUT 60)
-endif()
+sluice_gpu_test(test_gpu_staged WHOLE LIBS comm_fixture TIMEOUT 60)
 
 # Whole runs on a GPU. Under simulation delays are short: a step has thousands of pieces of work.
-if(TARGET train_fixture AND NOT SLUICE_SANITIZE)
+if(NOT SLUICE_SANITIZE)
     set(gpu_runs curve-gpt2-fp32 curve-gpt2-bf16 curve-llama-bf16-untied curve-llama-fp32
         curve-gpt2-fp16 curve-llama-bf16-cut-lion placed-gpt2-bf16 placed-llama-fp16-untied
         placed-gpt2-fp32-cut-adagrad curve-moe-bf16 placed-moe-fp32 rest-bf16)

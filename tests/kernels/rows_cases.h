@@ -23,44 +23,6 @@ enum { SEED = 20261, BLOCKS_MAX = 64 };
 static enum cpu_isa tested_isa;
 static const enum dtype all_types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
 
-/* The row part of the CPU's table; the other ops are tested elsewhere. */
-static const kernel_ops cpu_rows = {
-    .name = "cpu rows",
-    .norm_forward = cpui_norm_forward,
-    .norm_grad_scratch_bytes = cpui_norm_grad_scratch_bytes,
-    .norm_backward = cpui_norm_backward,
-    .embedding_forward = cpui_embedding_forward,
-    .embedding_grad_scratch_bytes = cpui_embedding_grad_scratch_bytes,
-    .embedding_backward = cpui_embedding_backward,
-    .head_norm_forward = cpui_head_norm_forward,
-    .head_norm_grad_scratch_bytes = cpui_head_norm_grad_scratch_bytes,
-    .head_norm_backward = cpui_head_norm_backward,
-    .rope_table = cpui_rope_table,
-    .rope = cpui_rope,
-    .activation_forward = cpui_activation_forward,
-    .activation_backward = cpui_activation_backward,
-    .add = cpui_add,
-    .scale_rows = cpui_scale_rows,
-    .dropout = cpui_dropout,
-    .bias_backward = cpui_bias_backward,
-    .bias_backward_scratch_bytes = cpui_bias_backward_scratch_bytes,
-    .attention_sinks = cpui_attention_sinks,
-    .attention_sinks_backward = cpui_attention_sinks_backward,
-    .heads_join = cpui_heads_join,
-    .heads_split = cpui_heads_split,
-    .cross_entropy = cpui_cross_entropy,
-    .router_forward = cpui_router_forward,
-    .router_backward = cpui_router_backward,
-    .router_sums = cpui_router_sums,
-    .router_sums_scratch_bytes = cpui_router_sums_scratch_bytes,
-    .experts_sort = cpui_experts_sort,
-    .experts_gather = cpui_experts_gather,
-    .experts_combine = cpui_experts_combine,
-    .experts_weights_backward = cpui_experts_weights_backward,
-    .zero = cpui_zero,
-    .convert = cpui_convert,
-};
-
 struct shape {
     enum dtype type;
     uint64_t rows, channels;
@@ -163,7 +125,7 @@ static inline void check_case(const char *name, case_fn body, const struct shape
     for (int attempt = 0; attempt < 4; attempt++) {
         int threads = attempt < 3 ? attempt + 1 : 2;
         kernel_context context = rows_context_of(attempt < 3 ? tested_isa : CPU_BASELINE, threads);
-        struct run run = run_case(body, shape, &cpu_rows, &context);
+        struct run run = run_case(body, shape, &kernels_cpu, &context);
         assert_int_equal(run.count, expected.count);
         for (uint64_t i = 0; attempt == 0 && i < run.count; i++)
             if (!(fabsf(run.values[i] - expected.values[i]) <= expected.slack[i]) &&

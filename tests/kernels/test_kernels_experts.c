@@ -207,7 +207,7 @@ static void cuts_of_slots_change_no_bit(void **state)
     (void)state;
     enum { CHANNELS = 40 };
     kernel_context context = rows_context_of(tested_isa, 2);
-    struct run run = {.ops = &cpu_rows, .context = &context};
+    struct run run = {.ops = &kernels_cpu, .context = &context};
     struct shape shape = {DTYPE_BF16, 65, CHANNELS, 1};
     experts_rows_args whole, part;
     uint64_t slots = begin_rows(&run, &shape, &whole), count = shape.rows * CHANNELS, end = 0;
@@ -250,7 +250,7 @@ static void cuts_of_rows_change_no_bit(void **state)
     (void)state;
     enum { ROWS = 420, E = 40, K = 3 }; /* several threads work on so many rows */
     kernel_context context = rows_context_of(tested_isa, 2);
-    struct run run = {.ops = &cpu_rows, .context = &context};
+    struct run run = {.ops = &kernels_cpu, .context = &context};
     double totals[2 * E + 1] = {[3] = 7, [20] = 11};
     const float *logits = draw(&run, DTYPE_FP32, (uint64_t)ROWS * E, 1, 2.0f);
     const float *weights_grad = draw(&run, DTYPE_FP32, (uint64_t)ROWS * K, 2, 1.0f);

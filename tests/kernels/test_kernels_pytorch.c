@@ -516,26 +516,8 @@ static void as_pytorch(void **state)
     kernel_context context = rows_context_of(isa, 2);
     const struct backend backends[] = {
         {kernels_reference, NULL},
-        {{.norm_forward = cpui_norm_forward,
-          .norm_backward = cpui_norm_backward,
-          .head_norm_forward = cpui_head_norm_forward,
-          .head_norm_backward = cpui_head_norm_backward,
-          .rope_table = cpui_rope_table,
-          .rope = cpui_rope,
-          .activation_forward = cpui_activation_forward,
-          .activation_backward = cpui_activation_backward,
-          .attention_sinks = cpui_attention_sinks,
-          .attention_sinks_backward = cpui_attention_sinks_backward,
-          .cross_entropy = cpui_cross_entropy,
-          .router_forward = cpui_router_forward,
-          .router_backward = cpui_router_backward,
-          .router_sums = cpui_router_sums,
-          .router_sums_scratch_bytes = cpui_router_sums_scratch_bytes,
-          .experts_sort = cpui_experts_sort,
-          .experts_gather = cpui_experts_gather,
-          .experts_combine = cpui_experts_combine,
-          .experts_weights_backward = cpui_experts_weights_backward},
-         &context}};
+        {kernels_cpu, &context},
+    };
     for (int i = 0; i < 2; i++) {
         activations(&backends[i]);
         norms(&backends[i]);

@@ -1,5 +1,3 @@
-# Steps measured against the plan. Idle OpenMP threads sleep: tests share the machine.
-if(TARGET sluice_profile)
-    sluice_test(test_profile_as_rank LIBS train_fixture comm_fixture LABELS cpu nvme)
-    sluice_test(test_profile_steps LIBS train_fixture LABELS cpu nvme debug)
-endif()
+# Steps measured against the plan.
+sluice_test(test_profile_as_rank LIBS train_fixture comm_fixture LABELS cpu nvme)
+sluice_test(test_profile_steps LIBS train_fixture LABELS cpu nvme debug)

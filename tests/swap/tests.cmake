@@ -12,9 +12,7 @@ sluice_test(test_swap_pace LIBS swap_fixture sluice_executor LABELS cpu debug)
 sluice_test(test_swap_pace_plan LIBS swap_fixture sluice_executor sluice_plan LABELS cpu)
 # The same, where runs may not be slower than they should be either.
 foreach(name test_swap_pace test_swap_pace_plan)
-    add_test(NAME slow.${name} COMMAND ${name})
-    set_tests_properties(slow.${name} PROPERTIES LABELS slow TIMEOUT 120 RUN_SERIAL TRUE
-                         ENVIRONMENT SLUICE_TEST_TIMES=1)
+    test_line(slow.${name} COMMAND ${name} LABELS slow TIMEOUT 120 SERIAL ENVIRONMENT SLUICE_TEST_TIMES=1)
 endforeach()
 sluice_test(test_swap_places LIBS sluice_program LABELS cpu debug)
 sluice_test(test_swap_executor LIBS swap_fixture sluice_executor LABELS cpu debug tsan

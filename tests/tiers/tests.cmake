@@ -23,20 +23,17 @@ sluice_test(test_tiers_sim LIBS sluice_tiers LABELS cpu debug tsan)
 sluice_test(test_tiers_sync LIBS sluice_tiers LABELS cpu nvme debug tsan INSTANCES uring pool sim)
 
 # The whole program, as the kernel sees it, and with io_uring forbidden.
-if(TARGET sluice)
-    add_executable(deny_uring tiers/deny_uring.c)
-    target_link_libraries(deny_uring PRIVATE sluice_options)
-    add_dependencies(debug_tests deny_uring)
-    foreach(mode trace denied drives)
-        add_test(NAME tiers_io_path.${mode} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_io_path.sh ${mode}
-                 $<TARGET_FILE:sluice> $<TARGET_FILE:deny_uring>)
-    endforeach()
-    # Leaks cannot be looked for in a process that is traced: without a sanitizer, or without that part.
-    set_tests_properties(tiers_io_path.trace PROPERTIES LABELS "cpu;nvme" TIMEOUT 60
-                         SKIP_RETURN_CODE 77 ENVIRONMENT ASAN_OPTIONS=detect_leaks=0)
-    set_tests_properties(tiers_io_path.denied tiers_io_path.drives PROPERTIES
-                         LABELS "cpu;nvme;debug" TIMEOUT 60 SKIP_RETURN_CODE 77)
-endif()
+add_executable(deny_uring tiers/deny_uring.c)
+target_link_libraries(deny_uring PRIVATE sluice_options)
+add_dependencies(debug_tests deny_uring)
+foreach(mode trace denied drives)
+    set(labels cpu nvme debug)
+    if(mode STREQUAL trace) # leaks cannot be looked for in a process that is traced
+        set(labels cpu nvme)
+    endif()
+    test_line(tiers_io_path.${mode} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_io_path.sh ${mode}
+              $<TARGET_FILE:sluice> $<TARGET_FILE:deny_uring> LABELS ${labels})
+endforeach()
 
 # Starting anew must not lose cores that the placement would use.
 sluice_test(test_cli_threads LIBS sluice_cli LABELS cpu)
