@@ -71,7 +71,6 @@ static void update(uint64_t step, const struct sluice_group groups[2])
 
 static void it_trains_as_in_memory(void **state)
 {
-    (void)state;
     static toy self, plain;
     const struct sluice_group groups[2] = {
         {.lr = 0.01, .weight_decay = 0.1, .betas = {NAN, NAN}, .eps = NAN},
@@ -163,7 +162,6 @@ static void check_places(enum dtype type, uint32_t accumulation, bool freezes, b
 
 static void places_change_no_bit(void **state)
 {
-    (void)state;
     check_places(DTYPE_FP32, 1, false, false, NULL, 1);
     check_places(DTYPE_FP32, 2, true, true, NULL, 2);
     check_places(DTYPE_BF16, 2, false, false, NULL, 3);
@@ -172,7 +170,6 @@ static void places_change_no_bit(void **state)
 
 static void other_optimizers_too(void **state)
 {
-    (void)state;
     check_places(DTYPE_FP32, 1, false, false, "{\"type\": \"Muon\", \"params\": {\"lr\": 0.01}}",
                  3);
     check_places(DTYPE_BF16, 1, false, false, "{\"type\": \"Lion\", \"params\": {\"lr\": 0.001}}",
@@ -212,7 +209,6 @@ static void check_lent(enum dtype type, bool freezes, const char *optimizer, con
 
 static void lent_gradients_change_no_bit(void **state)
 {
-    (void)state;
     const char *lion = "{\"type\": \"Lion\", \"params\": {\"lr\": 0.001}}";
     const char *adagrad = "{\"type\": \"Adagrad\", \"params\": {\"lr\": 0.01}}";
     check_lent(DTYPE_FP32, false, NULL, "state.master=split");
@@ -236,7 +232,6 @@ static const char optimizer_alone[] =
 
 static void an_optimizer_alone_updates(void **state)
 {
-    (void)state;
     char text[2048];
     void *home;
     uint64_t bytes;
@@ -276,7 +271,6 @@ static void an_optimizer_alone_updates(void **state)
 
 static void a_resumed_run_is_the_same(void **state)
 {
-    (void)state;
     static toy whole, parts;
     toy_job asked = new_job(DTYPE_FP32);
     toy_open(&whole, &asked, places[3], count_of(places[3]));
@@ -311,7 +305,6 @@ static void begin_some(toy *self, uint32_t uses)
 
 static void a_step_that_is_given_up_changes_nothing(void **state)
 {
-    (void)state;
     static toy whole, self;
     for (int p = 4; p < 6; p++) { /* after_backward, in_next_forward */
         struct sluice_use use;
@@ -350,7 +343,6 @@ static void a_step_that_is_given_up_changes_nothing(void **state)
 
 static void an_update_in_the_backward_cannot_be_left(void **state)
 {
-    (void)state;
     static toy self;
     toy_job asked = new_job(DTYPE_FP32);
     asked.more = ", \"gradient_clipping\": 0, \"schedule\": {\"update\": \"in_backward\"}";
@@ -372,7 +364,6 @@ static void an_update_in_the_backward_cannot_be_left(void **state)
 
 static void params_at_home_are_the_last_ones(void **state)
 {
-    (void)state;
     static toy self;
     void *home, *again;
     uint64_t bytes;
@@ -406,7 +397,6 @@ static uint64_t count_bytes_not_zero(const struct sluice_memory *memory)
 
 static void memory_outlives_its_run(void **state)
 {
-    (void)state;
     static toy self;
     for (int keeps = 0; keeps < 2; keeps++) {
         const char *const *set = places[keeps]; /* params rest on the device, or on the host */
@@ -443,7 +433,6 @@ static void memory_outlives_its_run(void **state)
 
 static void wrong_calls_get_a_sentence(void **state)
 {
-    (void)state;
     static toy self;
     struct sluice_use use;
     struct sluice_group numbers = {.lr = 1};
@@ -492,15 +481,12 @@ static void wrong_calls_get_a_sentence(void **state)
 
 static int no_weights(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *values)
 {
-    (void)user;
-    (void)begin;
     memset(values, 0, count * sizeof *values);
     return unit == 2 ? -1 : 0;
 }
 
 static void wrong_jobs_are_refused(void **state)
 {
-    (void)state;
     static const char *const wrong[][2] = {
         {"data.train=[\"x.txt\"]", "data.train"},
         {"train.only=all", "train.only"},
@@ -548,7 +534,6 @@ static int count_entries(const char *path)
 
 static void a_temporary_run_keeps_no_state(void **state)
 {
-    (void)state;
     static toy kept, failed, self;
     toy_job asked = new_job(DTYPE_FP32);
     char path[sizeof dir + 32];
@@ -603,7 +588,6 @@ static void a_temporary_run_keeps_no_state(void **state)
 
 static void the_callers_thread_keeps_its_cores(void **state)
 {
-    (void)state;
     static toy self;
     cpu_set_t before, within;
     toy_job asked = new_job(DTYPE_FP32);

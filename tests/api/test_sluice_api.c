@@ -44,7 +44,6 @@ static sluice_run *open_run(const char *path)
 
 static void steps_are_those_of_a_whole_run(void **state)
 {
-    (void)state;
     static fixture_result whole, parts;
     fixture_sets sets = {.count = 0};
     fixture_set(&sets, "run.steps=%d", STEPS);
@@ -86,7 +85,6 @@ static void steps_are_those_of_a_whole_run(void **state)
 
 static void commits_and_evaluations_come_when_they_are_asked_for(void **state)
 {
-    (void)state;
     double loss = 0;
     uint64_t step = 0;
     sluice_run *run = open_run(write_job("asked", "run.commit_every=100"));
@@ -115,7 +113,6 @@ static void commits_and_evaluations_come_when_they_are_asked_for(void **state)
  * it. */
 static void an_export_in_between_changes_nothing(void **state)
 {
-    (void)state;
     static const char *const every[] = {"run.commit_every=2", "run.commit_every=0"};
     static fixture_result whole, parts;
     fixture_sets sets = {.count = 0};
@@ -150,7 +147,6 @@ static void an_export_in_between_changes_nothing(void **state)
 
 static void refusals_are_values(void **state)
 {
-    (void)state;
     sluice_run *run = (sluice_run *)(uintptr_t)8;
     assert_int_equal(sluice_open("no/such/job.json", NULL, &run), SLUICE_WRONG);
     assert_null(run);

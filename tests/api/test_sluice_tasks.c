@@ -50,7 +50,6 @@ static void on_step(void *user, const struct sluice_step_info *step)
 
 static void one_call_trains_as_the_command_does(void **state)
 {
-    (void)state;
     static fixture_result whole;
     fixture_sets sets = {.count = 0};
     fixture_set(&sets, "run.steps=%d", STEPS);
@@ -83,7 +82,6 @@ static void one_call_trains_as_the_command_does(void **state)
 /* Continues the run of the test before. */
 static void an_open_run_takes_a_text(void **state)
 {
-    (void)state;
     job *asked = make_job("called");
     const char *const more[] = {"run.steps=8"};
     struct sluice_options options = {.set = more, .set_count = 1, .job_text = asked->text};
@@ -101,7 +99,6 @@ static void an_open_run_takes_a_text(void **state)
 
 static void plans_are_json(void **state)
 {
-    (void)state;
     job *asked = make_job("called");
     struct sluice_plan_options options = {.job_text = asked->text, .ranks = 2};
     char *text;
@@ -155,7 +152,6 @@ static void on_token(void *user, int32_t id, int is_prompt)
 /* With the run of the first test. */
 static void trained_models_are_used(void **state)
 {
-    (void)state;
     char run[FIXTURE_PATH_BYTES + 32], out[sizeof run + 32], file[sizeof out + 32];
     snprintf(run, sizeof run, "%s/called", fixture_dir);
     snprintf(out, sizeof out, "%s/called-hf", fixture_dir);
@@ -205,7 +201,6 @@ static void on_progress(void *user, const char *what, double done_share)
 
 static void a_probe_writes_a_machine(void **state)
 {
-    (void)state;
     int told = 0;
     char path[FIXTURE_PATH_BYTES + 32];
     const char *drive = fixture_dir;

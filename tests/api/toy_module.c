@@ -46,7 +46,6 @@ static uint32_t mix(uint64_t a, uint64_t b)
 
 int toy_first(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *values)
 {
-    (void)user;
     memset(values, 0, count * sizeof *values);
     for (uint32_t i = 0; i < tensor_count(unit); i++)
         for (uint64_t k = 0; k < tensor_elems(unit, i); k++) {

@@ -30,7 +30,6 @@ int __wrap_sched_yield(void)
 
 int __wrap_nanosleep(const struct timespec *asked, struct timespec *left)
 {
-    (void)left;
     assert_int_equal(asked->tv_sec, 0);
     slept_ns = (uint64_t)asked->tv_nsec;
     sleeps++;
@@ -40,7 +39,6 @@ int __wrap_nanosleep(const struct timespec *asked, struct timespec *left)
 
 static int reset(void **state)
 {
-    (void)state;
     now_ns = BEGIN_NS;
     slept_ns = yields = sleeps = 0;
     return 0;
@@ -59,7 +57,6 @@ static void expect_pause(backoff *wait, uint64_t waited_ns, uint64_t wanted_ns)
 
 static void pauses_grow(void **state)
 {
-    (void)state;
     static const uint64_t hour_ns = UINT64_C(3600) * 1000000000;
     backoff wait = {0};
     expect_pause(&wait, 0, 0);
@@ -74,7 +71,6 @@ static void pauses_grow(void **state)
 
 static void a_wait_ends_late_by_an_eighth(void **state)
 {
-    (void)state;
     static const uint64_t ends_ns[] = {0, 1000, 150000, 250000, 2000000, 30000000, 5000000000};
     for (size_t i = 0; i < sizeof ends_ns / sizeof ends_ns[0]; i++) {
         backoff wait = {0};

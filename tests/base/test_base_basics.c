@@ -14,7 +14,6 @@
 
 static void sizes_parse(void **state)
 {
-    (void)state;
     uint64_t bytes;
     assert_ok(size_parse("16GiB", &bytes));
     assert_int_equal(bytes, 16 * GIB);
@@ -31,7 +30,6 @@ static void sizes_parse(void **state)
 
 static void fp16_round_trip(void **state)
 {
-    (void)state;
     for (uint32_t half = 0; half < 65536; half++) {
         float value = fp32_from_fp16((uint16_t)half);
         if (isnan(value))
@@ -48,7 +46,6 @@ static void fp16_round_trip(void **state)
 
 static void bf16_rounding(void **state)
 {
-    (void)state;
     assert_int_equal(bf16_from_fp32(fp32_from_bits(0x3f808000)), 0x3f80);    /* tie to even */
     assert_int_equal(bf16_working_copy(fp32_from_bits(0x3f808000)), 0x3f81); /* tie away */
     assert_int_equal(bf16_from_fp32(fp32_from_bits(0x00010000)), 1);         /* subnormals stay */
@@ -69,7 +66,6 @@ static void bf16_rounding(void **state)
 
 static void memory_is_counted(void **state)
 {
-    (void)state;
     mem_stats before, after;
     mem_get_stats(&before);
     uint64_t *block = mem_alloc(100, sizeof *block, "test block");
@@ -93,7 +89,6 @@ static void memory_is_counted(void **state)
 
 static void random_numbers(void **state)
 {
-    (void)state;
     /* Known answer of Philox-4x32-10 for all-zero counter and key (Random123's kat_vectors), and
      * for the digits of pi. */
     uint32_t words[4];
@@ -118,7 +113,6 @@ static void random_numbers(void **state)
 
 static void tiles(void **state)
 {
-    (void)state;
     assert_int_equal(tile_stream_stride(32768) % TILE_PERIOD_BYTES, TILE_SKEW_BYTES);
     assert_int_equal(tile_bytes(4096, 3) % TILE_BLOCK_BYTES, 0);
     assert_int_equal(tile_pitch(65536, 3) % TILE_PERIOD_BYTES, 0);
@@ -129,7 +123,6 @@ static void tiles(void **state)
 
 static void tile_formats(void **state)
 {
-    (void)state;
     assert_int_equal(tile_streams_code(3, TILE_FP32, TILE_FP32, TILE_FP32), 3);
     uint32_t small = tile_streams_code(3, TILE_LOW16, TILE_INT8, TILE_BF16);
     assert_int_equal(tile_stream_count(small), 3);
@@ -149,7 +142,6 @@ static void tile_formats(void **state)
 
 static void errors(void **state)
 {
-    (void)state;
     assert_int_equal(err_set(ERR_CONFIG, "key %s", "a"), ERR_CONFIG);
     assert_int_equal(err_prefix(ERR_CONFIG, "job.json"), ERR_CONFIG);
     assert_string_equal(err_text(), "job.json: key a");
@@ -173,7 +165,6 @@ static const char *visible(const char *text, const char *kept, size_t room)
 /* What a file holds cannot control the terminal that a message is shown on. */
 static void text_is_made_visible(void **state)
 {
-    (void)state;
     assert_string_equal(visible("plain \xc3\xa9 \xf0\x9f\x99\x82", "", 64),
                         "plain \xc3\xa9 \xf0\x9f\x99\x82");
     assert_string_equal(visible("\x1b[31m\x07\x7f", "", 64), "\\u001b[31m\\u0007\\u007f");
@@ -192,7 +183,6 @@ static void text_is_made_visible(void **state)
 /* Integers beyond 64 bits, which jansson refuses, become reals; in such a file the others stay. */
 static void large_integers_are_read(void **state)
 {
-    (void)state;
     static const char text[] =
         "{\"most\": 1000000000000000019884624838656, \"least\": -20000000000000000000, \"id\": "
         "32000, "

@@ -48,7 +48,6 @@ static bool is_free(enum cpu_isa isa)
 
 static bool is_refused_as_unknown(enum cpu_isa isa)
 {
-    (void)isa;
     return cpu_isa_check() == ERR_USAGE && strstr(err_text(), "\"avx1024\"") &&
            strstr(err_text(), "not the name of an instruction set") &&
            strstr(err_text(), "baseline") && cpu_isa_check() == ERR_USAGE;
@@ -68,7 +67,6 @@ static bool stays(enum cpu_isa isa)
 
 static void the_best_without_a_word(void **state)
 {
-    (void)state;
     in_a_process(NULL, is_free, best());
     in_a_process("", is_free, best());
     in_a_process(NULL, stays, best());
@@ -76,7 +74,6 @@ static void the_best_without_a_word(void **state)
 
 static void each_set_by_its_name(void **state)
 {
-    (void)state;
     for (enum cpu_isa isa = CPU_BASELINE; isa < CPU_ISA_COUNT; isa++) {
         print_message("%s: %s\n", cpu_isa_name(isa), cpu_has(isa) ? "here" : "not on this CPU");
         in_a_process(cpu_isa_name(isa), cpu_has(isa) ? is_forced : is_refused_as_lacking, isa);
@@ -85,14 +82,12 @@ static void each_set_by_its_name(void **state)
 
 static void an_unknown_word(void **state)
 {
-    (void)state;
     in_a_process("avx1024", is_refused_as_unknown, CPU_BASELINE);
 }
 
 /* A CPU that has a set has all of x86-64's before it. */
 static void sets_are_ordered(void **state)
 {
-    (void)state;
     assert_true(cpu_has(CPU_BASELINE));
     assert_false(cpu_has(CPU_NEON) && cpu_has(CPU_AVX2));
     for (enum cpu_isa isa = CPU_AVX512; isa < CPU_ISA_COUNT; isa++)

@@ -18,7 +18,6 @@ static void init(const char *text)
 
 static int reset(void **state)
 {
-    (void)state;
     failpoint_hook(NULL, NULL);
     unsetenv("SLUICE_FAILPOINTS");
     return failpoint_init();
@@ -26,7 +25,6 @@ static int reset(void **state)
 
 static void nothing_is_asked_for(void **state)
 {
-    (void)state;
     assert_ok(failpoint("commit.begin"));
     init("");
     assert_ok(failpoint("commit.begin"));
@@ -36,7 +34,6 @@ static void nothing_is_asked_for(void **state)
 
 static void a_point_fails_at_its_time(void **state)
 {
-    (void)state;
     init("manifest.written=fail:EIO@3;commit.synced=fail:ENOSPC");
     for (int i = 1; i <= 5; i++) {
         assert_int_equal(failpoint("manifest.written"), i == 3 ? -EIO : 0);
@@ -63,7 +60,6 @@ static void a_point_fails_at_its_time(void **state)
 
 static void a_point_waits_each_time(void **state)
 {
-    (void)state;
     init("keep.copied=sleep:15ms");
     uint64_t begin_ns = clock_ns();
     assert_ok(failpoint("keep.copied"));
@@ -92,7 +88,6 @@ static int end_of_child(int meets)
 
 static void a_point_kills(void **state)
 {
-    (void)state;
     init("commit.durable=kill@3");
     assert_int_equal(end_of_child(2), 0);
     assert_int_equal(end_of_child(3), SIGKILL);
@@ -102,7 +97,6 @@ static void a_point_kills(void **state)
 
 static void what_cannot_be_read_is_refused(void **state)
 {
-    (void)state;
     static const struct {
         const char *text, *says;
     } bad[] = {
@@ -162,7 +156,6 @@ static int on_point(void *user, const char *name)
 
 static void a_hook_sees_every_point(void **state)
 {
-    (void)state;
     struct seen seen = {.fails_at = "commit.synced"};
     init("commit.synced=fail:EIO;manifest.begin=fail:EIO@2");
     failpoint_hook(on_point, &seen);

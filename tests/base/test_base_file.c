@@ -68,13 +68,11 @@ static void expect_read_error(const char *path, uint64_t bytes_max, const char *
 
 static int make_place(void **state)
 {
-    (void)state;
     return mkdtemp(directory) ? 0 : -1;
 }
 
 static int remove_place(void **state)
 {
-    (void)state;
     char command[sizeof directory + 16];
     snprintf(command, sizeof command, "rm -rf %s", directory);
     return system(command);
@@ -84,7 +82,6 @@ static int remove_place(void **state)
 
 static void paths_are_joined(void **state)
 {
-    (void)state;
     char out[8];
     assert_ok(file_join(out, sizeof out, "abc", "def"));
     assert_string_equal(out, "abc/def");
@@ -104,7 +101,6 @@ static void paths_are_joined(void **state)
 
 static void files_are_read(void **state)
 {
-    (void)state;
     assert_ok(file_write(in_directory("read"), FILE_PRIVATE, "0123456789", 10));
     char *text;
     uint64_t bytes;
@@ -130,7 +126,6 @@ static void files_are_read(void **state)
 
 static void pipes_are_read(void **state)
 {
-    (void)state;
     int ends[2];
     char *text, piece[300];
     uint64_t bytes;
@@ -177,7 +172,6 @@ static void pipes_are_read(void **state)
 
 static void writes_replace(void **state)
 {
-    (void)state;
     directory_syncs = 0;
     assert_ok(file_write(in_directory("file"), FILE_PRIVATE, "first", 5));
     assert_int_equal(directory_syncs, 1);
@@ -210,7 +204,6 @@ static int fill_and_fail(void *user, FILE *out)
 
 static void failures_leave_the_old_file(void **state)
 {
-    (void)state;
     const char *path = in_directory("file");
     int own = ERR_INTERNAL;
     assert_ok(file_write(path, FILE_PRIVATE, "old", 3));
@@ -255,7 +248,6 @@ static int fill_full_drive(void *user, FILE *out)
  * was one. */
 static void full_drives_are_reported(void **state)
 {
-    (void)state;
     size_t sizes[] = {1, 1 << 20};
     for (int i = 0; i < 2; i++) {
         int rc = file_write_with(in_directory("full"), FILE_PRIVATE, fill_full_drive, &sizes[i]);
@@ -268,7 +260,6 @@ static void full_drives_are_reported(void **state)
 
 static void open_files_are_published(void **state)
 {
-    (void)state;
     char temporary[FILE_PATH_BYTES];
     const char *path = in_directory("published");
     int fd;
@@ -294,7 +285,6 @@ static void open_files_are_published(void **state)
  * failures. */
 static void directories_are_synced(void **state)
 {
-    (void)state;
     uint32_t made;
     fsync_directory_errno = EINVAL;
     assert_ok(file_sync_directory(directory));
@@ -326,7 +316,6 @@ static void directories_are_synced(void **state)
 
 static void directories_are_made(void **state)
 {
-    (void)state;
     uint32_t made = 7;
     directory_syncs = 0;
     assert_ok(file_make_directories(in_directory("a//b/c/"), FILE_PRIVATE, &made));
@@ -365,7 +354,6 @@ static unsigned mode_of(const char *name)
 /* New files have the mode that was asked for, with any umask. Existing files keep their own. */
 static void modes_are_as_asked(void **state)
 {
-    (void)state;
     static const mode_t masks[] = {0, 0022, 0077};
     int fd;
     for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
@@ -407,7 +395,6 @@ static void modes_are_as_asked(void **state)
 /* A link at the name of a file that is about to be written cannot redirect the write. */
 static void links_are_not_written(void **state)
 {
-    (void)state;
     char temporary[FILE_PATH_BYTES], victim[FILE_PATH_BYTES];
     int fd;
     snprintf(victim, sizeof victim, "%s", in_directory("victim"));

@@ -25,7 +25,6 @@ static void expect_each(uint64_t seed, uint64_t stream, uint64_t begin, uint64_t
 
 static void together_as_one_by_one(void **state)
 {
-    (void)state;
     for (uint64_t seed = 0; seed < 8; seed++)
         expect_each(seed << 35 | seed, seed << 33 | 5, (seed << 31) - 3, COUNT);
     for (uint64_t count = 0; count < 600; count += 37)

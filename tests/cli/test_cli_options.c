@@ -52,7 +52,6 @@ static int parse(struct values *out, const char *const *line)
 
 static void options_are_read(void **state)
 {
-    (void)state;
     struct values got;
     assert_int_equal(PARSE(&got, "job.json", "--fresh", "--set", "a.b=1", "--set=c=d e", "--tokens",
                            "100", "--temperature=0.5", "--prompt", "--set"),
@@ -76,7 +75,6 @@ static void options_are_read(void **state)
 
 static void wrong_lines_are_refused(void **state)
 {
-    (void)state;
     struct values got;
     assert_error(PARSE(&got, "job", "--frehs"), ERR_USAGE, "\"--frehs\"; nearest is --fresh");
     assert_error(PARSE(&got, "job", "-fresh"), ERR_USAGE, "nearest is --fresh");
@@ -98,7 +96,6 @@ static void wrong_lines_are_refused(void **state)
 
 static void too_many_texts(void **state)
 {
-    (void)state;
     static char set[] = "--set=a=1";
     char *argv[CLI_TEXTS_MAX + 2];
     cli_texts operands;
@@ -112,7 +109,6 @@ static void too_many_texts(void **state)
 
 static void nearest_names(void **state)
 {
-    (void)state;
     static const char *const names[] = {"train", "plan", "generate"};
     static const struct {
         const char *wanted, *found;
@@ -129,7 +125,6 @@ static void nearest_names(void **state)
 
 static void exit_statuses(void **state)
 {
-    (void)state;
     assert_int_equal(cli_exit_code(0), 0);
     assert_int_equal(cli_exit_code(3), 0);
     assert_int_equal(cli_exit_code(ERR_USAGE), 2);
@@ -145,7 +140,6 @@ static void exit_statuses(void **state)
 
 static void durations(void **state)
 {
-    (void)state;
     char text[CLI_DURATION_BYTES];
     assert_string_equal(cli_duration(0, text), "0s");
     assert_string_equal(cli_duration(59.5, text), "1m 00s");
@@ -211,7 +205,6 @@ static void print_control(void)
 /* The terminal ends a line by \r\n. */
 static void terminal_gets_no_control_characters(void **state)
 {
-    (void)state;
     char text[128];
     read_output(true, print_unsafe, text);
     assert_string_equal(text, "\\u001b[2J\t\\u009b0m \xc3\xa9\r\n");

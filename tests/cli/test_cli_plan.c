@@ -66,7 +66,6 @@ static json_t *find_cell(const json_t *list, const char *key, double value, cons
 
 static void cells_of_table_1(void **state)
 {
-    (void)state;
     json_t *all = plan_json(0, "--table zero"), *list = member(all, "table_1");
     assert_int_equal(json_array_size(list), COUNT(table1) * 9);
     for (size_t r = 0; r < COUNT(table1); r++)
@@ -84,7 +83,6 @@ static void cells_of_table_1(void **state)
 
 static void cells_of_table_2(void **state)
 {
-    (void)state;
     json_t *all = plan_json(0, "--table zero"), *list = member(all, "table_2");
     assert_int_equal(json_array_size(list), COUNT(table2) * 4);
     for (size_t r = 0; r < COUNT(table2); r++)
@@ -236,7 +234,6 @@ static const char *const ways[] = {
 
 static void figures_of_a_plan(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT(ways); i++) {
         json_t *plan = plan_json(0, PLAN_OF_JOB, ways[i], job_text);
         print_message("%s: %.4f s a step\n", ways[i], number(plan, "step_seconds"));
@@ -262,7 +259,6 @@ static void write_file(char path[], const char *text)
  * 2 x 1024 elements, are copied as bf16. Forward and backward expand each of the 2 blocks. */
 static void expanding_takes_time(void **state)
 {
-    (void)state;
     static const char *const text =
         "{\"name\": \"expands\", \"host\": {\"core_count\": 2, \"memory_bytes\": \"24GiB\", "
         "\"dram_copy\": 20e9}, \"device\": {\"flops_16bit\": 4e11, \"row_rate\": 20e9, "
@@ -311,7 +307,6 @@ static void run_text(const char *how, char *text, size_t capacity)
 /* For people: at most 90 columns, and each section is there. */
 static void text_of_a_plan(void **state)
 {
-    (void)state;
     static const char *const sections[] = {
         "model  ",   "schedule  ", "machine  ", "= peak",       "at the peak",    "predicted  ",
         "bound by ", "computing ", "\nlane  ",  "\nresource  ", "hidden from T*", "\ncommits  ",
@@ -344,7 +339,6 @@ static const char machine_text[] =
 
 static void figures_of_a_machine(void **state)
 {
-    (void)state;
     char path[] = "/tmp/sluice-machine-XXXXXX";
     write_file(path, machine_text);
     json_t *plan = plan_json(
@@ -381,7 +375,6 @@ static void figures_of_a_machine(void **state)
  * reason. */
 static void rows_of_ranks(void **state)
 {
-    (void)state;
     char path[] = "/tmp/sluice-plan-XXXXXX";
     write_file(path, job_text);
     json_t *all = plan_json(0,

@@ -57,7 +57,6 @@ static void expect_bytes(const char *name, const char *what, double found, doubl
 
 static void jobs_that_fit(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         double device, host;
@@ -94,7 +93,6 @@ static void jobs_that_fit(void **state)
 /* ZeRO-Infinity's: where each state rests is the planner's choice; their sum is not. */
 static void jobs_on_drives(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         double each; /* bytes a parameter of all ranks together */
@@ -111,7 +109,6 @@ static void jobs_on_drives(void **state)
  * 1T without drives. */
 static void refusals(void **state)
 {
-    (void)state;
     static const char *const jobs[] = {
         "host-memory.json --machine dgx2-16xv100 --ranks 1 --set model.preset=zero-offload-20b",
         "nvme.json --machine dgx2-16xv100 --set 'tiers.nvme=[]'",
@@ -136,7 +133,6 @@ static double gpt2_params(double layers, double hidden)
 
 static void largest_models(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         int layers, hidden;
@@ -173,7 +169,6 @@ static void largest_models(void **state)
 
 static void figures_of_bytes(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         double each; /* bytes a parameter on the device */
@@ -209,7 +204,6 @@ static void figures_of_bytes(void **state)
 
 static void differences_have_reasons(void **state)
 {
-    (void)state;
     size_t i;
     json_t *row;
     json_array_foreach(rows, i, row)
@@ -228,7 +222,6 @@ static void differences_have_reasons(void **state)
 
 static void jobs_of_the_tutorial(void **state)
 {
-    (void)state;
     static const struct {
         const char *row, *arguments;
     } jobs[] = {
@@ -255,7 +248,6 @@ static void jobs_of_the_tutorial(void **state)
 
 static int begin(void **state)
 {
-    (void)state;
     rows = json_incref(member(plan_json(0, "--table published"), "published"));
     return 0;
 }

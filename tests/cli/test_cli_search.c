@@ -12,7 +12,6 @@
  * its unit once, not for each of the 16 micro-batches, whose tokens are few for so many experts. */
 static void packed_experts_are_no_slower(void **state)
 {
-    (void)state;
     static const char *const job =
         "{\"model\": {\"preset\": \"qwen3-30b-a3b\", \"num_layers\": 2, \"seq_length\": 512, "
         "\"vocab_size\": 8192}, \"data\": {\"train\": [\"x\"], \"tokenizer\": \"bytes\"}, "
@@ -38,7 +37,6 @@ static void packed_experts_are_no_slower(void **state)
  * memory, and the link was busy 18 times as long as computing. */
 static void packed_base_in_two_tiers(void **state)
 {
-    (void)state;
     static const char *const job =
         "{\"model\": {\"preset\": \"gpt-oss-120b\", \"num_layers\": 18, \"seq_length\": 2048}, "
         "\"data\": {\"train\": [\"x\"], \"tokenizer\": \"bytes\"}, \"run\": {\"dir\": \"x\", "
@@ -60,7 +58,6 @@ static void packed_base_in_two_tiers(void **state)
  * The mixed plan is shorter than the one in which all blocks keep theirs. */
 static void recomputing_is_spread(void **state)
 {
-    (void)state;
     static const char *const job =
         "{\"model\": {\"preset\": \"llama-70b\", \"num_layers\": 16, \"seq_length\": 1024}, "
         "\"data\": {\"train\": "

@@ -25,7 +25,6 @@ static void child_says(const char *environment, char *answer, size_t answer_byte
 
 static void cores_stay(void **state)
 {
-    (void)state;
     core_set allowed, one = {0};
     char cores[CORE_SET_TEXT_BYTES], first[CORE_SET_TEXT_BYTES], environment[512], answer[256];
     char expected[256];

@@ -77,7 +77,6 @@ static int fail_one(comm *self, void *user)
 
 static void a_failure_reaches_all(void **state)
 {
-    (void)state;
     for (uint32_t bad = 0; bad < 4; bad++) {
         comm_fixture fixture = {.world = 4, .hosts = {"n0", "n1", "n2", "n3"}};
         char expected[64];
@@ -117,7 +116,6 @@ static int be_hit(comm *self, void *user)
 
 static void a_killed_rank_ends_all(void **state)
 {
-    (void)state;
     for (int victim = 0; victim < 4; victim++) {
         struct board *board = comm_fixture_shared(sizeof *board);
         board->victim = victim;
@@ -149,7 +147,6 @@ static int be_hit_beside_a_worker(comm *self, void *user)
 
 static void a_forked_worker_does_not_hide_a_death(void **state)
 {
-    (void)state;
     for (int victim = 0; victim < 2; victim++) {
         struct board *board = comm_fixture_shared(sizeof *board);
         board->victim = victim;
@@ -179,7 +176,6 @@ static void stop_then_kill(void *user, const pid_t *pids, uint32_t world)
 
 static void a_stopped_rank_ends_all(void **state)
 {
-    (void)state;
     static const int victims[] = {0, 2};
     for (int i = 0; i < 2; i++) {
         struct board *board = comm_fixture_shared(sizeof *board);
@@ -214,7 +210,6 @@ static int stay_away(comm *self, void *user)
 
 static void a_rank_that_does_not_come_is_named(void **state)
 {
-    (void)state;
     for (uint32_t absent = 0; absent < 3; absent++) {
         comm_fixture fixture = {.world = 3, .timeout_seconds = 0.7};
         char expected[64];
@@ -241,7 +236,6 @@ static int work_long(comm *self, void *user)
 
 static void a_rank_that_works_is_waited_for(void **state)
 {
-    (void)state;
     for (uint32_t busy = 0; busy < 2; busy++) {
         comm_fixture fixture = {.world = 3, .timeout_seconds = 0.6};
         comm_fixture_run(&fixture, work_long, &busy);
@@ -252,7 +246,6 @@ static void a_rank_that_works_is_waited_for(void **state)
 /* Rank 1 hangs, rank 2 waits for rank 1, and rank 0 waits for rank 2, which is not to blame. */
 static int wait_in_a_row(comm *self, void *user)
 {
-    (void)user;
     uint32_t rank = comm_get_rank(self);
     char label[32];
     snprintf(label, sizeof label, "place %u", rank);
@@ -271,7 +264,6 @@ static int wait_in_a_row(comm *self, void *user)
 
 static void the_one_that_waits_for_nobody_is_named(void **state)
 {
-    (void)state;
     comm_fixture fixture = {.world = 3, .timeout_seconds = 0.8};
     comm_fixture_run(&fixture, wait_in_a_row, NULL);
     expect_failure(&fixture, 99, "rank 1 on host", "has not come");
@@ -280,13 +272,11 @@ static void the_one_that_waits_for_nobody_is_named(void **state)
 
 static int do_differently(comm *self, void *user)
 {
-    (void)user;
     return comm_barrier(self, comm_get_rank(self) == 2 ? "two" : "one");
 }
 
 static void different_calls_are_refused(void **state)
 {
-    (void)state;
     comm_fixture fixture = {.world = 3};
     comm_fixture_run(&fixture, do_differently, NULL);
     expect_failure(&fixture, 99, "rank 2 on host", "\"two\"");
@@ -296,7 +286,6 @@ static void different_calls_are_refused(void **state)
 
 static int hang_after_failure(comm *self, void *user)
 {
-    (void)user;
     TRY(comm_barrier(self, "before"));
     if (comm_get_rank(self) == 1)
         return err_set(-EIO, "drive");
@@ -308,7 +297,6 @@ static int hang_after_failure(comm *self, void *user)
 
 static void a_process_that_hangs_is_ended(void **state)
 {
-    (void)state;
     comm_fixture fixture = {.world = 3, .exit_seconds = 0.5};
     comm_fixture_run(&fixture, hang_after_failure, NULL);
     assert_true(WIFEXITED(fixture.statuses[2]) && WEXITSTATUS(fixture.statuses[2]) == 1);
@@ -337,7 +325,6 @@ static int hang_as_teller(comm *self, void *user)
 /* The other ranks end after rank 0, so that no launcher ends it before it has reported. */
 static void a_teller_that_hangs_tells(void **state)
 {
-    (void)state;
     char *board = comm_fixture_shared(ERR_TEXT_BYTES);
     comm_fixture fixture = {.world = 3, .exit_seconds = 2.0, .tell = tell};
     comm_fixture_run(&fixture, hang_as_teller, board);
@@ -349,7 +336,6 @@ static void a_teller_that_hangs_tells(void **state)
 
 static int refuse_together(comm *self, void *user)
 {
-    (void)user;
     bool is_full = comm_get_rank(self) == 1;
     int rc = comm_agree(self, "space", is_full ? err_set(ERR_NO_FIT, "the drive is full") : 0);
     return is_full ? await_failure(self) : err_prefix(rc, "step 4");
@@ -357,7 +343,6 @@ static int refuse_together(comm *self, void *user)
 
 static void a_refusal_is_named_once(void **state)
 {
-    (void)state;
     comm_fixture fixture = {.world = 3, .hosts = {"a", "b", "c"}};
     comm_fixture_run(&fixture, refuse_together, NULL);
     for (int r = 0; r < 3; r++)
@@ -366,13 +351,11 @@ static void a_refusal_is_named_once(void **state)
 
 static int leave_early(comm *self, void *user)
 {
-    (void)user;
     return comm_get_rank(self) == 1 ? 0 : comm_barrier(self, "one more");
 }
 
 static void a_rank_that_leaves_early_is_named(void **state)
 {
-    (void)state;
     comm_fixture fixture = {.world = 3};
     comm_fixture_run(&fixture, leave_early, NULL);
     assert_int_equal(fixture.codes[0], ERR_INTERNAL);
@@ -381,7 +364,6 @@ static void a_rank_that_leaves_early_is_named(void **state)
 
 static int accuse(comm *self, void *user)
 {
-    (void)user;
     if (comm_get_rank(self) == 2)
         comm_note(self, "step 5, backward of block.1");
     TRY(comm_barrier(self, "before"));
@@ -397,7 +379,6 @@ static int accuse(comm *self, void *user)
 
 static void a_bulk_call_names_who_is_missing(void **state)
 {
-    (void)state;
     comm_fixture fixture = {.world = 3, .timeout_seconds = 2.0};
     comm_fixture_run(&fixture, accuse, NULL);
     expect_failure(&fixture, 99, "rank 2 on host", "all-gather of block.0");
@@ -409,7 +390,6 @@ static void a_bulk_call_names_who_is_missing(void **state)
 static int fail_together(comm *self, void *user)
 {
     char why[32];
-    (void)user;
     snprintf(why, sizeof why, "error %u", comm_get_rank(self));
     if (comm_get_rank(self) > 0)
         comm_note_failure(self, why);
@@ -418,7 +398,6 @@ static int fail_together(comm *self, void *user)
 
 static void ranks_that_fail_together_end_in_order(void **state)
 {
-    (void)state;
     comm_fixture fixture = {.world = 3, .exit_seconds = 20};
     comm_fixture_run(&fixture, fail_together, NULL);
     comm_fixture_expect_ok(&fixture);
@@ -447,7 +426,6 @@ static int end_early(comm *self, void *user)
 
 static void a_rank_that_ends_before_the_others_is_named(void **state)
 {
-    (void)state;
     for (uint32_t rank = 0; rank < 3; rank++) {
         struct early early = {.rank = rank};
         comm_fixture fixture = {.world = 3, .timeout_seconds = 2.0};
@@ -465,7 +443,6 @@ static void a_rank_that_ends_before_the_others_is_named(void **state)
 
 static void a_program_that_fails_does_not_wait(void **state)
 {
-    (void)state;
     for (uint32_t rank = 0; rank < 4; rank++) {
         struct early early = {.rank = rank / 2,
                               .failure = "ValueError: bad batch",
@@ -491,7 +468,6 @@ static int meet_early(comm *self, void *user)
 
 static void a_rank_that_commits_alone_is_named(void **state)
 {
-    (void)state;
     struct early early = {.rank = 1};
     comm_fixture fixture = {.world = 3, .timeout_seconds = 2.0};
     comm_fixture_run(&fixture, meet_early, &early);
@@ -507,7 +483,6 @@ static int end_for_a_call(comm *self, void *user)
 
 static void a_rank_that_ends_in_place_of_a_call_is_named(void **state)
 {
-    (void)state;
     for (uint32_t rank = 0; rank < 2; rank++) {
         struct early early = {.rank = rank};
         comm_fixture fixture = {.world = 2};

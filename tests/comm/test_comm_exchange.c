@@ -44,7 +44,6 @@ static void fill_bits(uint32_t *words, size_t count, uint64_t stream)
 
 static void loops_have_the_bits_of_dtype(void **state)
 {
-    (void)state;
     enum { ELEMS = 70001 };
     static uint32_t bits[ELEMS];
     static uint16_t packed[ELEMS], expected[ELEMS];
@@ -242,7 +241,6 @@ static int values_body(comm *self, void *user)
 
 static void values_are_those_of_a_serial_sum(void **state)
 {
-    (void)state;
     for (uint32_t world = 1; world <= 5; world++) {
         for (int s = 0; s < STAGINGS; s++) {
             values_case which = {.staging_bytes = stagings[s]};
@@ -258,7 +256,6 @@ static void values_are_those_of_a_serial_sum(void **state)
 
 static int large_parcel_body(comm *self, void *user)
 {
-    (void)user;
     static unsigned char source[64], target[64];
     rank_parcel sent[2] = {{0, 16}, {16, 32}}, received[2] = {{0, 16}, {16, 16}};
     TRY(open_case(self, &(values_case){0}));
@@ -288,7 +285,6 @@ static void expect_all(const comm_fixture *run, int code, const char *part)
 
 static void parcels_without_room_are_refused(void **state)
 {
-    (void)state;
     comm_fixture run = {.world = 2};
     comm_fixture_run(&run, large_parcel_body, NULL);
     assert_int_equal(run.codes[1], ERR_INTERNAL); /* rank 0 may be through */
@@ -297,7 +293,6 @@ static void parcels_without_room_are_refused(void **state)
 
 static void hosts_without_mpi_are_refused(void **state)
 {
-    (void)state;
     values_case which = {0};
     comm_fixture run = {.world = 3, .hosts = {"a", "a", "b"}};
     comm_fixture_run(&run, open_body, &which);
@@ -306,7 +301,6 @@ static void hosts_without_mpi_are_refused(void **state)
 
 static void too_little_staging_is_refused(void **state)
 {
-    (void)state;
     values_case which = {.staging_bytes = 1024};
     comm_fixture run = {.world = 4};
     comm_fixture_run(&run, open_body, &which);
@@ -315,7 +309,6 @@ static void too_little_staging_is_refused(void **state)
 
 static int disorder_body(comm *self, void *user)
 {
-    (void)user;
     static float source[4 * 256], target[4 * 256];
     TRY(open_case(self, &(values_case){0}));
     comm_call call = {.label = "all-gather of block.1", .source = source, .target = target};
@@ -328,7 +321,6 @@ static int disorder_body(comm *self, void *user)
 
 static void another_order_is_found(void **state)
 {
-    (void)state;
     comm_fixture run = {.world = 3};
     comm_fixture_run(&run, disorder_body, NULL);
     expect_all(&run, ERR_INTERNAL, "all-gather of block.1");
@@ -367,7 +359,6 @@ static int work_body(comm *self, void *user)
 static void kill_one(void *user, const pid_t *pids, uint32_t world)
 {
     gone_case *which = user;
-    (void)world;
     if (which->is_killed || atomic_load(which->steps) < which->steps_before)
         return;
     which->is_killed = 1;
@@ -376,7 +367,6 @@ static void kill_one(void *user, const pid_t *pids, uint32_t world)
 
 static void a_killed_rank_ends_all(void **state)
 {
-    (void)state;
     for (uint32_t victim = 0; victim < 3; victim++) {
         gone_case which = {.victim = victim, .steps = comm_fixture_shared(4096)};
         which.steps_before = 1 + (uint32_t)rng_below(seed, 5, victim, 40);
@@ -429,7 +419,6 @@ static int late_body(comm *self, void *user)
 
 static void a_rank_that_stays_away_is_named(void **state)
 {
-    (void)state;
     static char rows[] = "rows of block.4";
     for (int i = 0; i < 2; i++) {
         comm_fixture run = {.world = 3, .timeout_seconds = 1.5};
@@ -446,7 +435,6 @@ static void a_rank_that_stays_away_is_named(void **state)
 /* Rank 1 has other work for longer than the timeout, and comes. */
 static int busy_body(comm *self, void *user)
 {
-    (void)user;
     uint32_t rank = comm_get_rank(self);
     uint64_t own = rank + 1, all[3] = {0};
     TRY(open_case(self, &(values_case){0}));
@@ -462,7 +450,6 @@ static int busy_body(comm *self, void *user)
 
 static void a_rank_that_works_is_waited_for(void **state)
 {
-    (void)state;
     comm_fixture run = {.world = 3, .timeout_seconds = 0.6};
     comm_fixture_run(&run, busy_body, NULL);
     comm_fixture_expect_ok(&run);

@@ -68,7 +68,6 @@ static int check_agreement(comm *self)
 
 static int calls_give_values(comm *self, void *user)
 {
-    (void)user;
     static const uint64_t sizes[] = {0, 1, 119, 65537, LARGE_BYTES};
     for (int i = 0; i < 3; i++)
         TRY(comm_barrier(self, "a barrier"));
@@ -83,7 +82,6 @@ static int calls_give_values(comm *self, void *user)
 
 static void values_arrive(void **state)
 {
-    (void)state;
     static const uint32_t worlds[] = {1, 2, 4};
     for (int i = 0; i < 3; i++) {
         comm_fixture fixture = {.world = worlds[i]};
@@ -94,7 +92,6 @@ static void values_arrive(void **state)
 
 static int look_at_hosts(comm *self, void *user)
 {
-    (void)user;
     static const uint32_t hosts[] = {0, 1, 0, 1, 1}, locals[] = {0, 0, 1, 1, 2};
     const comm_rank *ranks = comm_get_ranks(self);
     for (uint32_t r = 0; r < 5; r++) {
@@ -108,7 +105,6 @@ static int look_at_hosts(comm *self, void *user)
 
 static void hosts_are_numbered(void **state)
 {
-    (void)state;
     comm_fixture fixture = {.world = 5, .hosts = {"n0", "n1", "n0", "n1", "n1"}};
     comm_fixture_run(&fixture, look_at_hosts, NULL);
     comm_fixture_expect_ok(&fixture);
@@ -118,7 +114,6 @@ static void hosts_are_numbered(void **state)
 
 static void a_rank_that_never_joins_is_named(void **state)
 {
-    (void)state;
     uint16_t port = comm_fixture_port();
     comm_join_config config = {.is_given = true, .world = 3, .hub_port = port, .token = 5};
     config.timeout_seconds = 0.5;
@@ -171,7 +166,6 @@ static void crowd_the_hub(uint16_t port)
 /* The hub's places are all taken by strangers when rank 1 comes, and more strangers come. */
 static void strangers_keep_no_rank_out(void **state)
 {
-    (void)state;
     comm_join_config config = {.is_given = true, .world = 2, .timeout_seconds = 10, .token = 5};
     config.hub_port = comm_fixture_port();
     pid_t crowd = fork();
@@ -201,7 +195,6 @@ static void strangers_keep_no_rank_out(void **state)
 /* Rank 0 has room for the connections, or says that it has not. */
 static void descriptors_suffice(void **state)
 {
-    (void)state;
     enum { WORLD = 3, HARD = 2048, LITTLE = 60 };
     static const rlim_t hard[] = {HARD, LITTLE};
     for (int i = 0; i < 2; i++) {
@@ -225,7 +218,6 @@ static void descriptors_suffice(void **state)
 
 static void one_rank_needs_nobody(void **state)
 {
-    (void)state;
     comm_join_config config = {0};
     static const char *const keys[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE",      "PMIX_RANK",
                                        "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID", "MPI_LOCALNRANKS"};
@@ -244,7 +236,6 @@ static void one_rank_needs_nobody(void **state)
 /* The environment of launchers, as far as it decides without MPI. */
 static void launchers_are_understood(void **state)
 {
-    (void)state;
     commi_launch launch;
     setenv("SLURM_NTASKS", "4", 1); /* a batch script is no step */
     setenv("SLURM_PROCID", "0", 1);
@@ -332,7 +323,6 @@ static int gather_ranks(comm *self)
 /* torchrun says who the ranks are, and the program passes on where they meet. */
 static void ranks_of_torchrun_meet_without_mpi(void **state)
 {
-    (void)state;
     int status;
     struct store store = {0};
     comm_join_config config = {.timeout_seconds = 10};
@@ -374,7 +364,6 @@ static void ranks_of_torchrun_meet_without_mpi(void **state)
 /* A build without MPI cannot join the ranks of mpirun, and only rank 0 prints that. */
 static void a_launcher_without_mpi_is_refused(void **state)
 {
-    (void)state;
     if (commi_mpi_version()[0] != '\0')
         return; /* this build would join */
     comm_join_config config = {0};
@@ -478,7 +467,6 @@ static int be_launched_to_vanish(void)
 
 static void print_failure(int code)
 {
-    (void)code;
     printf("told: %s\n", err_text());
     fflush(stdout);
 }

@@ -205,7 +205,6 @@ static int check_parcels(comm *self, const rank_rig *rig, bool are_known)
 static int exchange_values(comm *self, void *user)
 {
     rank_rig rig;
-    (void)user;
     TRY(open_rig(self, &rig));
 #ifdef SLUICE_SIMULATED_GPU
     fake_nccl.questions = 2;
@@ -255,7 +254,6 @@ static comm_fixture fixture_of(uint32_t world)
 
 static void one_rank_runs_on_nccl(void **state)
 {
-    (void)state;
     comm_fixture fixture = fixture_of(1);
     comm_fixture_run(&fixture, exchange_values, NULL);
     if (is_skipped(&fixture))
@@ -266,7 +264,6 @@ static void one_rank_runs_on_nccl(void **state)
 #ifdef SLUICE_SIMULATED_GPU
 static void several_ranks_exchange(void **state)
 {
-    (void)state;
     for (uint32_t world = 2; world <= 4; world++) {
         comm_fixture fixture = fixture_of(world);
         comm_fixture_run(&fixture, exchange_values, NULL);
@@ -299,7 +296,6 @@ static int open_refused(comm *self, void *user)
 
 static void ranks_of_one_gpu_are_refused(void **state)
 {
-    (void)state;
     comm_fixture fixture = fixture_of(2);
     fixture.hosts[1] = fixture.hosts[0];
     comm_fixture_run(&fixture, open_refused, "ranks 0 and 1 on alpha have the same GPU");
@@ -311,7 +307,6 @@ static void ranks_of_one_gpu_are_refused(void **state)
 #ifdef SLUICE_SIMULATED_GPU
 static void one_rank_without_nccl_stops_all(void **state)
 {
-    (void)state;
     comm_fixture fixture = fixture_of(3);
     comm_fixture_run(&fixture, open_refused, "cannot be loaded");
     comm_fixture_expect_ok(&fixture);
@@ -404,19 +399,16 @@ static void run_failing(uint32_t world, enum mishap mishap, double timeout_secon
 
 static void a_rank_that_dies_ends_all(void **state)
 {
-    (void)state;
     run_failing(3, DIES, 0.0, 0, "rank 1", "beta");
 }
 
 static void a_rank_that_dies_before_its_rows_ends_all(void **state)
 {
-    (void)state;
     run_failing(3, DIES_BEFORE_ROWS, 0.0, 0, "rank 1", "beta");
 }
 
 static void a_rank_that_stays_away_ends_all(void **state)
 {
-    (void)state;
     run_failing(2, STAYS_AWAY, 1.5, -ETIMEDOUT, "rank 1 on host",
                 "has not come to all-gather of block.3 by NCCL");
 }
@@ -425,7 +417,6 @@ static void a_rank_that_stays_away_ends_all(void **state)
 static int close_midway(comm *self, void *user)
 {
     rank_rig rig;
-    (void)user;
     TRY(open_rig(self, &rig));
     TRY(open_nccl(self, &rig));
     if (comm_get_rank(self) == 0) {
@@ -446,7 +437,6 @@ static int close_midway(comm *self, void *user)
 
 static void closing_waits_for_nobody(void **state)
 {
-    (void)state;
     comm_fixture fixture = fixture_of(2);
     comm_fixture_run(&fixture, close_midway, NULL);
     comm_fixture_expect_ok(&fixture);
@@ -454,7 +444,6 @@ static void closing_waits_for_nobody(void **state)
 
 static void what_nccl_says_ends_all(void **state)
 {
-    (void)state;
     run_failing(2, NCCL_FAILS, 0.0, ERR_BACKEND, "says internal error: as the fake was told",
                 "rank 1");
     run_failing(2, NCCL_REFUSES, 0.0, ERR_BACKEND, "all-gather of block.3: NCCL", "rank 1");

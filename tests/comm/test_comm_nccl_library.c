@@ -9,7 +9,6 @@ static int code;
 
 static void it_loads_or_says_why(void **state)
 {
-    (void)state;
     code = comm_nccl_check();
     if (code == 0) {
         assert_ok(comm_nccl_check());

@@ -18,7 +18,6 @@ static uint32_t changes(const char *keys, const char *was_set, const char *is_se
 
 static void each_change_is_told(void **state)
 {
-    (void)state;
     static const char keys[] = "\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": 1e-3}}, ";
     static const struct {
         const char *set, *told;
@@ -52,7 +51,6 @@ static void each_change_is_told(void **state)
 /* The rate of Muon's tensors with AdamW. */
 static void muons_second_rate_is_told(void **state)
 {
-    (void)state;
     static const char muon[] =
         "\"optimizer\": {\"type\": \"Muon\", \"params\": {\"lr\": 0.02, \"adam_lr\": 0.001}}, ";
     assert_int_equal(changes(muon, NULL, "optimizer.params.adam_lr=0.002", sizeof told), 1);
@@ -64,7 +62,6 @@ static void muons_second_rate_is_told(void **state)
 /* Within one kind of schedule the rates of the steps to come count, not those of before. */
 static void rates_are_compared(void **state)
 {
-    (void)state;
     static const char keys[] =
         "\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_max_lr\": 1e-3, "
         "\"warmup_num_steps\": 4}}, \"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": "
@@ -78,7 +75,6 @@ static void rates_are_compared(void **state)
 /* The warm-up of a delayed update counts where both jobs delay it. */
 static void a_warm_up_is_told(void **state)
 {
-    (void)state;
     static const char delayed[] = "\"schedule\": {\"update\": \"delayed_one_step\"}, ";
     log_set_level(LOG_QUIET);
     assert_int_equal(changes(delayed, NULL, "schedule.delayed_from_step=40", sizeof told), 1);
@@ -89,7 +85,6 @@ static void a_warm_up_is_told(void **state)
 
 static void what_changes_no_bit_is_not_told(void **state)
 {
-    (void)state;
     static const char *const sets[] = {
         "run.steps=5",
         "run.commit_every=1",
@@ -108,7 +103,6 @@ static void what_changes_no_bit_is_not_told(void **state)
 /* Keys that count only at the start are listed by themselves. */
 static void late_keys_are_told(void **state)
 {
-    (void)state;
     static const char fp16[] = "{\"fp16\": {\"enabled\": true}, " SMALL_MODEL ", " SMALL_REST "}";
     job *was = read_good(fp16, NULL), *is = read_good(fp16, "fp16.initial_scale_power=8");
     assert_int_equal(job_list_late_keys(was, is, told, sizeof told), 1);
@@ -126,7 +120,6 @@ static void late_keys_are_told(void **state)
 
 static void text_is_cut_where_there_is_no_room(void **state)
 {
-    (void)state;
     static const char set[] =
         "optimizer={\"type\":\"Adam\",\"params\":{\"lr\":0.5,\"eps\":0.5,\"weight_decay\":0.5}}";
     for (size_t room = 16; room < 200; room++) {

@@ -24,7 +24,6 @@ static char test_file[96];
 
 static int test_setup(void **state)
 {
-    (void)state;
     log_set_level(LOG_WARN);
     strcpy(test_dir, "test_config.XXXXXX");
     if (!mkdtemp(test_dir))
@@ -35,7 +34,6 @@ static int test_setup(void **state)
 
 static int test_teardown(void **state)
 {
-    (void)state;
     unlink(test_file);
     return rmdir(test_dir);
 }

@@ -92,7 +92,6 @@ static bool fate_holds(const struct key *key)
 
 static void every_key_has_its_fate(void **state)
 {
-    (void)state;
     uint32_t counts[REFUSED + 1] = {0}, good = 0;
     for (size_t i = 0; i < KEY_COUNT; i++) {
         counts[keys[i].fate]++;
@@ -108,7 +107,6 @@ static void every_key_has_its_fate(void **state)
 /* No row of the options table is left out above, so that a new one comes with its line. */
 static void every_row_is_listed(void **state)
 {
-    (void)state;
     uint32_t left_out = 0;
     const configi_key *row;
     for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++) {
@@ -131,7 +129,6 @@ static void every_row_is_listed(void **state)
 /* Canary: the lines above can fail. */
 static void wrong_fates_are_noticed(void **state)
 {
-    (void)state;
     static const struct key wrong[] = {
         {HONOURED, "gradient_clipping=0.5", PLAIN, NULL, FIELD(gradient_clipping, 0.25)},
         {HONOURED, "gradient_clipping=1.0", PLAIN, NULL, FIELD(gradient_clipping, 1.0)},
@@ -180,7 +177,6 @@ static bool deepspeed_batch(int world, int sizes[3])
 /* All combinations of not given (0) and 1 to 16, on one rank and on some. */
 static void batch_sizes_agree(void **state)
 {
-    (void)state;
     enum { SIZE_MAX_TRIED = 16 };
     static const int worlds[] = {1, 2, 3, 8};
     configi_reader reader = {.file = "job"};
@@ -213,7 +209,6 @@ static void batch_sizes_agree(void **state)
 /* Zero and below are errors there too; "auto" and null are not given. */
 static void batch_values_are_checked(void **state)
 {
-    (void)state;
     static const char *const paths[] = {"train_batch_size", "train_micro_batch_size_per_gpu",
                                         "gradient_accumulation_steps"};
     job *self;
@@ -236,7 +231,6 @@ static void batch_values_are_checked(void **state)
 /* A key that is "auto" has its default, or what follows from other keys, and the log says which. */
 static void auto_is_named(void **state)
 {
-    (void)state;
     static char log[TEST_LOG_BYTES];
     read_logged(SMALL_WITH("\"optimizer\": {\"params\": {\"eps\": \"auto\", \"betas\": \"auto\"}},"
                            "\"bf16\": {\"enabled\": \"auto\"}, \"train_batch_size\": \"auto\","
@@ -258,7 +252,6 @@ static void auto_is_named(void **state)
  * in. */
 static void auto_of_hugging_face(void **state)
 {
-    (void)state;
     static char log[TEST_LOG_BYTES];
     static const char all[] = HF_MODEL
         ", \"train_batch_size\": \"auto\", \"train_micro_batch_size_per_gpu\": \"auto\", "
@@ -308,7 +301,6 @@ static void auto_of_hugging_face(void **state)
  * over the trainer's. */
 static void hugging_face_fills_gaps(void **state)
 {
-    (void)state;
     job *self = read_good(HF_MODEL ", \"optimizer\": \"auto\"}", "auto=hf");
     assert_true(self->optimizer.lr == 5e-5 && self->micro_batch == 8);
     job_destroy(self);
@@ -342,7 +334,6 @@ static void hugging_face_fills_gaps(void **state)
 /* Other forms that DeepSpeed accepts are read, and a log line names them. */
 static void other_spellings_are_read(void **state)
 {
-    (void)state;
     static const struct {
         const char *keys, *says;
         struct field field;
@@ -381,7 +372,6 @@ static void other_spellings_are_read(void **state)
 /* The names of transformers' `optim`, in any case. */
 static void optimizers_have_names_of_transformers(void **state)
 {
-    (void)state;
     static const struct {
         const char *set;
         enum job_optimizer type;

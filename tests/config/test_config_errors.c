@@ -459,7 +459,6 @@ static bool case_is_refused(size_t idx)
 
 static void wrong_is_refused(void **state)
 {
-    (void)state;
     size_t count = sizeof cases / sizeof cases[0], refused = 0;
     for (size_t i = 0; i < count; i++)
         refused += case_is_refused(i);
@@ -470,14 +469,12 @@ static void wrong_is_refused(void **state)
 /* The table's canary: what the cases are built on is right. */
 static void base_is_right(void **state)
 {
-    (void)state;
     job_destroy(read_good(SMALL_JOB, NULL));
     job_destroy(read_good(SMALL_WITH("\"description\": \"x\","), "run.steps=5"));
 }
 
 static void presets_are_refused(void **state)
 {
-    (void)state;
     job *self;
     assert_error(read_text("{\"model\": {\"preset\": \"gpt2-1.5\"}, " SMALL_REST "}", NULL, &self),
                  ERR_CONFIG, "model.preset");
@@ -488,7 +485,6 @@ static void presets_are_refused(void **state)
 
 static void files_are_refused(void **state)
 {
-    (void)state;
     job *self;
     assert_error(job_read("no/such/file.json", NULL, 0, &self), ERR_INPUT, "no/such/file.json");
     assert_int_equal(job_read(".", NULL, 0, &self), ERR_INPUT);
@@ -501,7 +497,6 @@ static void files_are_refused(void **state)
 
 static void training_needs_data(void **state)
 {
-    (void)state;
     job *self = read_good(SMALL_WITH("\"data\": {\"train\": \"x\"},"), "run.eval_every=5");
     assert_error(job_check_for_training(self), ERR_CONFIG, "data.valid");
     job_destroy(self);

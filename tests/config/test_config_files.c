@@ -155,7 +155,6 @@ static void write_file(const char *name)
 
 static void files_have_their_settings(void **state)
 {
-    (void)state;
     size_t wrong = 0;
     load_files();
     for (size_t i = 0; i < FILE_COUNT; i++) {
@@ -186,7 +185,6 @@ static void files_have_their_settings(void **state)
 /* There are as many files as in the table above, which has found each of its own; and enough. */
 static void files_are_covered(void **state)
 {
-    (void)state;
     size_t found = 0;
     load_files();
     for (const char *at = all_files; (at = strstr(at, "==> ")); at++)
@@ -198,7 +196,6 @@ static void files_are_covered(void **state)
 /* A file alone says what it lacks. */
 static void files_need_a_model(void **state)
 {
-    (void)state;
     job *self;
     load_files();
     write_file("01-minimal.json");

@@ -68,7 +68,6 @@ static size_t read_example(const char *name, char *text)
 
 static void broken_files(void **state)
 {
-    (void)state;
     static const char *const examples[] = {"jobs/gpt2-1.5b-nvme.json",
                                            "jobs/deepspeed-zero3-nvme.json",
                                            "jobs/gpt2-124m-fp16.json", "jobs/quickstart.json"};
@@ -101,7 +100,6 @@ static void broken_files(void **state)
 /* The same for --set. */
 static void broken_set(void **state)
 {
-    (void)state;
     static const char *const sets[] = {
         "tiers.nvme.0.path=/x",
         "optimizer.params.betas=[0.9, 0.99]",

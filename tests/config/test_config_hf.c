@@ -269,7 +269,6 @@ static const struct right_case right[] = {
 
 static void families_are_read(void **state)
 {
-    (void)state;
     check_right(right, sizeof right / sizeof right[0]);
 }
 
@@ -305,7 +304,6 @@ static const struct right_case quantized[] = {
 
 static void formats_are_taken(void **state)
 {
-    (void)state;
     check_right(quantized, sizeof quantized / sizeof quantized[0]);
     /* A job that gives a format needs no more of the block than its kind. */
     job *self = read_right(LLAMA QUANTIZED("bitsandbytes") ", \"load_in_4bit\": true, "
@@ -517,7 +515,6 @@ static const struct wrong_case wrong[] = {
 
 static void wrong_is_refused(void **state)
 {
-    (void)state;
     check_wrong(wrong, sizeof wrong / sizeof wrong[0]);
 }
 

@@ -8,7 +8,6 @@
  * parts. */
 static void jobs_may_repeat(void **state)
 {
-    (void)state;
     static const char keys[] = LLAMA ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}";
     static const char *const sets[] = {"model.num_layers=3",
                                        "model.family=llama",
@@ -30,7 +29,6 @@ static void jobs_may_repeat(void **state)
 /* Dropout is a matter of training: the job's own values count. */
 static void jobs_choose_dropout(void **state)
 {
-    (void)state;
     job *self = read_right(GPT2, "train.dropout=0");
     assert_true(self->model.hidden_dropout == 0 && self->model.embedding_dropout == 0 &&
                 self->model.attention_dropout == 0);
@@ -48,7 +46,6 @@ static void jobs_choose_dropout(void **state)
  * place. */
 static void a_runs_copy_needs_no_checkpoint(void **state)
 {
-    (void)state;
     static const char *const keys[] = {
         LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", " LLAMA3 "}",
         LLAMA ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.5, \"truncate\": false}",
@@ -68,7 +65,6 @@ static void a_runs_copy_needs_no_checkpoint(void **state)
 /* The same keys without a checkpoint. */
 static void hand_written_blocks(void **state)
 {
-    (void)state;
     static const char model[] =
         "{\"model\": {\"family\": \"llama\", \"num_layers\": 2, \"hidden_size\": 64, "
         "\"num_heads\": 4, "
@@ -133,7 +129,6 @@ static void hand_written_blocks(void **state)
  * checkpoint's. */
 static void a_run_keeps_its_tokenizer(void **state)
 {
-    (void)state;
     char set[160], dir[160], file[200];
     job *first = read_right(LLAMA, NULL), *again;
     snprintf(set, sizeof set, "run.dir=%s", test_dir);

@@ -6,7 +6,6 @@
 
 static void defaults_hold(void **state)
 {
-    (void)state;
     job *self = read_good(SMALL_JOB, NULL);
     assert_string_equal(self->model.family, "gpt2");
     assert_string_equal(self->model.preset, "");
@@ -66,7 +65,6 @@ static uint32_t count_logged(const char *job_text, const char *const *wanted, ui
 /* The keys of fp16, and what each mode of a step is called. */
 static void modes_are_read(void **state)
 {
-    (void)state;
     log_set_level(LOG_QUIET); /* delayed_one_step warns */
     job *self = read_good(
         SMALL_WITH("\"fp16\": {\"enabled\": true},\"schedule\": {\"order\": \"Batch_Major\","
@@ -115,7 +113,6 @@ static void modes_are_read(void **state)
 /* The warning about an approximate update is logged once, and only if the job asks for it. */
 static void delayed_update_warns(void **state)
 {
-    (void)state;
     static const char *const wanted[] = {"approximate", NULL};
     static const char *const idle[] = {"delayed_from_step has no effect", NULL};
     uint32_t count;
@@ -135,7 +132,6 @@ static const char block_job[] = SMALL_WITH(
  * sets them. */
 static void state_formats_are_read(void **state)
 {
-    (void)state;
     static const char bf16[] = SMALL_WITH("\"bf16\": {\"enabled\": true},");
     static const char *const wanted[] = {"moments in bf16 are approximate", NULL};
     uint32_t count;
@@ -169,7 +165,6 @@ static void state_formats_are_read(void **state)
  * of checkpoints do, and the rules of a job may not. */
 static void block_of_formats_is_read(void **state)
 {
-    (void)state;
     job *self = read_good(block_job, NULL);
     assert_int_equal(self->state.params, STORED_NF4);
     assert_int_equal(self->state.rule_count, 1);
@@ -184,7 +179,6 @@ static void block_of_formats_is_read(void **state)
 
 static void machine_keys_are_read(void **state)
 {
-    (void)state;
     job *self = read_good(SMALL_JOB, NULL);
     assert_true(self->io.stuck_seconds == 30.0 && self->io.stop_seconds == 600.0);
     assert_true(self->io.verify_reads && !self->io.polled_completions);
@@ -235,7 +229,6 @@ static void machine_keys_are_read(void **state)
 
 static void llama_follows_its_rules(void **state)
 {
-    (void)state;
     job *self = read_good("{\"model\": {\"family\": \"LLaMA\", \"num_layers\": 1, "
                           "\"hidden_size\": 4096, \"num_heads\": 32, \"num_kv_heads\": 8, "
                           "\"seq_length\": 16}, " SMALL_REST "}",
@@ -249,7 +242,6 @@ static void llama_follows_its_rules(void **state)
 
 static void what_learns_is_read(void **state)
 {
-    (void)state;
     job *self = read_good(SMALL_JOB, NULL);
     assert_false(self->train.is_given);
     assert_int_equal(self->train.lora_rank, 0);
@@ -285,7 +277,6 @@ static void what_learns_is_read(void **state)
 
 static void own_blocks_are_read(void **state)
 {
-    (void)state;
     job *self = read_good(
         "# a remark\n{" SMALL_MODEL ", /* // # */\n"
         "\"data\": {\"train\": [\"a#b\", \"c//d\",], \"valid\": \"e/*f*/\", \"seed\": 7},\n"
@@ -363,7 +354,6 @@ static const char deepspeed_job[] =
 
 static void deepspeed_file_works(void **state)
 {
-    (void)state;
     job *self = read_good(deepspeed_job, NULL);
     assert_int_equal(self->accumulation, 8);
     assert_int_equal(self->run.log_every, 2000);
@@ -421,7 +411,6 @@ static void deepspeed_file_works(void **state)
  * off, is not. */
 static void no_effect_is_logged(void **state)
 {
-    (void)state;
     static const char *const wanted[] = {"zero_optimization.overlap_comm",
                                          "zero_optimization.offload_optimizer.buffer_count",
                                          "planned from the budgets in tiers",
@@ -445,7 +434,6 @@ static void no_effect_is_logged(void **state)
 
 static void batch_follows_deepspeed(void **state)
 {
-    (void)state;
     static const struct {
         uint64_t world, train, micro, accumulation; /* 0: not given */
         uint64_t expected[3];                       /* 0: an error */
@@ -476,7 +464,6 @@ static void batch_follows_deepspeed(void **state)
 
 static void set_overrides(void **state)
 {
-    (void)state;
     static const char *const set[] = {
         "run.steps=7",
         "run.dir=12",             /* text where text belongs */
@@ -511,7 +498,6 @@ static void set_overrides(void **state)
 /* run.keep: a number, a list in any order, the last step, and what says nothing. */
 static void keep_is_read(void **state)
 {
-    (void)state;
     enum { STEPS_MAX = 3 };
     static const struct {
         const char *run, *set;
@@ -554,7 +540,6 @@ static void keep_is_read(void **state)
 /* The text of a job is JSON without comments, and reads back as the same job. */
 static void text_round_trips(void **state)
 {
-    (void)state;
     static const struct {
         const char *text, *set;
     } cases[] = {
@@ -587,7 +572,6 @@ static void text_round_trips(void **state)
 /* The job.json of a module with many tensors is long. */
 static void long_files_are_read(void **state)
 {
-    (void)state;
     size_t bytes = (size_t)20 << 20, job_bytes = strlen(SMALL_JOB);
     char *text = mem_alloc(bytes, 1, "test text");
     assert_non_null(text);
@@ -602,7 +586,6 @@ static void long_files_are_read(void **state)
 
 static void comments_keep_places(void **state)
 {
-    (void)state;
     char text[] =
         "\xef\xbb\xbf{ /* \xc3\xa4\n */ \"a\\\"//\": [1, 2,], # x\n \"b\": {\"c\": 1,},\t}";
     int64_t bytes = configi_strip("f", text, strlen(text));

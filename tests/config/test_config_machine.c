@@ -106,7 +106,6 @@ static void fill(machine *self, uint64_t round)
 
 static void round_trip(void **state)
 {
-    (void)state;
     machine *was = new_machine(), *is = new_machine();
     for (uint64_t round = 0; round < 8; round++) {
         fill(was, round);
@@ -133,7 +132,6 @@ static void round_trip(void **state)
 
 static void as_people_write(void **state)
 {
-    (void)state;
     machine *self = new_machine();
     assert_int_equal(read_machine("{ // by hand\n"
                                   "  \"name\": \"two\", \"description\": \"for people\",\n"
@@ -160,7 +158,6 @@ static void as_people_write(void **state)
 
 static void refusals(void **state)
 {
-    (void)state;
     static const struct {
         const char *text, *says, *also;
     } cases[] = {
@@ -212,7 +209,6 @@ static void refusals(void **state)
 /* A machine that could not be read again is not written, and the old file stays. */
 static void unwritable(void **state)
 {
-    (void)state;
     machine *self = new_machine();
     strcpy(self->name, "before");
     assert_int_equal(machine_write(self, text_file), 0);
@@ -238,7 +234,6 @@ static void unwritable(void **state)
 
 static void knows_this_host(void **state)
 {
-    (void)state;
     char why[512];
     machine *here = new_machine(), *other = new_machine();
     machine_name_host(here);
@@ -267,7 +262,6 @@ static void knows_this_host(void **state)
 /* Random changes to a right file end in a machine or in ERR_CONFIG. */
 static void broken_texts(void **state)
 {
-    (void)state;
     enum { ROUNDS = 1500, BYTES_MAX = 1 << 16 };
     static char right[BYTES_MAX], text[BYTES_MAX];
     machine *self = new_machine();
@@ -298,7 +292,6 @@ static void broken_texts(void **state)
 /* Every member of configs/clusters.json is a machine that says what a plan needs. */
 static void described_machines(void **state)
 {
-    (void)state;
     json_t *all, *value;
     const char *name;
     assert_int_equal(configi_read_json(SLUICE_SOURCE_DIR "/configs/clusters.json", &all), 0);

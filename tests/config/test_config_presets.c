@@ -54,7 +54,6 @@ static uint64_t param_count(const struct job_model *m)
 
 static void published_sizes(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         uint64_t params; /* as published, or by the formula where only a rounded size is */
@@ -92,7 +91,6 @@ static void published_sizes(void **state)
  * blocks alone, 12 L C^2; for Llama all parameters count. */
 static void sizes_as_named(void **state)
 {
-    (void)state;
     static const char *const names[] = {
         "zero-offload-1b",  "zero-offload-2b",  "zero-offload-4b",  "zero-offload-6b",
         "zero-offload-8b",  "zero-offload-10b", "zero-offload-11b", "zero-offload-12b",
@@ -123,7 +121,6 @@ static void sizes_as_named(void **state)
 
 static void keys_override(void **state)
 {
-    (void)state;
     job *self =
         read_good("{\"model\": {\"seq_length\": 256, \"preset\": \"llama-1b\"}, " SMALL_REST "}",
                   "model.num_layers=3");
@@ -145,7 +142,6 @@ static void write_file(const char *path, const char *text)
 /* $SLUICE_CONFIG_DIR goes before the built-in place, the job's directory after it. */
 static void places_in_order(void **state)
 {
-    (void)state;
     static const char preset[] = "{\"family\": \"gpt2\", \"num_layers\": 1, \"hidden_size\": 8, "
                                  "\"num_heads\": 1, \"seq_length\": 9, // mine\n}";
     char models[96], first[128], beside[128], all[128];
@@ -226,7 +222,6 @@ static job *read_example(const char *name)
 /* Every file of configs/jobs is a job that could train. */
 static void all_examples_read(void **state)
 {
-    (void)state;
     DIR *folder = opendir(SLUICE_SOURCE_DIR "/configs/jobs");
     assert_non_null(folder);
     uint32_t count = 0;
@@ -249,7 +244,6 @@ static void all_examples_read(void **state)
 /* The job of configs/cluster is for 8 ranks. */
 static void cluster_example_reads(void **state)
 {
-    (void)state;
     job *self;
     int rc =
         job_read_ranks(SLUICE_SOURCE_DIR "/configs/cluster/zero3-nvme.json", NULL, 0, 8, &self);
@@ -265,7 +259,6 @@ static void cluster_example_reads(void **state)
 
 static void examples_say(void **state)
 {
-    (void)state;
     job *self = read_example("gpt2-1.5b-nvme.json");
     assert_int_equal(self->model.num_layers * self->model.hidden_size, 48 * 1600);
     assert_int_equal(self->model.num_heads, 16);
@@ -308,7 +301,6 @@ static void examples_say(void **state)
  * which. The run's own copy holds all of it and looks for no preset, unless --set names one. */
 static void keys_beside_a_preset(void **state)
 {
-    (void)state;
     static char log[TEST_LOG_BYTES];
     job *self;
     assert_error(read_text(SMALL_JOB, "model.preset=nonexistent", &self), ERR_CONFIG,

@@ -22,7 +22,6 @@ static void refused(const char *text, const char *set, uint32_t world, const cha
 
 static void batches_are_dealt_out(void **state)
 {
-    (void)state;
     job *self;
     assert_int_equal(read_ranks(SMALL_JOB, "train_micro_batch_size_per_gpu=3", 4, &self), 0);
     assert_int_equal(self->world, 4);
@@ -105,7 +104,6 @@ static void read_ranks_logged(const char *text, const char *set, uint32_t world,
 
 static void keys_of_ranks(void **state)
 {
-    (void)state;
     static char log[TEST_LOG_BYTES];
     job *plain, *self;
     assert_int_equal(read_ranks(stage_3, NULL, 2, &plain), 0);
@@ -136,7 +134,6 @@ static void keys_of_ranks(void **state)
 
 static void defaults_of_ranks(void **state)
 {
-    (void)state;
     job *self;
     assert_int_equal(read_ranks(SMALL_JOB, "bf16.enabled=true", 2, &self), 0);
     assert_int_equal(self->comm.wire, DTYPE_BF16); /* as the training, in DeepSpeed */
@@ -155,7 +152,6 @@ static void defaults_of_ranks(void **state)
  * values out of range. */
 static void wrong_for_ranks(void **state)
 {
-    (void)state;
     static const struct {
         const char *set, *says;
     } rows[] = {
@@ -178,7 +174,6 @@ static void wrong_for_ranks(void **state)
 
 static void stage_3_keys_need_stage_3(void **state)
 {
-    (void)state;
     static char log[TEST_LOG_BYTES];
     read_ranks_logged(SMALL_JOB, "zero_optimization.stage3_max_live_parameters=1e6", 2, log);
     assert_non_null(strstr(log,
@@ -188,7 +183,6 @@ static void stage_3_keys_need_stage_3(void **state)
 
 static void drives_of_ranks(void **state)
 {
-    (void)state;
     static const char *const good[] = {"/mnt/{rank}/s", "/mnt/nvme{local_rank}",
                                        "/s/{host}/{rank}"};
     static const char *const wrong[] = {"/mnt/{ranks}", "/mnt/{}", "/mnt/{LOCAL_RANK}",
@@ -212,7 +206,6 @@ static void drives_of_ranks(void **state)
 
 static void other_ranks_are_a_change(void **state)
 {
-    (void)state;
     static const char text[] = SMALL_WITH("\"train_batch_size\": 12,");
     char told[512];
     job *was, *is;
@@ -234,7 +227,6 @@ static void other_ranks_are_a_change(void **state)
 /* The merged text of one rank is all that the others read. */
 static void others_read_the_text(void **state)
 {
-    (void)state;
     job *first, *other;
     static const char text[] = SMALL_WITH("\"zero_optimization\": {\"stage\": 3}, // a remark\n"
                                           "\"train_batch_size\": 12,");
@@ -256,7 +248,6 @@ static double peek(const char *text, const char *set)
 /* The timeout is known before the job is read. What is wrong with a job is said later. */
 static void the_timeout_is_known_early(void **state)
 {
-    (void)state;
     static const char given[] = SMALL_WITH("\"comm\": {\"timeout_seconds\": 12}, // a remark\n");
     static const char set[] = "comm.timeout_seconds=7.5", *const sets[] = {set};
     assert_true(peek(SMALL_JOB, NULL) == 300.0);

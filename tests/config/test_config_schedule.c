@@ -52,7 +52,6 @@ static void assert_series(const json_t *series, int order, size_t count, const j
 
 static void deepspeed_agrees(void **state)
 {
-    (void)state;
     json_t *fixture =
         json_load_file(SLUICE_SOURCE_DIR "/tests/reference/lr_schedules.json", 0, NULL);
     assert_non_null(fixture);
@@ -107,7 +106,6 @@ static void assert_rate(double got, double expected, uint64_t step)
  * s runs with last_batch_iteration s - 2, and so the start of a warm-up is seen twice. */
 static void known_points(void **state)
 {
-    (void)state;
     job self = {.optimizer.lr = 3e-4, .scheduler.type = JOB_SCHEDULE_NONE};
     assert_rate(job_learning_rate(&self, 12345), 3e-4, 12345);
     self.scheduler.type = JOB_WARMUP_LR;
@@ -141,7 +139,6 @@ static void known_points(void **state)
 /* Keys of a scheduler that are not numbers, and defaults that depend on the optimizer. */
 static void schedulers_are_read(void **state)
 {
-    (void)state;
     job *self = read_good(
         SMALL_WITH("\"optimizer\": {\"type\": \"adagrad\"}, \"scheduler\": {\"type\": \"OneCycle\","
                    "\"params\": {\"cycle_min_lr\": 1e-4, \"cycle_max_lr\": 1e-3,"

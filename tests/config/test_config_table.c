@@ -39,7 +39,6 @@ static bool has_room(const configi_key *row)
 
 static void table_is_sound(void **state)
 {
-    (void)state;
     const configi_key *row;
     for (uint32_t i = 0; (row = configi_key_at(i)); i++) {
         bool is_list = row->type == CONFIGI_ENUM || row->type == CONFIGI_BOOL;
@@ -73,7 +72,6 @@ static void table_is_sound(void **state)
 /* No two keys are put at the same place. */
 static void members_are_apart(void **state)
 {
-    (void)state;
     const configi_key *a, *b;
     for (uint32_t i = 0; (a = configi_key_at(i)); i++)
         for (uint32_t j = i + 1; a->member_bytes > 0 && (b = configi_key_at(j)); j++)
@@ -84,7 +82,6 @@ static void members_are_apart(void **state)
 /* Each choice of a key stands for its enumerator. */
 static void choices_are_enumerators(void **state)
 {
-    (void)state;
     static const struct {
         const char *path, *choice;
         int value;
@@ -177,7 +174,6 @@ static char *printed(bool is_markdown)
 /* Each key but those below `debug` is in both lists, with its meaning. */
 static void table_is_listed(void **state)
 {
-    (void)state;
     char *list = printed(false), *markdown = printed(true);
     const configi_key *row;
     for (uint32_t i = 0; (row = configi_key_at(i)); i++) {
@@ -197,7 +193,6 @@ static void table_is_listed(void **state)
 /* KEYS.md is what the table prints. */
 static void keys_md_is_current(void **state)
 {
-    (void)state;
     static char text[1 << 17];
     char *expected = printed(true);
     FILE *file = fopen(SLUICE_SOURCE_DIR "/src/config/KEYS.md", "rb");

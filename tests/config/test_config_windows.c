@@ -79,7 +79,6 @@ static const struct right_case right[] = {
 
 static void windows_are_read(void **state)
 {
-    (void)state;
     check_right(right, sizeof right / sizeof right[0]);
 }
 
@@ -159,7 +158,6 @@ static const struct wrong_case wrong[] = {
 
 static void wrong_is_refused(void **state)
 {
-    (void)state;
     check_wrong(wrong, sizeof wrong / sizeof wrong[0]);
 }
 

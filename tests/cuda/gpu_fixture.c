@@ -156,7 +156,6 @@ void gpu_fill(gpu_fixture *gpu, void *target, uint8_t value, uint64_t bytes)
 
 void gpu_sync(gpu_fixture *gpu)
 {
-    (void)gpu;
     expect_success(cudaDeviceSynchronize(), "waiting for the GPU");
 }
 

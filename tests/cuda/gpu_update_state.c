@@ -168,14 +168,12 @@ static void over_forms(const uint64_t *counts, int count_count, bool is_special)
 
 void packed_updates_have_the_cpu_bits(void **state)
 {
-    (void)state;
     static const uint64_t counts[] = {1, 3, 31, 255, 256, 257, 1023, 4096, 4096 + 300, 5000, 8192};
     over_forms(counts, sizeof counts / sizeof counts[0], false);
 }
 
 void packed_special_values_have_the_cpu_bits(void **state)
 {
-    (void)state;
     static const uint64_t counts[] = {4096 + 77, 2048};
     over_forms(counts, 2, true);
 }
@@ -183,7 +181,6 @@ void packed_special_values_have_the_cpu_bits(void **state)
 /* Warps go round, and the upper half of the elements' numbers changes within the tile. */
 void packed_warps_go_round(void **state)
 {
-    (void)state;
     cpu_variants variants;
     cpu_variants_open(&variants);
     gpu_fixture *gpu = gpu_begin();

@@ -124,7 +124,6 @@ static void compare_copies(gpu_fixture *gpu, const cpu_variants *variants, const
 
 void copies_have_the_cpu_bits(void **state)
 {
-    (void)state;
     enum { COUNT_MAX = 32 * 256 * 4 * 4 + 4 * 5000 + 3 };
     static const uint64_t counts[] = {0, 1, 3, 4, 7, 31, 4096, 9999, COUNT_MAX};
     cpu_variants variants;
@@ -145,7 +144,6 @@ void copies_have_the_cpu_bits(void **state)
 
 void copies_of_every_half(void **state)
 {
-    (void)state;
     enum { COUNT = 65536 * ROUNDINGS };
     cpu_variants variants;
     cpu_variants_open(&variants);
@@ -164,7 +162,6 @@ void copies_of_every_half(void **state)
 /* More than 2^31 elements; see many_elements in test_gpu_update.c. */
 void copy_of_many_elements(void **state)
 {
-    (void)state;
     enum { PERIOD = 3 << 20 };
     uint64_t count = ((uint64_t)1 << 31) + PERIOD + 5;
     gpu_fixture *gpu = gpu_begin();
@@ -264,7 +261,6 @@ static void fill_accumulator(float *values, uint64_t count, uint64_t seed)
 
 void closing_has_the_cpu_bits(void **state)
 {
-    (void)state;
     enum { ROUND = 32 * 2 * 8, BLOCKS_MAX = ROUND + 19 };
     static const uint64_t counts[] = {0, 1, 2, 7, 8, 9, 17, 33};
     cpu_variants variants;
@@ -292,7 +288,6 @@ void closing_has_the_cpu_bits(void **state)
 
 void closing_of_every_half(void **state)
 {
-    (void)state;
     enum { COUNT = 65536 * ROUNDINGS };
     cpu_variants variants;
     cpu_variants_open(&variants);
@@ -311,7 +306,6 @@ void closing_of_every_half(void **state)
 /* More than 2^31 elements; see many_elements in test_gpu_update.c. */
 void closing_many_elements(void **state)
 {
-    (void)state;
     enum { PERIOD_BLOCKS = 3 << 8, PERIOD = PERIOD_BLOCKS * BLOCK };
     uint64_t blocks = ((uint64_t)1 << 31) / BLOCK + PERIOD_BLOCKS + 5, count = blocks * BLOCK;
     gpu_fixture *gpu = gpu_begin();
@@ -395,7 +389,6 @@ static void compare_norm(gpu_fixture *gpu, const cpu_variants *variants, const d
 
 void norm_is_the_cpu_tree(void **state)
 {
-    (void)state;
     enum { COUNT_MAX = 100003 };
     static const uint64_t counts[] = {0,    1,        2,     3,         5,        7,    63,
                                       64,   65,       100,   511,       512,      513,  1023,
@@ -417,7 +410,6 @@ void norm_is_the_cpu_tree(void **state)
  * last place. */
 void norm_of_odd_values(void **state)
 {
-    (void)state;
     enum { COUNT = 4613 };
     static const uint64_t odd_bits[] = {0x0000000000000001u, 0x7ff0000000000000u,
                                         0xfff0000000000000u, 0x7ff8000000000000u,
@@ -450,7 +442,6 @@ void norm_of_odd_values(void **state)
 /* One after the other on the stream without waiting: each leaves the counter as it found it. */
 void norm_calls_follow_one_another(void **state)
 {
-    (void)state;
     enum { CALLS = 12, COUNT_MAX = 30011 };
     cpu_variants variants;
     cpu_variants_open(&variants);
@@ -478,7 +469,6 @@ void norm_calls_follow_one_another(void **state)
  * GPU those of a quarter of 2^40 elements, 512 MiB. */
 void norm_of_many_sums(void **state)
 {
-    (void)state;
     cpu_variants variants;
     cpu_variants_open(&variants);
     gpu_fixture *gpu = gpu_begin();

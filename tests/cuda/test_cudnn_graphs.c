@@ -211,7 +211,6 @@ static void test_shapes(void **state)
     static const struct shape shapes[] = {
         {1, 2, 1, 1, 8}, {2, 7, 3, 3, 8}, {3, 12, 4, 2, 16}, {2, 19, 6, 1, 24}, {1, 33, 2, 2, 40},
     };
-    (void)state;
     reset();
     kernel_context context = new_context(8);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
@@ -235,7 +234,6 @@ static void test_parts(void **state)
 {
     static const struct shape shape = {4, 9, 6, 6, 8}, grouped = {3, 10, 12, 6, 8};
     uint64_t head_bytes = 64 * 128 * 2, grouped_bytes = 2 * head_bytes + 2 * 2 * 10 * 8 * 2;
-    (void)state;
     reset();
     kernel_context context = new_context(8);
     struct cudai_cudnn *cudnn = context.cudnn;
@@ -263,7 +261,6 @@ static void test_ordered(void **state)
     static const struct shape shape = {2, 128, 6, 2, 16};
     attention_desc desc = desc_of(&shape, DTYPE_FP16);
     cudai_cudnn_plan *plan;
-    (void)state;
     reset();
     fake_cudnn.version = 92500;
     kernel_context context = new_context(9);
@@ -293,7 +290,6 @@ static void test_engines(void **state)
     static const struct shape shape = {1, 8, 2, 2, 8};
     attention_desc desc = desc_of(&shape, DTYPE_BF16);
     cudai_cudnn_plan *plan;
-    (void)state;
     reset();
     kernel_context context = new_context(8);
     fake_cudnn.refused_config_count = 2;
@@ -324,7 +320,6 @@ static void test_run_errors(void **state)
     attention_desc desc = desc_of(&shape, DTYPE_BF16);
     struct tensors t = new_tensors(&desc);
     cudai_cudnn_plan *plan;
-    (void)state;
     reset();
     kernel_context context = new_context(8);
     context.cudnn->workspace_bytes_max = 4 * 64 * 128 * 2;
@@ -373,7 +368,6 @@ static void test_refused_shapes(void **state)
 {
     static const struct shape base = {2, 256, 4, 2, 64};
     attention_desc desc = desc_of(&base, DTYPE_BF16), other = desc;
-    (void)state;
     expect_refusal(&desc, 9, 91900, NULL);
     expect_refusal(&desc, 8, 91900, NULL);
     expect_refusal(&desc, 10, 91900, "capability 10");
@@ -436,7 +430,6 @@ static void expect_absence(const char *reason)
 
 static void test_absence(void **state)
 {
-    (void)state;
     reset();
     fake_cudnn.is_absent = true;
     expect_absence("hidden by the test");

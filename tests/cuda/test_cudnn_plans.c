@@ -47,7 +47,6 @@ static void describe(char *json, size_t bytes)
 
 static int setup(void **state)
 {
-    (void)state;
     char json[2048];
     /* cuDNN opens libcuda.so.1, which is this one's soname too: the one that is there is taken */
     void *driver = dlopen(FAKE_DRIVER, RTLD_NOW | RTLD_GLOBAL);
@@ -110,7 +109,6 @@ static void test_taken(void **state)
         {2, 33, 25, 5, 8},      /* short */
         {1, 256, 4, 4, 256},    /* Hopper alone */
     };
-    (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         const struct shape *shape = &shapes[i];
         uint64_t forward = 0, backward = 0;
@@ -138,7 +136,6 @@ static void test_long(void **state)
 {
     static const struct shape shape = {1, 32768, 32, 8, 128};
     uint64_t forward, backward;
-    (void)state;
     int rc = make_plan(&shape, DTYPE_BF16, &forward, &backward);
     if (api.version_number >= 92500 && gpu->version == 900)
         assert_int_equal(rc, 0);

@@ -318,7 +318,6 @@ static const struct shape shapes[] = {
 
 static void matches_definition(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         check_shape(gpu, &shapes[i], type_under_test);
@@ -344,7 +343,6 @@ static const struct kind kinds[] = {
 
 static void matches_definition_of_each_kind(void **state)
 {
-    (void)state;
     static const struct shape some[] = {
         {2, 150, 2, 1, 64, 0, 1}, {1, 200, 1, 1, 128, 0, 1}, {1, 135, 2, 1, 200, 8, 1}};
     static const struct shape long_one = {2, 3001, 8, 2, 128, 0, 1};
@@ -360,7 +358,6 @@ static void matches_definition_of_each_kind(void **state)
 
 static void matches_definition_of_long_sequences(void **state)
 {
-    (void)state;
     static const struct shape long_shapes[] = {
         {1, 4096, 8, 2, 128, 0, 1},  {2, 5001, 4, 4, 64, 0, 1},  {1, 4097, 2, 1, 256, 0, 1},
         {1, 3000, 25, 25, 64, 0, 1}, {1, 2049, 3, 1, 100, 5, 1}, {1, 2500, 2, 2, 192, 0, 1},
@@ -378,7 +375,6 @@ static void matches_definition_of_long_sequences(void **state)
 /* Offsets of rows beyond 2^31 elements: rows far apart. */
 static void indices_are_wide(void **state)
 {
-    (void)state;
     static const struct shape wide = {1, 4100, 2, 1, 64, 600000, 1};
     gpu_fixture *gpu = gpu_begin();
     uint64_t bytes = 2 * wide.tokens * wide.pad * dtype_bytes(type_under_test);
@@ -394,7 +390,6 @@ static void indices_are_wide(void **state)
 
 static void addresses_and_repetition_keep_bits(void **state)
 {
-    (void)state;
     static const struct shape some[] = {
         {1, 90, 2, 1, 64, 8, 1}, {2, 33, 1, 1, 24, 0, 1}, {1, 40, 1, 1, 200, 8, 1}};
     gpu_fixture *gpu = gpu_begin();
@@ -419,7 +414,6 @@ static void addresses_and_repetition_keep_bits(void **state)
 /* A row's bits depend neither on later rows nor on their number. */
 static void later_rows_keep_bits(void **state)
 {
-    (void)state;
     static const struct shape whole = {1, 150, 1, 1, 64, 0, 1}, part = {1, 71, 1, 1, 64, 0, 1};
     gpu_fixture *gpu = gpu_begin();
     struct rig longer, shorter;
@@ -439,7 +433,6 @@ static void later_rows_keep_bits(void **state)
 /* Scores in the thousands: one key takes nearly everything, and nothing overflows. */
 static void large_scores_stay_exact(void **state)
 {
-    (void)state;
     static const struct shape sharp = {1, 100, 2, 1, 64, 0, 400};
     gpu_fixture *gpu = gpu_begin();
     check_shape(gpu, &sharp, type_under_test);
@@ -450,7 +443,6 @@ static void large_scores_stay_exact(void **state)
  * over the other keys, however many, must leave the sum as it is. */
 static void many_steps_keep_the_sum(void **state)
 {
-    (void)state;
     static const struct shape shape = {1, 1400, 1, 1, 8, 0, 2.8284271f}; /* a scale of 1 */
     gpu_fixture *gpu = gpu_begin();
     struct rig rig;
@@ -475,7 +467,6 @@ static void many_steps_keep_the_sum(void **state)
 
 static void nan_is_not_hidden(void **state)
 {
-    (void)state;
     static const struct shape shape = {1, 100, 1, 1, 16, 0, 1};
     gpu_fixture *gpu = gpu_begin();
     struct rig rig;
@@ -505,7 +496,6 @@ static void expect_refused(gpu_fixture *gpu, const attention_desc *desc, const c
 
 static void refusals(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     const attention_desc good = {.batch = 1,
                                  .tokens = 4,

@@ -52,7 +52,6 @@ void cudai_cudnn_destroy(kernel_context *context)
 
 const char *cudai_cudnn_version(const kernel_context *context)
 {
-    (void)context;
     return "a made-up library";
 }
 
@@ -99,7 +98,6 @@ const char *cudai_cudnn_plan_way(const cudai_cudnn_plan *plan)
 
 size_t cudai_cudnn_plan_forward_scratch_bytes(const cudai_cudnn_plan *plan)
 {
-    (void)plan;
     return 64;
 }
 
@@ -210,7 +208,6 @@ static int wide_backward(cudai_cudnn_plan *plan, void *stream, const void *const
 int cudai_cudnn_forward(cudai_cudnn_plan *plan, void *stream, const void *q, const void *k,
                         const void *v, void *output, float *lse, void *scratch)
 {
-    (void)scratch;
     forward_count++;
     if (behaviour == BREAKS) {
         leave_cuda_error();
@@ -288,7 +285,6 @@ static bool is_chosen(const attention_desc *desc, enum behaviour how)
 
 static void a_plan_that_agrees_is_used(void **state)
 {
-    (void)state;
     attention_desc desc = shape;
     assert_true(is_chosen(&desc, EXACT));
     assert_int_equal(plans_made, 1);
@@ -305,7 +301,6 @@ static void a_plan_that_agrees_is_used(void **state)
 
 static void a_defect_is_found(void **state)
 {
-    (void)state;
     for (int type = DTYPE_BF16; type <= DTYPE_FP16; type++) {
         attention_desc desc = shape;
         desc.type = (enum dtype)type;
@@ -320,7 +315,6 @@ static void a_defect_is_found(void **state)
 
 static void a_refusal_is_answered_by_our_kernels(void **state)
 {
-    (void)state;
     assert_false(is_chosen(&shape, REFUSES));
     attention_desc desc = shape;
     desc.type = DTYPE_FP32;
@@ -330,7 +324,6 @@ static void a_refusal_is_answered_by_our_kernels(void **state)
 
 static void other_errors_are_errors(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     gpu->context.cudnn = (struct cudai_cudnn *)&behaviour;
     behaviour = OUT_OF_MEMORY;
@@ -344,7 +337,6 @@ static void other_errors_are_errors(void **state)
  * there are heads to leave out, and only where the part goes the shape's way. */
 static void large_shapes_are_checked_in_part(void **state)
 {
-    (void)state;
     attention_desc desc = shape;
     desc.batch = 1 << 20;
     assert_true(is_chosen(&desc, EXACT));
@@ -373,7 +365,6 @@ static void large_shapes_are_checked_in_part(void **state)
 
 static void without_memory_ours_are_used(void **state)
 {
-    (void)state;
     simulated_gpu_set_total_bytes(64 * KIB);
     assert_false(is_chosen(&shape, EXACT));
     assert_int_equal(plans_made, 1);
@@ -386,7 +377,6 @@ static void without_memory_ours_are_used(void **state)
  * made. */
 static void choices_are_described(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     gpu->context.cudnn = (struct cudai_cudnn *)&behaviour;
     snprintf(gpu->context.description, sizeof gpu->context.description, "cuda: simulated");

@@ -88,7 +88,6 @@ static void check_shape(gpu_fixture *gpu, const struct shape *s, enum dtype type
 
 static void matches_reference(void **state)
 {
-    (void)state;
     static const struct shape shapes[] = {
         {0, 1, 1, 1, 2, 0, 0, 0},    {0, 5, 4, 2, 8, 0, 0, 0},        {33, 2, 2, 1, 64, 0, 0, 0},
         {7, 1, 2, 2, 80, 0, 0, 0},   {40, 3, 2, 1, 256, 0, 0, 0},     {33, 2, 2, 1, 64, 1, 0, 0},
@@ -104,7 +103,6 @@ static void matches_reference(void **state)
 
 static void wide_heads_are_refused(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     const struct shape s = {0, 1, 1, 1, 257, 0, 0, 0};
     attention_cached_args args = args_of(&s, DTYPE_FP32);

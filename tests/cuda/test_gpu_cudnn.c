@@ -215,7 +215,6 @@ static void test_reference(void **state)
         {3, 384, 6, 2, 80, DTYPE_BF16}, {2, 128, 8, 8, 128, DTYPE_FP16},
         {2, 128, 25, 5, 8, DTYPE_FP16},
     };
-    (void)state;
     gpu_fixture *gpu = begin();
     if (gpu == NULL)
         return;
@@ -238,7 +237,6 @@ static void test_odd(void **state)
 {
     static const struct shape shapes[] = {{2, 77, 6, 2, 64, DTYPE_BF16},
                                           {1, 300, 5, 5, 40, DTYPE_FP16}};
-    (void)state;
     gpu_fixture *gpu = begin();
     if (gpu == NULL)
         return;
@@ -268,7 +266,6 @@ static void test_bits(void **state)
 {
     static const struct shape shape = {2, 4096, 32, 8, 128, DTYPE_BF16};
     const uint64_t last = shape.kv_heads - 1, group = shape.heads / shape.kv_heads;
-    (void)state;
     gpu_fixture *gpu = begin();
     if (gpu == NULL)
         return;
@@ -333,7 +330,6 @@ static void test_chosen(void **state)
         {3, 1000, 6, 2, 80, DTYPE_FP16},    {1, 256, 4, 4, 256, DTYPE_BF16},
         {16, 4096, 64, 8, 128, DTYPE_BF16}, {1, 32768, 32, 32, 128, DTYPE_BF16},
     };
-    (void)state;
     gpu_fixture *gpu = begin();
     if (gpu == NULL)
         return;

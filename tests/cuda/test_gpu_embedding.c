@@ -238,7 +238,6 @@ static void check_forward(gpu_fixture *gpu, struct shape shape)
 
 static void forward_gives_the_bits_of_the_reference(void **state)
 {
-    (void)state;
     static const uint64_t channels[] = {1, 5, 8, 64, 600, 1604};
     gpu_fixture *gpu = gpu_begin();
     for (int type = 0; type < DTYPE_COUNT; type++)
@@ -255,7 +254,6 @@ static const struct cut cuts[] = {
 
 static void parts_give_the_bits_of_the_whole(void **state)
 {
-    (void)state;
     static const uint64_t channels[] = {1, 5, 64, 132};
     gpu_fixture *gpu = gpu_begin();
     for (int type = 0; type < DTYPE_COUNT; type++)
@@ -287,7 +285,6 @@ static void parts_give_the_bits_of_the_whole(void **state)
 /* Rows whose token lies elsewhere keep what they hold, on both sides. */
 static void parts_leave_other_rows(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     const float table[] = {1, 2, 3, 4}, before[8] = {9, 9, 9, 9, 9, 9, 9, 9};
     const float expected[8] = {9, 9, 1, 2, 3, 4, 9, 9}, zeros[4] = {0};
@@ -407,7 +404,6 @@ static void check_backward(gpu_fixture *gpu, struct shape shape, uint64_t seldom
 
 static void gradients_of_odd_shapes(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     static const struct shape shapes[] = {
         {DTYPE_FP32, 1, 1, 1, 1, IDS_SAME},         {DTYPE_BF16, 2, 16, 3, 50, IDS_UNIFORM},
@@ -423,7 +419,6 @@ static void gradients_of_odd_shapes(void **state)
 /* Segments around every boundary of the sum's order: token k has k rows, in a shuffled order. */
 static void gradients_of_every_length(void **state)
 {
-    (void)state;
     enum { LENGTHS = 68, ROWS = LENGTHS * (LENGTHS + 1) / 2 };
     gpu_fixture *gpu = gpu_begin();
     struct shape shape = {DTYPE_BF16, 1, ROWS, 8, LENGTHS + 1, IDS_UNIFORM};
@@ -450,7 +445,6 @@ static void gradients_of_every_length(void **state)
 
 static void gradient_of_one_token_everywhere(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     check_backward(gpu, (struct shape){DTYPE_BF16, 3, 701, 12, 5, IDS_SAME}, 4, 1);
     if (!gpu->is_simulated)
@@ -461,7 +455,6 @@ static void gradient_of_one_token_everywhere(void **state)
 /* More rows than one block sorts: one merge, two merges, a run that stands alone. */
 static void gradients_of_merged_runs(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     check_backward(gpu, (struct shape){DTYPE_FP32, 1, ROWS_OF_RUN + 1, 2, 700, IDS_UNIFORM}, 1, 0);
     check_backward(gpu, (struct shape){DTYPE_BF16, 3, 3001, 3, 2000, IDS_UNIFORM}, 1000, 0);
@@ -478,7 +471,6 @@ static void gradients_of_merged_runs(void **state)
 /* Gradients that are not finite reach their own token and position, no other. */
 static void gradients_that_are_not_finite(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     struct shape shape = {DTYPE_BF16, 2, 60, 4, 3, IDS_UNIFORM};
     struct problem p = problem_init(gpu, shape);
@@ -507,7 +499,6 @@ static void gradients_that_are_not_finite(void **state)
  * parts and the positions included, and add to no token. */
 static void bad_ids_are_seen_and_do_no_harm(void **state)
 {
-    (void)state;
     static const int32_t bad[] = {-1, INT32_MIN, 37, INT32_MAX};
     gpu_fixture *gpu = gpu_begin();
     struct shape shape = {DTYPE_BF16, 2, 20, 8, 37, IDS_UNIFORM};
@@ -548,7 +539,6 @@ static void bad_ids_are_seen_and_do_no_harm(void **state)
 /* Empty calls, and tables that are not asked for. */
 static void nothing_to_do(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     struct problem p = problem_init(gpu, (struct shape){DTYPE_FP32, 1, 2, 3, 4, IDS_UNIFORM});
     embedding_args args = forward_args(&p);

@@ -59,7 +59,6 @@ static void check_gradient(gpu_fixture *gpu, const struct shape *shape, const fl
 
 static void large_shapes(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     struct shape shape = {2056, (1 << 20) + 3, (1 << 20) + 5};
     if (gpu->is_simulated || gpu->total_bytes < 40ull << 30) {

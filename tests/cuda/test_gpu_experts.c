@@ -74,7 +74,6 @@ static void router_case(struct run *run, const struct shape *shape)
 
 static void router(void **state)
 {
-    (void)state;
     static const uint64_t sizes[][2] = {{5, 1}, {3, 2}, {9, 7}, {20, 8}, {9, 64}, {2, 600}};
     gpu_fixture *gpu = gpu_begin();
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
@@ -89,7 +88,6 @@ static void router(void **state)
 /* Logits that are not numbers: K different experts in every case, and NaN comes out. */
 static void router_nan(void **state)
 {
-    (void)state;
     enum { E = 40, K = 3 };
     gpu_fixture *gpu = gpu_begin();
     for (int variant = 0; variant < 8; variant++) {
@@ -147,7 +145,6 @@ static void sums_case(struct run *run, const struct shape *shape)
 
 static void sums(void **state)
 {
-    (void)state;
     static const uint64_t sizes[][2] = {{1, 1}, {65, 1}, {65, 7}, {100, 64}, {3, 1024}};
     gpu_fixture *gpu = gpu_begin();
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
@@ -191,7 +188,6 @@ static void sort_case(struct run *run, const struct shape *shape)
 
 static void sort(void **state)
 {
-    (void)state;
     static const uint64_t sizes[][2] = {{1, 1}, {65, 1}, {3, 7}, {300, 9}, {40, 40}};
     gpu_fixture *gpu = gpu_begin();
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
@@ -258,7 +254,6 @@ static void rows_case(struct run *run, const struct shape *shape)
 
 static void rows(void **state)
 {
-    (void)state;
     static const uint64_t sizes[][2] = {{1, 1}, {3, 7}, {17, 64}, {4, 1000}};
     gpu_fixture *gpu = gpu_begin();
     for (size_t t = 0; t < TYPE_COUNT; t++)

@@ -15,7 +15,6 @@ enum { COUNT = 1000 };
 /* Behaves as on a GPU, where canary bytes follow a block and no page guards it. */
 static void overrun(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     gpu->is_simulated = false;
     char *memory = gpu_alloc(gpu, COUNT);
@@ -27,7 +26,6 @@ static void overrun(void **state)
 
 static void far_bytes(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     gpu->is_simulated = false;
     char *memory = gpu_alloc(gpu, COUNT);
@@ -37,14 +35,12 @@ static void far_bytes(void **state)
 
 static void foreign_memory(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     gpu_free(gpu, gpu);
 }
 
 static void pending_error(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     (void)cudaSetDevice(7);
     gpu_end(gpu);
@@ -52,21 +48,18 @@ static void pending_error(void **state)
 
 static void one_is_off(void **state)
 {
-    (void)state;
     float got[3] = {1, 2, 3.1f}, want[3] = {1, 2, 3};
     gpu_expect_close("numbers", got, want, 3, 0.01, 0.01);
 }
 
 static void one_is_nan(void **state)
 {
-    (void)state;
     float got[3] = {1, NAN, 3}, want[3] = {1, 2, 3};
     gpu_expect_close("numbers", got, want, 3, 1e9, 1e9);
 }
 
 static void one_byte_differs(void **state)
 {
-    (void)state;
     uint32_t got[2] = {1, 0x10000}, want[2] = {1, 0};
     gpu_expect_same("words", got, want, 2, 4);
 }
@@ -106,7 +99,6 @@ static void test_mistakes_are_found(void **state)
 
 static void test_memory(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     assert_true(gpu->is_simulated);
     assert_true(gpu->context.sm_count > 0 && gpu->total_bytes > 0);
@@ -130,7 +122,6 @@ static void test_memory(void **state)
 
 static void test_values(void **state)
 {
-    (void)state;
     static float values[COUNT], again[COUNT];
     gpu_fixture *gpu = gpu_begin();
     for (int type = 0; type < DTYPE_COUNT; type++) {

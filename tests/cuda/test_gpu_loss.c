@@ -236,7 +236,6 @@ static void check_uncut(gpu_fixture *gpu, enum dtype type, uint64_t rows, uint64
 
 static void losses_and_gradients(void **state)
 {
-    (void)state;
     static const uint64_t vocabs[] = {1, 2, 3, 4, 31, 256, 257, 1600, 1603, 4100, 5003};
     gpu_fixture *gpu = gpu_begin();
     for (int type = 0; type < DTYPE_COUNT; type++)
@@ -258,7 +257,6 @@ static void losses_and_gradients(void **state)
 /* A row's bits depend on neither its place nor its neighbours. */
 static void rows_do_not_depend_on_their_place(void **state)
 {
-    (void)state;
     static const uint64_t vocabs[] = {1003, 1004};
     gpu_fixture *gpu = gpu_begin();
     for (int i = 0; i < 2; i++) {
@@ -281,7 +279,6 @@ static void rows_do_not_depend_on_their_place(void **state)
 
 static void parts_agree_with_the_whole(void **state)
 {
-    (void)state;
     static const struct cut cuts[] = {{2, {1, 1600}},
                                       {3, {512, 1024, 1600}},
                                       {3, {3, 4, 7}},
@@ -338,7 +335,6 @@ static void parts_agree_with_the_whole(void **state)
 /* The statistics that softmax_part keeps between parts agree with the reference's. */
 static void stats_between_parts(void **state)
 {
-    (void)state;
     enum { ROWS = 12, VOCAB = 900 };
     static const struct cut cut = {3, {333, 600, VOCAB}};
     gpu_fixture *gpu = gpu_begin();
@@ -396,7 +392,6 @@ static struct row_result loss_of_row(gpu_fixture *gpu, const float logits[6], in
 
 static void bad_logits(void **state)
 {
-    (void)state;
     const float inf = INFINITY;
     const float bad[][6] = {{NAN, 0, 0, 0, 0, 0},
                             {0, 0, 0, 0, 0, NAN},
@@ -435,7 +430,6 @@ static void bad_logits(void **state)
 /* Bad values anywhere in rows that all threads of a block share; good rows beside them. */
 static void bad_logits_of_long_rows(void **state)
 {
-    (void)state;
     static const uint64_t vocabs[] = {1203, 1204};
     gpu_fixture *gpu = gpu_begin();
     for (int i = 0; i < 2; i++) {
@@ -473,7 +467,6 @@ static void bad_logits_of_long_rows(void **state)
 /* A loss scale can carry a gradient beyond 65504: infinity, never the largest number. */
 static void fp16_gradients_overflow_to_infinity(void **state)
 {
-    (void)state;
     const float logits[6] = {0, 0, -INFINITY, -INFINITY, -INFINITY, -INFINITY};
     gpu_fixture *gpu = gpu_begin();
     for (int is_cut = 0; is_cut < 2; is_cut++) {
@@ -491,7 +484,6 @@ static void fp16_gradients_overflow_to_infinity(void **state)
  * parts a target beyond the vocabulary looks like one of another part. */
 static void bad_targets_are_seen_and_do_no_harm(void **state)
 {
-    (void)state;
     static const int32_t bad[] = {-2, INT32_MIN, 6, INT32_MAX};
     const float logits[6] = {0, 1, 2, 3, 4, 5};
     gpu_fixture *gpu = gpu_begin();
@@ -510,7 +502,6 @@ static void bad_targets_are_seen_and_do_no_harm(void **state)
 /* Over 2^31 logits on a GPU with the memory, few elsewhere: all zero but for the last row. */
 static void large_shapes(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     bool is_small = gpu->is_simulated || gpu->total_bytes < 32ull << 30;
     if (is_small)

@@ -76,7 +76,6 @@ static void run(gpu_fixture *gpu, enum dtype type, uint64_t columns, uint64_t st
 
 static void rows_may_lie_apart(void **state)
 {
-    (void)state;
     static const struct {
         uint64_t columns, stride;
     } shapes[] = {{1, 8},      {3, 4}, {77, 80}, {77, 79}, {515, 520}, {COLUMNS_MAX, 2056},

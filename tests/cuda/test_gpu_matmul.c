@@ -73,19 +73,16 @@ static void check_all(enum dtype type)
 
 static void products_fp32(void **state)
 {
-    (void)state;
     check_all(DTYPE_FP32);
 }
 
 static void products_bf16(void **state)
 {
-    (void)state;
     check_all(DTYPE_BF16);
 }
 
 static void products_fp16(void **state)
 {
-    (void)state;
     check_all(DTYPE_FP16);
 }
 
@@ -94,7 +91,6 @@ static void products_fp16(void **state)
  * elements, or, for units of few rows, anywhere: then the plain kernel must step in. */
 static void column_blocks(void **state)
 {
-    (void)state;
     static const uint64_t begins[] = {0, 16, 48, 128, 3, 7, 8};
     enum { WIDE = 256, ROWS = 40, IN = 64, OUT = 32 };
     gpu_fixture *gpu = begin();
@@ -119,7 +115,6 @@ static void column_blocks(void **state)
  * dense matrices; a bias that is not aligned. */
 static void offsets_of_rows(void **state)
 {
-    (void)state;
     static const uint64_t begins[] = {0, 144, 16, 5, 1};
     gpu_fixture *gpu = begin();
     for (size_t i = 0; i < sizeof begins / sizeof *begins; i++) {
@@ -137,7 +132,6 @@ static void offsets_of_rows(void **state)
  * the same shape, whatever the scratch held, and whatever ran between. */
 static void same_bits(void **state)
 {
-    (void)state;
     static const uint64_t shapes[][3] = {{64, 64, 256}, {40, 24, 136}, {1, 96, 64}, {33, 65, 17}};
     gpu_fixture *gpu = begin();
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
@@ -186,7 +180,6 @@ static size_t choose(gpu_fixture *gpu, const matmul_desc *desc, const char *choi
  * again, whatever is faster by then. */
 static void the_fastest_is_kept(void **state)
 {
-    (void)state;
     char text[KERNEL_CHOICES_BYTES], again[KERNEL_CHOICES_BYTES];
     gpu_fixture *gpu = begin();
     matmul_desc desc = product_desc(24, 16, 256, PRODUCT_ADD, 0, DTYPE_BF16, DTYPE_FP32);
@@ -215,7 +208,6 @@ static void the_fastest_is_kept(void **state)
  * allocated. */
 static void chained(void **state)
 {
-    (void)state;
     enum { SIDE = 64, TIMES = 6 };
     gpu_fixture *gpu = begin();
     matmul_desc desc = product_desc(SIDE, SIDE, SIDE, PRODUCT_B_T, 0, DTYPE_FP32, DTYPE_FP32);
@@ -268,7 +260,6 @@ static void expect_call_refused(int rc, const char *text)
 
 static void refusals(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = begin();
     matmul_desc desc = product_desc(0, 4, 4, 0, 0, DTYPE_FP32, DTYPE_FP32);
     expect_refused(gpu, &desc, "m=0 n=4 k=4");
@@ -308,7 +299,6 @@ static void refusals(void **state)
  * may split wrongly. */
 static void every_term_counts(void **state)
 {
-    (void)state;
     enum { M = 48, N = 64, K_MAX = 70000, K_SIMULATED_MAX = 2100 };
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_FP16, DTYPE_FP32};
     static const uint16_t one_halves[] = {[DTYPE_BF16] = 0x3f80, [DTYPE_FP16] = 0x3c00};
@@ -404,7 +394,6 @@ static void check_large(gpu_fixture *gpu, const matmul_desc *desc, const uint16_
 /* Matrices of over 2^31 elements, each of the three in turn, odd sizes among them. */
 static void large(void **state)
 {
-    (void)state;
     static const struct {
         uint64_t m, n, k;
         unsigned flags;

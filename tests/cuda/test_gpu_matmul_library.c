@@ -13,7 +13,6 @@ static void expect_text(const char *text)
 /* Without cuBLASLt the error says what was tried and what to do, and nothing stays allocated. */
 static void absent(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     setenv("SLUICE_SIMULATED_NO_LIBRARIES", "1", 1);
     int rc = cudai_cublas_create(&gpu->context);
@@ -35,7 +34,6 @@ static void absent(void **state)
 /* Memory for the first run is not to be had: the product is made all the same, and right. */
 static void no_memory_to_try(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     assert_ok(cudai_cublas_create(&gpu->context));
     matmul_desc desc = product_desc(64, 64, 64, PRODUCT_BIAS, 0, DTYPE_BF16, DTYPE_BF16);
@@ -59,7 +57,6 @@ static void no_memory_to_try(void **state)
  * gives back the memory that it took. */
 static void calls_only_enqueue(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     assert_ok(cudai_cublas_create(&gpu->context));
     for (int is_odd = 0; is_odd < 2; is_odd++) {
@@ -114,7 +111,6 @@ static bool runs_cublas(gpu_fixture *gpu, bool is_c, uint64_t offset)
 /* Column blocks that begin on multiples of 16 elements are no reason to leave cuBLASLt. */
 static void column_blocks(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     assert_ok(cudai_cublas_create(&gpu->context));
     for (int is_c = 0; is_c < 2; is_c++) {
@@ -132,7 +128,6 @@ static void column_blocks(void **state)
 /* The GPU fails in the first run. Creation returns that error. */
 static void failing(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     assert_ok(cudai_cublas_create(&gpu->context));
     matmul_desc desc = product_desc(64, 64, 64, 0, 0, DTYPE_BF16, DTYPE_BF16);

@@ -82,7 +82,6 @@ static void end(struct rig *self)
 
 static void rows_come_end_to_end(void **state)
 {
-    (void)state;
     struct rig self = begin();
     self.gpu->context.watch = NULL;
     assert_int_equal(read_rows(&self), 0);
@@ -101,7 +100,6 @@ static void rows_come_end_to_end(void **state)
 /* CUDA's own copy of rows refuses such a stride. */
 static void rows_may_be_more_than_2_gib_apart(void **state)
 {
-    (void)state;
     enum { ROW_BYTES = 2 * sizeof(int32_t) };
     const uint64_t stride = (UINT64_C(1) << 31) + 256, bytes = stride + ROW_BYTES;
     const int32_t first[2] = {5, 6}, second[2] = {7, 8};
@@ -127,7 +125,6 @@ static void rows_may_be_more_than_2_gib_apart(void **state)
 
 static void a_watch_is_called_while_it_waits(void **state)
 {
-    (void)state;
     struct rig self = begin();
     atomic_store(&self.is_held, 1);
     assert_int_equal(cudaLaunchHostFunc(self.gpu->stream, hold, &self), 0);
@@ -139,7 +136,6 @@ static void a_watch_is_called_while_it_waits(void **state)
 
 static void a_watch_ends_the_wait(void **state)
 {
-    (void)state;
     struct rig self = begin();
     self.ends = true;
     atomic_store(&self.is_held, 1);

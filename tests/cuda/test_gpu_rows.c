@@ -31,7 +31,6 @@ static void norm_far_mean_case(struct run *run, const struct shape *shape)
  * beyond. */
 static void norm_forward(void **state)
 {
-    (void)state;
     static const uint64_t shapes[][2] = {{1, 1},    {11, 7},   {3, 63},   {9, 64},   {5, 65},
                                          {3, 255},  {2, 257},  {3, 512},  {2, 1000}, {2, 1024},
                                          {1, 1025}, {2, 2048}, {1, 4096}, {2, 4099}, {1, 8192}};
@@ -50,7 +49,6 @@ static void norm_forward(void **state)
 
 static void norm_backward(void **state)
 {
-    (void)state;
     static const uint64_t shapes[][2] = {{1, 1},  {35, 7},   {3, 63},   {17, 64},
                                          {5, 65}, {2, 1000}, {2, 2048}, {3, 4099}};
     CHECK_SHAPES("norm backward", norm_backward_case, shapes, 32);
@@ -68,7 +66,6 @@ static void norm_backward(void **state)
 
 static void sums(void **state)
 {
-    (void)state;
     static const uint64_t shapes[][2] = {{1, 1},   {9, 7},    {64, 63},  {65, 64},  {200, 65},
                                          {3, 256}, {5, 1000}, {70, 257}, {2, 4099}, {17000, 3}};
     CHECK_SHAPES("bias backward", bias_case, shapes, 1);
@@ -78,7 +75,6 @@ static void sums(void **state)
 
 static void head_norm(void **state)
 {
-    (void)state;
     static const uint64_t shapes[][2] = {{1, 2},   {9, 6},    {70, 16},  {33, 64}, {5, 80},
                                          {64, 96}, {50, 128}, {17, 192}, {9, 250}, {4, 256},
                                          {3, 512}, {2, 1001}, {2, 4112}};

@@ -157,7 +157,6 @@ static void norm_backward_part(gpu_fixture *gpu, uint64_t rows, const void *inpu
 
 static void norm(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     uint64_t rows = rows_of(gpu);
     require_memory(gpu, 3 * rows * channels * 2);
@@ -181,7 +180,6 @@ static void norm(void **state)
 
 static void sums(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     uint64_t rows = rows_of(gpu);
     require_memory(gpu, rows * channels * 2);
@@ -236,7 +234,6 @@ static void activation_of(enum activation_kind kind, uint64_t features)
  * element. */
 static void activation(void **state)
 {
-    (void)state;
     activation_of(ACTIVATION_GELU, 4096);
     activation_of(ACTIVATION_SWIGLU, 14336);
     activation_of(ACTIVATION_SWIGLU, 7);
@@ -244,7 +241,6 @@ static void activation(void **state)
 
 static void rope(void **state)
 {
-    (void)state;
     enum { TOKENS = 64, HEADS = 40, DIM = 128, STRIDE = 6144 };
     gpu_fixture *gpu = gpu_begin();
     uint64_t batch = bulk_of(gpu) / (TOKENS * STRIDE) + 2, row_count = batch * TOKENS;
@@ -274,7 +270,6 @@ static void rope(void **state)
 
 static void point(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     uint64_t rows = rows_of(gpu), count = rows * channels;
     require_memory(gpu, count * 6);

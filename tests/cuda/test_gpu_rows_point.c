@@ -9,7 +9,6 @@
 
 static void activation(void **state)
 {
-    (void)state;
     static const uint64_t shapes[][2] = {{1, 1},  {3, 7},    {65, 63},  {33, 64},
                                          {4, 65}, {3, 1000}, {2, 4099}, {2, 4096}};
     CHECK_SHAPES("activation", activation_case, shapes, 4 * ACTIVATION_KIND_COUNT);
@@ -18,7 +17,6 @@ static void activation(void **state)
 /* Infinities and NaN of fp32: the limits where there are any, NaN for NaN. */
 static void activation_limits(void **state)
 {
-    (void)state;
     enum { COUNT = 4 };
     gpu_fixture *gpu = gpu_begin();
     const float x[COUNT] = {NAN, 1e30f, -1e30f, INFINITY}, ones[COUNT] = {1.0f, 1.0f, 1.0f, 1.0f};
@@ -42,7 +40,6 @@ static void activation_limits(void **state)
 
 static void rope(void **state)
 {
-    (void)state;
     static const uint64_t shapes[][2] = {{65, 1},  {18, 3}, {67, 8}, {14, 8},
                                          {35, 32}, {3, 64}, {4, 64}, {2, 600}};
     CHECK_SHAPES("rope", rope_case, shapes, 32);
@@ -83,7 +80,6 @@ static const uint64_t point_shapes[][2] = {{1, 1},  {1, 3},   {3, 7},    {1, 63}
 
 static void point(void **state)
 {
-    (void)state;
     CHECK_SHAPES("add", add_case, point_shapes, 3);
     CHECK_SHAPES("scale rows", scale_case, point_shapes, 5);
     CHECK_SHAPES("dropout", dropout_case, point_shapes, 4);
@@ -94,21 +90,18 @@ static void point(void **state)
 /* Counts of 0 launch nothing, which CUDA would refuse. */
 static void heads_sinks(void **state)
 {
-    (void)state;
     static const uint64_t shapes[][2] = {{1, 1}, {3, 7}, {33, 64}, {5, 130}};
     CHECK_SHAPES("sinks", sinks_case, shapes, 2);
 }
 
 static void heads_joined(void **state)
 {
-    (void)state;
     static const uint64_t shapes[][2] = {{1, 1}, {3, 7}, {9, 128}};
     CHECK_SHAPES("heads", heads_case, shapes, 5);
 }
 
 static void point_nothing(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     kernel_context *context = &gpu->context;
     norm_args forward = {.kind = NORM_RMS, .channels = 8};

@@ -77,7 +77,6 @@ static void take_number(void *user)
 
 static void test_a_stream_is_in_order(void **state)
 {
-    (void)state;
     static struct step steps[STEPS];
     int counter = 0;
     cudaStream_t stream = new_stream(cudaStreamNonBlocking);
@@ -122,14 +121,12 @@ static int count_misordered(int waits)
 
 static void test_events_order_streams(void **state)
 {
-    (void)state;
     assert_int_equal(count_misordered(1), 0);
     assert_true(count_misordered(0) > 0);
 }
 
 static void test_a_wait_holds_the_record_before_it(void **state)
 {
-    (void)state;
     struct door door = closed_door();
     cudaStream_t first = new_stream(cudaStreamNonBlocking),
                  second = new_stream(cudaStreamNonBlocking);
@@ -170,13 +167,11 @@ static void test_a_wait_holds_the_record_before_it(void **state)
 
 static void take_long(void *user)
 {
-    (void)user;
     usleep(20000);
 }
 
 static void test_the_default_stream_waits_for_blocking_ones(void **state)
 {
-    (void)state;
     struct door door = closed_door();
     int counter = 0;
     struct step before = {&counter, -1}, by_default = {&counter, -1};
@@ -204,7 +199,6 @@ static void call_runtime(void *user)
 
 static void test_host_functions_may_not_call(void **state)
 {
-    (void)state;
     cudaError_t errors[2] = {cudaSuccess, cudaSuccess};
     cudaStream_t stream = new_stream(cudaStreamNonBlocking);
     OK(cudaLaunchHostFunc(stream, call_runtime, errors));
@@ -218,7 +212,6 @@ static void test_host_functions_may_not_call(void **state)
 
 static void test_kinds_of_memory(void **state)
 {
-    (void)state;
     enum { BYTES = 1000 };
     char *a, *b, *pinned, *pageable = malloc(BYTES);
     assert_non_null(pageable);
@@ -255,7 +248,6 @@ static void test_kinds_of_memory(void **state)
 
 static void test_pageable_copies_are_synchronous(void **state)
 {
-    (void)state;
     enum { BYTES = 4096 };
     char *memory, *pinned, pageable[BYTES];
     simulated_gpu_counters before, after;
@@ -279,7 +271,6 @@ static void test_pageable_copies_are_synchronous(void **state)
 
 static void test_registration(void **state)
 {
-    (void)state;
     enum { BYTES = 8192 };
     char *host = aligned_alloc(4096, 2 * BYTES), *memory;
     assert_non_null(host);
@@ -303,7 +294,6 @@ static void test_registration(void **state)
 
 static void test_memory_ends(void **state)
 {
-    (void)state;
     size_t free_bytes, total_bytes, free_before;
     void *first, *second;
     OK(cudaMemGetInfo(&free_before, &total_bytes));
@@ -351,7 +341,6 @@ static void check_everything_fails(cudaStream_t stream, cudaEvent_t event)
 
 static void test_faults(void **state)
 {
-    (void)state;
     for (int kind = SIMULATED_FAULT_KERNEL; kind <= SIMULATED_FAULT_COPY; kind++) {
         int ran[3] = {0, 0, 0}, dropped = 0;
         char *memory;
@@ -385,7 +374,6 @@ static void test_faults(void **state)
 
 static void test_absence(void **state)
 {
-    (void)state;
     int count = 7, version = 7;
     simulated_gpu_set_absent(1);
     assert_int_equal(cudaGetDeviceCount(&count), cudaErrorNoDevice);

@@ -37,7 +37,6 @@ static void check(gpu_fixture *gpu, const struct stored_matrix *m, enum dtype ty
 
 static void expands(void **state)
 {
-    (void)state;
     static const uint64_t sizes[][2] = {{1, 1},     {3, 43},   {5, 64},
                                         {130, 160}, {2, 1000}, {129, 132}};
     static const char *const kinds[] = {"plain", "tiny", "huge"};
@@ -62,7 +61,6 @@ static void expands(void **state)
 
 static void all_codes(void **state)
 {
-    (void)state;
     gpu_fixture *gpu = gpu_begin();
     for (int format = STORED_INT8; format < STORED_FORMAT_COUNT; format++) {
         struct stored_matrix m = {.format = (enum stored_format)format, .rows = 3, .columns = 256};

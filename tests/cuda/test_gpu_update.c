@@ -266,7 +266,6 @@ static void compare(gpu_fixture *gpu, const cpu_variants *variants, const struct
 
 static void updates_have_the_cpu_bits(void **state)
 {
-    (void)state;
     static const uint64_t counts[] = {0, 1, 3, 4, 7, 31, 1023, 2048, 4096, 9999};
     cpu_variants variants;
     cpu_variants_open(&variants);
@@ -290,7 +289,6 @@ static void updates_have_the_cpu_bits(void **state)
 /* More elements than the grid has threads, so that each thread goes round more than once. */
 static void a_thread_goes_round(void **state)
 {
-    (void)state;
     cpu_variants variants;
     cpu_variants_open(&variants);
     gpu_fixture *gpu = gpu_begin();
@@ -309,7 +307,6 @@ static void a_thread_goes_round(void **state)
 
 static void special_values_have_the_cpu_bits(void **state)
 {
-    (void)state;
     cpu_variants variants;
     cpu_variants_open(&variants);
     gpu_fixture *gpu = gpu_begin();
@@ -331,7 +328,6 @@ static void special_values_have_the_cpu_bits(void **state)
 /* Each 16-bit pattern as a gradient: the widening of every number, infinity and NaN. */
 static void every_half_as_a_gradient(void **state)
 {
-    (void)state;
     cpu_variants variants;
     cpu_variants_open(&variants);
     gpu_fixture *gpu = gpu_begin();
@@ -349,7 +345,6 @@ static void every_half_as_a_gradient(void **state)
 /* The working copy takes the gradient's place where the elements have one width. */
 static void params_may_lie_on_grads(void **state)
 {
-    (void)state;
     cpu_variants variants;
     cpu_variants_open(&variants);
     gpu_fixture *gpu = gpu_begin();
@@ -372,7 +367,6 @@ static void params_may_lie_on_grads(void **state)
  * of two is a multiple of, so an index that wraps finds other values or none. */
 static void many_elements(void **state)
 {
-    (void)state;
     enum { PERIOD = 3 << 20 };
     gpu_fixture *gpu = gpu_begin();
     struct tile_shape shape = {.count = ((uint64_t)1 << 31) + PERIOD + 5,

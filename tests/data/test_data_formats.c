@@ -35,7 +35,6 @@ static void expect_good(const char *path, enum data_format format, uint64_t voca
 
 static void all_formats_give_the_same_windows(void **state)
 {
-    (void)state;
     uint64_t hash = 0;
     const char *path = write_llmc("v1.bin", 0, TOKENS, VOCAB, false);
     expect_good(path, DATA_AUTO, VOCAB, &hash);
@@ -60,7 +59,6 @@ static void all_formats_give_the_same_windows(void **state)
 
 static void small_types_and_text(void **state)
 {
-    (void)state;
     enum { SMALL = 100 };
     uint64_t hash = 0;
     for (unsigned code = 1; code <= 3; code++)
@@ -85,7 +83,6 @@ static void small_types_and_text(void **state)
 /* Windows go over the ends of files, of several formats too. */
 static void files_are_joined(void **state)
 {
-    (void)state;
     const char *paths[4] = {write_llmc("a.bin", 0, 1000, VOCAB, false),
                             write_megatron("b", 1000, 77, VOCAB, 4),
                             write_llmc("c.bin", 1077, 1, VOCAB, true),
@@ -100,7 +97,6 @@ static void files_are_joined(void **state)
 
 static void reading_allocates_nothing(void **state)
 {
-    (void)state;
     const char *path = write_megatron("pair", 0, TOKENS, VOCAB, 5);
     corpus *source = open_good(&path, 1, DATA_AUTO, VOCAB);
     mem_seal();
@@ -116,7 +112,6 @@ static void reading_allocates_nothing(void **state)
 /* Behind what is looked at when it is opened, and beyond 4 GiB: holes are tokens 0. */
 static void large_files(void **state)
 {
-    (void)state;
     const char *path = in_directory("large");
     int fd = open(path, O_WRONLY | O_CREAT, 0600);
     assert_true(fd >= 0);

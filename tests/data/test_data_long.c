@@ -157,7 +157,6 @@ static void open_words(const char *pre_tokenizer)
 /* The buffers hold some 100 KiB with the least memory, and 16 MiB with much. */
 static void memory_changes_no_token(void **state)
 {
-    (void)state;
     static char text[TEXT_BYTES], json[6 * TEXT_BYTES];
     open_words(BYTE_LEVEL);
     for (int i = 0; i < 4; i++) {
@@ -194,7 +193,6 @@ static void memory_changes_no_token(void **state)
  * refused with the numbers. */
 static void long_records_are_refused(void **state)
 {
-    (void)state;
     static char json[TEXT_BYTES + 256];
     static const struct {
         const char *before, *after, *said;
@@ -252,7 +250,6 @@ static void log_to(const char *path)
  * of the file. */
 static void memory_has_a_bound(void **state)
 {
-    (void)state;
     enum { BYTES = 24 << 20, BUDGET = 24 << 20, PROCESS = 24 << 20 };
     open_words(BYTE_LEVEL);
     const char *path = in_directory("letter.txt");

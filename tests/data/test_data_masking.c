@@ -26,7 +26,6 @@ static void fill(int32_t *tokens)
 
 static void shares_are_as_published(void **state)
 {
-    (void)state;
     static int32_t tokens[COUNT], inputs[COUNT], targets[COUNT];
     masking self = start(0.15);
     double chosen = 0, masked = 0, changed = 0, kept = 0;
@@ -54,7 +53,6 @@ static void shares_are_as_published(void **state)
 
 static void all_can_be_chosen_but_special_tokens(void **state)
 {
-    (void)state;
     static int32_t inputs[COUNT], targets[COUNT];
     masking self = start(1);
     self.special_count = 2;
@@ -76,7 +74,6 @@ static void all_can_be_chosen_but_special_tokens(void **state)
 
 static void seed_and_window_decide(void **state)
 {
-    (void)state;
     static int32_t inputs[5][COUNT], targets[5][COUNT];
     const struct {
         uint64_t seed, window, count;
@@ -107,7 +104,6 @@ static const char *write_text(const char *name, const char *text)
 
 static void the_tokenizer_knows_the_tokens(void **state)
 {
-    (void)state;
     static const char json[] =
         "{\"version\": \"1.0\", \"added_tokens\": ["
         "{\"id\": 0, \"content\": \"[PAD]\", \"special\": true},"
@@ -141,7 +137,6 @@ static void the_tokenizer_knows_the_tokens(void **state)
  * by a seed that is always the same. */
 static void a_mixture_masks_its_windows(void **state)
 {
-    (void)state;
     char text[1000];
     int32_t plain[LENGTH], next[LENGTH], inputs[LENGTH], targets[LENGTH], wanted[LENGTH];
     mixture *of[2];
@@ -176,14 +171,12 @@ static void a_mixture_masks_its_windows(void **state)
 
 static int setup(void **state)
 {
-    (void)state;
     return mkdtemp(directory) ? 0 : -1;
 }
 
 static int teardown(void **state)
 {
     char path[128];
-    (void)state;
     const char *const names[] = {"tokenizer.json", "text"};
     for (int i = 0; i < 2; i++) {
         snprintf(path, sizeof path, "%s/%s", directory, names[i]);

@@ -9,7 +9,6 @@
 /* A header that is longer than is read is not a file that was cut off. */
 static void a_long_header_is_told_from_a_cut_file(void **state)
 {
-    (void)state;
     enum { LENGTH = 70000 };
     struct bytes *out = fresh(0);
     memcpy(out->data, "\x93NUMPY", 6);
@@ -47,7 +46,6 @@ static const char *write_npy(const char *name, unsigned major, const char *heade
 
 static void arrays_are_read(void **state)
 {
-    (void)state;
     static const struct {
         unsigned major, width;
         const char *header;
@@ -75,7 +73,6 @@ static void arrays_are_read(void **state)
 
 static void bad_arrays_are_refused(void **state)
 {
-    (void)state;
     static const struct {
         unsigned major;
         const char *header, *word;
@@ -140,7 +137,6 @@ static corpus *open_rows(uint64_t rows, uint64_t columns)
 
 static void documents_of_an_index(void **state)
 {
-    (void)state;
     for (int turn = 0; turn < 2; turn++) {
         const char *path = write_megatron(turn ? "again" : "pair", 0, TOKENS, 65000, 8);
         const char *both[2] = {path, path};
@@ -162,7 +158,6 @@ static void documents_of_an_index(void **state)
 /* Each epoch of shuffled documents is every document once, whole but where a window ends. */
 static void documents_are_shuffled(void **state)
 {
-    (void)state;
     enum { ROWS = 700, COLUMNS = 13, T = 32, W = (ROWS * COLUMNS - 2) / T };
     static int32_t packed[2][W * T + 1], inputs[T], targets[T], again[2 * T];
     corpus *source = open_rows(ROWS, COLUMNS);
@@ -213,7 +208,6 @@ static void documents_are_shuffled(void **state)
 /* More documents than places that are noted, some of them empty. */
 static void many_short_documents(void **state)
 {
-    (void)state;
     enum { ROWS = 140000, T = 50 };
     int32_t inputs[T], targets[T];
     corpus *source = open_rows(ROWS, 2);
@@ -238,7 +232,6 @@ static void many_short_documents(void **state)
 
 static void windows_in_order(void **state)
 {
-    (void)state;
     enum { T = 16 };
     int32_t inputs[T], targets[T];
     corpus *source = open_rows(50, 10);
@@ -300,7 +293,6 @@ static void expect_documents(corpus *source, enum shuffle shuffle, bool at_begin
 
 static void windows_tell_documents_apart(void **state)
 {
-    (void)state;
     static const enum shuffle all[] = {SHUFFLE_WINDOWS, SHUFFLE_DOCUMENTS, SHUFFLE_NONE};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         corpus *source = open_rows(300, 7);
@@ -322,7 +314,6 @@ static void windows_tell_documents_apart(void **state)
 /* A file that stores its documents, and one of ids, in one corpus. */
 static void files_of_both_kinds_are_told_apart(void **state)
 {
-    (void)state;
     enum { T = 24 };
     int32_t inputs[T], targets[T], begins[T];
     corpus *parts[2] = {open_rows(50, 7), open_marked(50, false)};
@@ -357,7 +348,6 @@ static void files_of_both_kinds_are_told_apart(void **state)
 /* Documents of many lengths, some of them empty, in two files. */
 static void documents_of_an_index_are_told_apart(void **state)
 {
-    (void)state;
     enum { T = 100 };
     static int32_t document_of[2 * TOKENS];
     int32_t inputs[T], targets[T], begins[T];
@@ -408,7 +398,6 @@ static corpus *open_source(uint64_t s, uint64_t count)
 
 static void shares_are_exact(void **state)
 {
-    (void)state;
     enum { T = 8, BLOCKS = 6, SOURCES = 4 };
     static const double weights[SOURCES] = {0.7, 0.2, 0.098, 0.002};
     static const uint64_t tokens[SOURCES] = {7002, 802, 402, 90};
@@ -459,7 +448,6 @@ static void shares_are_exact(void **state)
 
 static void too_small_a_share(void **state)
 {
-    (void)state;
     static const double weights[2] = {2000, 1};
     corpus *sources[2] = {open_source(0, 100), open_source(1, 100)};
     mixture *data;
@@ -491,14 +479,12 @@ static void too_small_a_share(void **state)
 
 static int setup(void **state)
 {
-    (void)state;
     log_set_level(LOG_WARN);
     return mkdtemp(directory) ? 0 : -1;
 }
 
 static int teardown(void **state)
 {
-    (void)state;
     remove_all();
     return rmdir(directory);
 }

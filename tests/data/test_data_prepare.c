@@ -7,7 +7,6 @@
 
 static void lines_of_text(void **state)
 {
-    (void)state;
     static const char text[] = "{\"text\": \"one\", \"id\": 12345678901234567890123}\r\n"
                                "\n"
                                "  {\"more\": [1, {\"text\": 2}], \"text\": \"tw\\u006f\\n\"}\n"
@@ -31,7 +30,6 @@ static void lines_of_text(void **state)
 
 static void bad_lines_are_named(void **state)
 {
-    (void)state;
     static const struct {
         const char *text, *word;
     } bad[] = {
@@ -69,7 +67,6 @@ static void bad_lines_are_named(void **state)
 /* A token beyond the model's vocabulary is reported at the place where it occurs. */
 static void vocabulary_is_held(void **state)
 {
-    (void)state;
     prepare_options options = options_of("auto", NULL);
     options.vocab_size = 100;
     assert_null(
@@ -79,7 +76,6 @@ static void vocabulary_is_held(void **state)
 
 static void answers_alone_count(void **state)
 {
-    (void)state;
     static const char text[] =
         "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", "
         "\"content\": \"Yo\"}, {\"role\": \"user\", \"content\": \"A?\"}, {\"role\": "
@@ -109,7 +105,6 @@ static void answers_alone_count(void **state)
 /* A long text cut into batches and pieces gives what it gives as a whole. */
 static void long_texts_are_cut(void **state)
 {
-    (void)state;
     enum { BYTES = 40 << 20 };
     static unsigned char text[BYTES];
     static int32_t tokens[65536];
@@ -141,7 +136,6 @@ static void long_texts_are_cut(void **state)
 
 static void bytes_are_read_as_they_are(void **state)
 {
-    (void)state;
     prepare_options options = options_of("auto", NULL);
     prepare_work work;
     options.tokenizer_name = "bytes";
@@ -159,7 +153,6 @@ static volatile sig_atomic_t stops = 1;
 
 static void keys_and_stops(void **state)
 {
-    (void)state;
     prepare_options options = options_of("auto", NULL);
     prepare_work work, other;
     const char *path = write_text("a.jsonl", "{\"text\": \"abc\", \"content\": \"d\"}\n", 32);
@@ -187,7 +180,6 @@ static void keys_and_stops(void **state)
 
 static void damage_is_refused(void **state)
 {
-    (void)state;
     static const char text[] = "{\"text\": \"some\"}\n{\"text\": \"words\"}\n";
     unsigned char whole[512], broken[512];
     prepare_options options = options_of("auto", NULL);

@@ -54,7 +54,6 @@ static corpus *make_as(const char *name, const char *text, size_t bytes, enum da
 
 static void kinds_of_records(void **state)
 {
-    (void)state;
     static const struct {
         const char *text, *form, *shown;
     } cases[] = {
@@ -111,7 +110,6 @@ static void kinds_of_records(void **state)
 /* The same records, one a line and in an array of any layout, give the same tokens. */
 static void arrays_give_the_same(void **state)
 {
-    (void)state;
     enum { RECORDS = 3000 };
     static char lines[1 << 20], array[1 << 20], shown[8192];
     static const char *const layouts[][3] = {
@@ -155,7 +153,6 @@ static void arrays_give_the_same(void **state)
 /* The content of a file decides its format; the name decides only where that is unclear. */
 static void content_decides(void **state)
 {
-    (void)state;
     static const struct {
         const char *name, *text;
         enum data_format kind;
@@ -199,7 +196,6 @@ static void content_decides(void **state)
 
 static void bad_records_are_named(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         enum data_format format;
@@ -261,7 +257,6 @@ static void bad_records_are_named(void **state)
  * bytes. */
 static void text_is_checked(void **state)
 {
-    (void)state;
     enum { BYTES = 200000 };
     static char text[BYTES];
     static const struct {
@@ -305,7 +300,6 @@ static void text_is_checked(void **state)
 /* Characters of all lengths across the borders of all reads are good. */
 static void good_text_is_taken(void **state)
 {
-    (void)state;
     static char text[300000];
     static const char *const some[] = {"a", "\n", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80"};
     static int32_t tokens[64];
@@ -336,7 +330,6 @@ static void good_text_is_taken(void **state)
 
 static void foreign_files_are_named(void **state)
 {
-    (void)state;
     static const struct {
         const char *begin;
         size_t bytes;

@@ -29,7 +29,6 @@ static void cut(const char *path, int64_t change)
 
 static void bad_llmc_files(void **state)
 {
-    (void)state;
     const char *path = write_llmc("a.bin", 0, 10, VOCAB, false);
     cut(path, -1);
     refuse(path, DATA_AUTO, VOCAB, "10 tokens of 2 bytes follow its header, which makes 1044");
@@ -67,7 +66,6 @@ static void bad_llmc_files(void **state)
 
 static void bad_raw_files(void **state)
 {
-    (void)state;
     const char *path = write_ids("raw", 0, 11, VOCAB, 2);
     refuse(path, DATA_U32, VOCAB, "22 bytes, which is not a multiple of 4");
     cut(path, -1);
@@ -88,7 +86,6 @@ static void bad_raw_files(void **state)
 
 static void bad_megatron_files(void **state)
 {
-    (void)state;
     enum { COUNT = 500 };
     const char *path = write_megatron("pair", 0, COUNT, VOCAB, 4);
     const char *bin = in_directory("pair.bin"), *idx = in_directory("pair.idx");
@@ -139,7 +136,6 @@ static void bad_megatron_files(void **state)
 /* A small index written by hand, for cases that random ones do not meet. */
 static void bad_places_and_documents(void **state)
 {
-    (void)state;
     static const struct {
         uint64_t lengths[3], places[3], documents[3];
         uint64_t mode_bytes;
@@ -192,7 +188,6 @@ static void bad_places_and_documents(void **state)
 
 static void mixtures_are_refused(void **state)
 {
-    (void)state;
     const char *paths[2] = {write_llmc("a.bin", 0, 10, VOCAB, false),
                             write_ids("b.txt", 0, 10, 100, 1)};
     corpus *source;
@@ -208,7 +203,6 @@ static void mixtures_are_refused(void **state)
 
 static void tokens_outside_the_vocabulary(void **state)
 {
-    (void)state;
     const char *path = write_ids("raw", 0, TOKENS, VOCAB, 4);
     patch(path, 4 * 1234, VOCAB, 4);
     refuse(path, DATA_U32, VOCAB, "token 1234 (from 0) of");
@@ -272,7 +266,6 @@ static void damage(struct bytes *out, uint64_t turn, uint64_t header_bytes)
 
 static void random_damage(void **state)
 {
-    (void)state;
     enum { COUNT = 300 };
     uint64_t opened = 0;
     for (uint64_t turn = 0; turn < FUZZ_TURNS; turn++) {

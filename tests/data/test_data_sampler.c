@@ -47,7 +47,6 @@ static corpus *open_one(const char *path)
 
 static void files_are_joined(void **state)
 {
-    (void)state;
     const char *paths[3] = {write_file("a", 0, 100), write_file("b", 100, 1),
                             write_file("c", 101, 57)};
     corpus *source;
@@ -79,7 +78,6 @@ static void expect_refusal(const char *const *paths, uint32_t count, const char 
 
 static void bad_files_are_named(void **state)
 {
-    (void)state;
     const char *good = write_file("good", 0, 10);
     const char *missing[2] = {good, in_directory("missing")};
     expect_refusal(missing, 2, "No such file");
@@ -95,7 +93,6 @@ static void bad_files_are_named(void **state)
 
 static void short_and_shrinking_files(void **state)
 {
-    (void)state;
     const char *path = write_file("short", 0, 17);
     corpus *source = open_one(path);
     sampler windows;
@@ -130,7 +127,6 @@ static uint64_t begin_of(const int32_t *inputs, uint64_t count, const int32_t *t
 
 static void each_window_once(void **state)
 {
-    (void)state;
     static const struct {
         uint64_t tokens, window;
     } cases[] = {{18, 16}, {100, 8}, {2001, 20}, {2002, 20}, {4000, 31}, {258, 16}};
@@ -168,7 +164,6 @@ static void each_window_once(void **state)
 
 static void resumes_by_number(void **state)
 {
-    (void)state;
     corpus *source = open_one(write_file("resume", 0, 5000));
     sampler one, other, reseeded;
     assert_ok(sampler_init(&one, source, SEED, 24, SHUFFLE_WINDOWS));
@@ -192,7 +187,6 @@ static void resumes_by_number(void **state)
 /* Neighbours in the visiting order should be far apart, for odd numbers of windows too. */
 static void order_is_shuffled(void **state)
 {
-    (void)state;
     corpus *source = open_one(write_file("order", 0, 4001));
     sampler windows;
     assert_ok(sampler_init(&windows, source, SEED, 16, SHUFFLE_WINDOWS));
@@ -210,7 +204,6 @@ static void order_is_shuffled(void **state)
 
 static void evaluation_in_order(void **state)
 {
-    (void)state;
     corpus *source = open_one(write_file("valid", 0, 101));
     sampler windows;
     assert_ok(sampler_init(&windows, source, SEED, 10, SHUFFLE_WINDOWS));

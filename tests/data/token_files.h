@@ -215,14 +215,12 @@ static inline prepare_options options_of(const char *form, const char *field)
 
 static inline int prepare_setup(void **state)
 {
-    (void)state;
     log_set_level(LOG_WARN);
     return mkdtemp(directory) ? tokenizer_open("bytes", &words) : -1;
 }
 
 static inline int prepare_teardown(void **state)
 {
-    (void)state;
     tokenizer_close(words);
     remove_all();
     return rmdir(directory);

@@ -91,7 +91,6 @@ static void run_sealed(const char *update, const char *backend, const char *eval
 
 static void nothing_is_taken_after_the_seal(void **state)
 {
-    (void)state;
     run_sealed("in_next_forward", "uring", "0");
     run_sealed("after_backward", "pool", "0");
 }
@@ -116,7 +115,6 @@ static void reserved_is_what_was_planned(void **state)
     static const char *const kinds[] = {"params", "grads", "optimizer", "activations",
                                         "inner_activations"};
     static fixture_result result;
-    (void)state;
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
         fixture_sets sets = {.count = 0};
         for (int kind = 0; kind < 5; kind++)
@@ -139,7 +137,6 @@ static void reserved_is_what_was_planned(void **state)
 
 static void evaluation_takes_nothing_either(void **state)
 {
-    (void)state;
     run_sealed("in_next_forward", "uring", "4");
 }
 
@@ -152,7 +149,6 @@ static void allocate_in_a_step(uint64_t step)
 
 static void the_seal_counts(void **state)
 {
-    (void)state;
     static fixture_result result;
     fixture_call call = {.name = "canary", .on_step = allocate_in_a_step};
     fixture_run("canary", &shape, NULL, &call, &result);

@@ -102,7 +102,6 @@ static void assert_overlap(int a, int b)
 
 static void transfers_and_computing_overlap(void **state)
 {
-    (void)state;
     static const char *const updates[] = {"after_backward", "in_next_forward"};
     for (int u = 0; u < 2; u++) {
         static fixture_result result;
@@ -124,7 +123,6 @@ static void transfers_and_computing_overlap(void **state)
 /* One core worker: no two ops of compute and update at once. The measure of overlap can say 0. */
 static void one_worker_does_one_thing(void **state)
 {
-    (void)state;
     static fixture_result result;
     fixture_sets sets = all_on_nvme("in_next_forward", "0");
     fixture_train_good("overlap", &shape, &sets, &result);
@@ -138,7 +136,6 @@ static void one_worker_does_one_thing(void **state)
 
 static void lane_bytes_are_the_programs(void **state)
 {
-    (void)state;
     static const char *const updates[] = {"after_backward", "in_next_forward"};
     for (int u = 0; u < 2; u++) {
         static fixture_result result;

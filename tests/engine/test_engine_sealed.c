@@ -82,7 +82,6 @@ static void train_sealed(int mode)
 /* Each mode runs in its own process, so that the process's largest size is that of the mode. */
 static void nothing_is_taken_after_the_seal(void **state)
 {
-    (void)state;
     for (int mode = 0; mode < MODE_COUNT; mode++) {
         char number[16];
         snprintf(number, sizeof number, "%d", mode);
@@ -104,7 +103,6 @@ static int asked_mode;
 
 static void one_mode(void **state)
 {
-    (void)state;
     train_sealed(asked_mode);
 }
 

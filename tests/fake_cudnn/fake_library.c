@@ -163,7 +163,6 @@ static cudnnStatus_t get_attribute(cudnnBackendDescriptor_t from, cudnnBackendAt
                                    void *values)
 {
     fake_descriptor *descriptor = from;
-    (void)type;
     if (!descriptor->is_finalized)
         return refuse(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED, "a question to an unfinished one");
     *count = 1;
@@ -219,7 +218,6 @@ static cudnnStatus_t destroy(cudnnHandle_t handle)
 
 static cudnnStatus_t set_stream(cudnnHandle_t handle, cudaStream_t stream)
 {
-    (void)handle;
     handle_stream = stream;
     return CUDNN_STATUS_SUCCESS;
 }
@@ -243,7 +241,6 @@ static cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan
                              cudnnBackendDescriptor_t pack)
 {
     const fake_descriptor *descriptor = plan, *arguments = pack;
-    (void)handle;
     if (!descriptor->is_finalized || !arguments->is_finalized)
         return refuse(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED, "a run of something unfinished");
     if (++fake_cudnn.run_count == fake_cudnn.fail_run)
@@ -285,7 +282,6 @@ void *cudai_library_open(const char *const *sonames, char *why, size_t why_bytes
 void *cudai_library_symbol(void *library, const char *name)
 {
     void *symbol = NULL;
-    (void)library;
     for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++)
         if (strcmp(entries[i].name, name) == 0 &&
             (fake_cudnn.missing == NULL || strcmp(fake_cudnn.missing, name) != 0))

@@ -399,7 +399,6 @@ static const char *error_string(ncclResult_t result)
 
 static const char *last_error(ncclComm_t handle)
 {
-    (void)handle;
     return "as the fake was told";
 }
 

@@ -13,7 +13,6 @@ enum { SEED = 4711 };
 
 static void written_is_read(void **state)
 {
-    (void)state;
     static manifest in, out;
     assert_int_equal(manifest_read(format_directory(), &out), 0);
     static const struct format_shape shapes[] = {
@@ -49,7 +48,6 @@ static void written_is_read(void **state)
 /* Texts of each length about the padding, and the longest. */
 static void texts_of_any_length_are_read(void **state)
 {
-    (void)state;
     static manifest in, out;
     for (size_t length = 1; length <= 20; length++) {
         size_t text_length = length == 20 ? MANIFEST_TEXT_BYTES - 1 : length;
@@ -84,7 +82,6 @@ static size_t padded(size_t bytes)
 /* The layout of tiers/FORMAT.md, by offset. */
 static void layout_is_as_documented(void **state)
 {
-    (void)state;
     static manifest in;
     static unsigned char bytes[FORMAT_FILE_MAX];
     format_draw(&in, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 2, 1, 3, 3, 2});
@@ -151,7 +148,6 @@ static void expect_corrupt(const unsigned char *bytes, size_t count, const char 
  * first 32 bytes. The refusal names both versions and the next step. */
 static void other_versions_are_refused(void **state)
 {
-    (void)state;
     static manifest in, out;
     static unsigned char bytes[FORMAT_FILE_MAX];
     enum { VERSION = 7, SHORT_BYTES = 192 }; /* Version 1 had a shorter header. */
@@ -194,7 +190,6 @@ static void other_versions_are_refused(void **state)
 /* State that is not all fp32 is read, and its streams code is checked. */
 static void state_formats_are_read(void **state)
 {
-    (void)state;
     static manifest in, out;
     static unsigned char bytes[FORMAT_FILE_MAX];
     static const enum tile_format formats[][3] = {{TILE_FP32, TILE_BF16, TILE_BF16},
@@ -227,7 +222,6 @@ static void state_formats_are_read(void **state)
 /* Muon's matrices have two streams of the three, all extents of a unit or none. */
 static void matrices_have_fewer_streams(void **state)
 {
-    (void)state;
     static manifest in, out;
     format_draw(&in, SEED, 9, &(struct format_shape){MANIFEST_COMMITTED, 2, 0, 3, 1, 0});
     in.state_streams = 3;
@@ -284,7 +278,6 @@ static void split_masters(manifest *self)
  * tiles, or params alone for all. */
 static void halves_stand_together(void **state)
 {
-    (void)state;
     static manifest in, out;
     format_draw(&in, SEED, 9, &(struct format_shape){MANIFEST_COMMITTED, 2, 0, 3, 2, 3});
     in.state_streams = tile_streams_code(3, TILE_LOW16, TILE_FP32, TILE_FP32);
@@ -326,7 +319,6 @@ static void halves_stand_together(void **state)
 /* Each bit and each length of a small slot, in memory. */
 static void any_bit_and_length_is_found(void **state)
 {
-    (void)state;
     static manifest in, out;
     static unsigned char bytes[FORMAT_FILE_MAX];
     static const struct format_shape shapes[] = {{MANIFEST_COMMITTED, 1, 1, 2, 1, 0},
@@ -365,7 +357,6 @@ static void freeze(manifest *self, uint32_t unit, uint32_t param_bytes)
 
 static void frozen_params_are_read(void **state)
 {
-    (void)state;
     static manifest in, out;
     static unsigned char bytes[FORMAT_FILE_MAX];
     for (uint32_t width = 2; width <= 4; width += 2) {

@@ -17,7 +17,6 @@ static void expect_refused(const manifest *record, const char *reason)
 /* One tile a shard: the extents of two units and three ranks are extents[3 * unit + rank]. */
 static void shards_are_equal(void **state)
 {
-    (void)state;
     static manifest record;
     format_draw(&record, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 1, 0, 2, 3, 1});
     manifest_extent *extents = record.extents;
@@ -75,7 +74,6 @@ static void shards_are_equal(void **state)
 
 static void paths_are_expanded(void **state)
 {
-    (void)state;
     static const struct {
         const char *path, *expected;
     } cases[] = {

@@ -49,7 +49,6 @@ static int open_header(const char *header, safetensors_table *table)
 
 static void good_headers_are_read(void **state)
 {
-    (void)state;
     safetensors_table table;
     char text[SAFETENSORS_SHAPE_BYTES];
     assert_int_equal(
@@ -144,7 +143,6 @@ static const struct hostile hostile_headers[] = {
 
 static void hostile_headers_are_named(void **state)
 {
-    (void)state;
     safetensors_table table;
     for (size_t i = 0; i < sizeof hostile_headers / sizeof hostile_headers[0]; i++) {
         expect_error(open_header(hostile_headers[i].header, &table), hostile_headers[i].reason);
@@ -155,7 +153,6 @@ static void hostile_headers_are_named(void **state)
 
 static void hostile_files_are_named(void **state)
 {
-    (void)state;
     safetensors_table table;
     const char *path = hf_fixture_path("file.safetensors");
     static const char header[] = "{" TENSOR("a", "F32", "[6]", "0", "24") "}";
@@ -181,7 +178,6 @@ static void hostile_files_are_named(void **state)
 /* Far more values than a file of weights can have take no memory to be refused. */
 static void headers_of_too_many_values_are_refused(void **state)
 {
-    (void)state;
     enum { BYTES = 40 << 20 };
     safetensors_table table;
     char *header = malloc(BYTES);
@@ -196,7 +192,6 @@ static void headers_of_too_many_values_are_refused(void **state)
 /* Damaged headers give an error, or tables whose tensors fill the file without overlap. */
 static void damaged_headers_crash_nothing(void **state)
 {
-    (void)state;
     static const char good[] =
         "{\"__metadata__\":{\"format\":\"pt\"}," TENSOR("a", "F32", "[2]", "0", "8") "," TENSOR(
             "b", "BF16", "[2,2]", "8", "16") "," TENSOR("c", "F16", "[4]", "16", "24") "}";
@@ -231,7 +226,6 @@ static void damaged_headers_crash_nothing(void **state)
 
 static void written_files_are_read_again(void **state)
 {
-    (void)state;
     const char *path = hf_fixture_path("written.safetensors");
     const safetensors_row rows[] = {
         {.name = "first", .type = DTYPE_BF16, .dim_count = 2, .shape = {3, 5}},
@@ -279,7 +273,6 @@ static void written_files_are_read_again(void **state)
 /* An unfinished file is removed, and a file that was there before stays. */
 static void unfinished_files_leave_nothing(void **state)
 {
-    (void)state;
     const char *path = hf_fixture_path("unfinished.safetensors");
     const char *partial = hf_fixture_path("unfinished.safetensors.partial");
     const safetensors_row row = {.name = "a", .type = DTYPE_FP32, .dim_count = 1, .shape = {2}};
@@ -305,7 +298,6 @@ static void unfinished_files_leave_nothing(void **state)
 /* A limit on the size of files stands for a drive that is full. */
 static void no_space_is_known_before_the_first_byte(void **state)
 {
-    (void)state;
     const char *path = hf_fixture_path("full.safetensors");
     const safetensors_row row = {
         .name = "a", .type = DTYPE_FP32, .dim_count = 1, .shape = {1 << 20}};
@@ -334,7 +326,6 @@ static void expect_index(const char *index, const char *reason)
 
 static void hostile_indices_are_named(void **state)
 {
-    (void)state;
     hf_checkpoint *files;
     const char *dir = hf_fixture_path("index");
     assert_int_equal(mkdir(dir, 0777), 0);
@@ -376,7 +367,6 @@ static void hostile_indices_are_named(void **state)
 /* Two files that have one tensor, though the index names only one of them. */
 static void a_tensor_is_in_one_file(void **state)
 {
-    (void)state;
     hf_checkpoint *files;
     const char *dir = hf_fixture_path("twice");
     assert_int_equal(mkdir(dir, 0777), 0);

@@ -49,7 +49,6 @@ static void expect_text(const char *text, const char *part)
 
 static void newest_wins(void **state)
 {
-    (void)state;
     format_write_two(9);
     format_expect(10);
     format_write_two(10);
@@ -61,7 +60,6 @@ static void newest_wins(void **state)
 
 static void any_damage_falls_back(void **state)
 {
-    (void)state;
     format_write_two(10); /* the newer is 11, in slot 1 */
     size_t count = format_load(1, bytes);
     for (size_t i = 0; i < count; i++) {
@@ -89,7 +87,6 @@ static void any_damage_falls_back(void **state)
 
 static void a_damaged_slot_is_told_of(void **state)
 {
-    (void)state;
     static manifest out;
     static char text[4096];
     format_write_two(10);
@@ -120,7 +117,6 @@ static void a_damaged_slot_is_told_of(void **state)
 
 static void damage_of_both_is_named(void **state)
 {
-    (void)state;
     static manifest out;
     format_write_two(10);
     size_t count = format_load(0, bytes);
@@ -165,7 +161,6 @@ static void write_record(enum manifest_state record_state, uint64_t generation)
 /* Beside BEGUN a slot is absent or whole, so damage there is a commit that was lost. */
 static void the_only_commit_is_not_given_up(void **state)
 {
-    (void)state;
     static manifest out;
     write_record(MANIFEST_BEGUN, 1);
     format_expect(1);
@@ -189,7 +184,6 @@ static void the_only_commit_is_not_given_up(void **state)
 
 static void a_longer_slot_leaves_no_tail(void **state)
 {
-    (void)state;
     static manifest record;
     static const uint32_t units[] = {9, 9, 1, 1, 40, 40, 2};
     for (uint64_t g = 1; g <= sizeof units / sizeof units[0]; g++) {
@@ -205,7 +199,6 @@ static void a_longer_slot_leaves_no_tail(void **state)
 /* The inode of a slot stays once both are commits: a commit takes no new space. */
 static void commits_are_written_in_place(void **state)
 {
-    (void)state;
     struct stat first, second;
     format_write_two(10);
     assert_int_equal(stat(format_slot(0), &first), 0);
@@ -225,7 +218,6 @@ static struct {
 
 static int on_point(void *user, const char *name)
 {
-    (void)user;
     if (points.count < 8)
         snprintf(points.names[points.count++], sizeof points.names[0], "%s", name);
     if (!points.fail_at || strcmp(points.fail_at, name) != 0)
@@ -256,7 +248,6 @@ static void reset_points(const char *fail_at, bool is_killed)
 
 static void points_are_met_in_order(void **state)
 {
-    (void)state;
     format_write_two(10);
     reset_points(NULL, false);
     format_reset_syncs(-1, 0);
@@ -312,7 +303,6 @@ static size_t load_other(uint64_t generation, unsigned char *to)
 
 static void a_failed_write_never_counts(void **state)
 {
-    (void)state;
     static manifest record;
     for (int situation = 0; situation < SITUATIONS; situation++)
         for (int stage = 0; stage < STAGES; stage++) {
@@ -336,7 +326,6 @@ static void a_failed_write_never_counts(void **state)
 
 static void a_kill_leaves_one_of_two(void **state)
 {
-    (void)state;
     static manifest record;
     for (int situation = 0; situation < SITUATIONS; situation++)
         for (int stage = 0; stage < STAGES; stage++) {
@@ -367,7 +356,6 @@ static void a_kill_leaves_one_of_two(void **state)
 /* After a failed fsync the slot may be whole in memory alone. It must not be read as the commit. */
 static void an_unsynced_slot_never_counts(void **state)
 {
-    (void)state;
     static manifest record;
     for (int situation = 0; situation < SITUATIONS; situation++)
         for (int sync = 0; sync < 2; sync++) {
@@ -386,7 +374,6 @@ static void an_unsynced_slot_never_counts(void **state)
 /* A slot that a killed writer left unsynced is synced before it counts. */
 static void what_counts_is_synced(void **state)
 {
-    (void)state;
     static manifest out;
     format_write_two(10);
     format_reset_syncs(-1, 0);
@@ -415,7 +402,6 @@ static void what_counts_is_synced(void **state)
  * manifest names the other's slabs as `leftover`, and both belong to one run. */
 static void two_runs_are_not_one(void **state)
 {
-    (void)state;
     static manifest record, out;
     for (int is_move = 0; is_move < 3; is_move++) {
         format_write_two(10);
@@ -442,7 +428,6 @@ static void two_runs_are_not_one(void **state)
 /* A drive that takes no more bytes in the middle of a slot. */
 static void a_full_drive_leaves_the_commit(void **state)
 {
-    (void)state;
     static manifest record;
     struct rlimit old, limit;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
@@ -471,7 +456,6 @@ static void a_full_drive_leaves_the_commit(void **state)
 /* After a run's first commit, the next one finds its blocks in the slot that says BEGUN. */
 static void the_first_commit_reserves_the_next(void **state)
 {
-    (void)state;
     static manifest record;
     struct stat begun, commit, reserved;
     const struct format_shape large = {MANIFEST_COMMITTED, 2, 0, 400, 1, 0};
@@ -502,7 +486,6 @@ static void the_first_commit_reserves_the_next(void **state)
 
 static void slots_are_removed(void **state)
 {
-    (void)state;
     format_write_two(10);
     assert_int_equal(link(format_slot(0), format_path("manifest-0.new")), 0);
     assert_int_equal(link(format_slot(0), format_path("manifest-1.new")), 0);
@@ -522,7 +505,6 @@ static void slots_are_removed(void **state)
 
 static void bad_calls_are_refused(void **state)
 {
-    (void)state;
     static manifest record, out;
     format_commit(&record, 1);
     assert_int_equal(manifest_write("no-such-directory", &record), -ENOENT);

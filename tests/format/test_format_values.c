@@ -57,7 +57,6 @@ static void expect_broken(const struct broken_value *values, size_t value_count,
 
 static void impossible_headers_are_found(void **state)
 {
-    (void)state;
     static manifest record;
     format_commit(&record, 8);
     size_t count = slot_bytes(&record);
@@ -127,7 +126,6 @@ static void impossible_headers_are_found(void **state)
 
 static void impossible_extents_are_found(void **state)
 {
-    (void)state;
     static manifest record;
     /* Two units of more than one tile, so that the last extent follows another one of its unit. */
     for (uint64_t g = 8;; g += 2) {
@@ -178,7 +176,6 @@ static void impossible_extents_are_found(void **state)
 /* Three ranks: changes that make their extents, hosts or world impossible are found. */
 static void impossible_ranks_are_found(void **state)
 {
-    (void)state;
     static manifest record;
     format_draw(&record, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 1, 1, 2, 3, 1});
     snprintf(record.slabs.drives[0], MANIFEST_TEXT_BYTES, "/drive0");
@@ -215,7 +212,6 @@ static void impossible_ranks_are_found(void **state)
 
 static void broken_texts_are_found(void **state)
 {
-    (void)state;
     static manifest record;
     format_commit(&record, 8);
     memset(record.identity, 0, sizeof record.identity);
@@ -246,7 +242,6 @@ static void broken_texts_are_found(void **state)
 /* A path that fills its part has no terminating zero. No byte after the last one is read. */
 static void a_path_without_end_is_found(void **state)
 {
-    (void)state;
     static manifest record, out;
     format_draw(&record, SEED, 8, &(struct format_shape){MANIFEST_RUNNING, 1, 0, 0, 1, 0});
     snprintf(record.slabs.drives[0], MANIFEST_TEXT_BYTES, "/drive0");
@@ -269,7 +264,6 @@ static void a_path_without_end_is_found(void **state)
 /* A record that a resume would refuse is not written. */
 static void impossible_records_are_not_written(void **state)
 {
-    (void)state;
     static manifest record;
     format_commit(&record, 8);
     record.extents[0].size_bytes += 4096;
@@ -486,7 +480,6 @@ static int try_damaged(uint64_t round, size_t count)
 
 static void random_damage_is_found_or_possible(void **state)
 {
-    (void)state;
     static manifest record;
     uint64_t possible_count = 0;
     static const struct format_shape shapes[] = {

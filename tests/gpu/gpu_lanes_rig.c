@@ -80,7 +80,6 @@ static int work_op(const work *self, const program *prog, const op *item)
 #ifdef SLUICE_SIMULATED_GPU
 int gpu_rig_break(void *stream)
 {
-    (void)stream;
     simulated_gpu_inject_fault(SIMULATED_FAULT_ANY, 0);
     return 0;
 }
@@ -205,7 +204,6 @@ void gpu_rig_init(gpu_rig *self, uint32_t depth)
 
 bool gpu_rig_may_replay(void *user, const program *prog, const op *item)
 {
-    (void)user;
     return (item - prog->ops) % 5 != 0;
 }
 

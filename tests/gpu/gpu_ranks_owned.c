@@ -66,7 +66,6 @@ static const char *const packed_sets[4] = {
 
 void owned_experts_have_the_bits_of_zero(void **state)
 {
-    (void)state;
     try_owned(2, "staged", whole_sets);
     try_owned(2, "staged", host_sets);
     try_owned(2, "staged", packed_sets);
@@ -76,7 +75,6 @@ void owned_experts_have_the_bits_of_zero(void **state)
 #ifdef GPU_RANKS_FAKE_NCCL
 void owned_experts_on_nccl(void **state)
 {
-    (void)state;
     try_owned(2, "nccl", whole_sets);
     try_owned(2, "nccl", host_sets);
     try_owned(4, "nccl", whole_sets);
@@ -90,7 +88,6 @@ enum { DEADLY_ROWS = 2 + 2 * 16 + 5 };
  * the GPU, which waits for the rows. */
 void a_rank_that_dies_before_its_rows_ends_all(void **state)
 {
-    (void)state;
     const fixture_model before = gpu_ranks_shape;
     fixture_sets sets;
     gpu_ranks_shape = owned_shape;

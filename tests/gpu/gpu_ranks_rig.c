@@ -32,7 +32,6 @@ static void count_calls(uint64_t step)
     gpu_ranks_shared->late_pageable_copies = now.pageable_copies - early.pageable_copies;
     gpu_ranks_shared->late_row_copies = now.row_copies - early.row_copies;
 #endif
-    (void)step;
 }
 
 /* On rank 0. */
@@ -42,7 +41,6 @@ static void break_gpu(uint64_t step)
     if (step == GPU_RANKS_KILL_STEP)
         simulated_gpu_inject_fault(SIMULATED_FAULT_ANY, 40);
 #endif
-    (void)step;
 }
 
 /* On rank 0, while rank 1 is to be killed. */
@@ -57,8 +55,6 @@ static void wait_for_the_end(uint64_t step)
 
 static void kill_rank_1(void *user, const pid_t *pids, uint32_t world)
 {
-    (void)user;
-    (void)world;
     if (atomic_load(&gpu_ranks_shared->step) < GPU_RANKS_KILL_STEP ||
         atomic_load(&gpu_ranks_shared->is_killed))
         return;

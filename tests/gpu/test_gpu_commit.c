@@ -41,7 +41,6 @@ static int commits_left;
 
 static int end_in_commit(void *user, const char *name)
 {
-    (void)user;
     if (strcmp(name, "commit.synced") != 0 || --commits_left > 0)
         return 0;
     return err_set(-EIO, "the commit that is to fail");
@@ -56,7 +55,6 @@ static void run(const char *name, const fixture_sets *sets, fixture_result *resu
 
 static void a_commit_has_the_state_of_its_step(void **state)
 {
-    (void)state;
     static fixture_result whole, ended, result;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fixture_sets sets;

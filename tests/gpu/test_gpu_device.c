@@ -70,7 +70,6 @@ static void random_bytes(unsigned char *target, size_t size_bytes, uint64_t seed
 
 static void it_says_what_it_is(void **state)
 {
-    (void)state;
     char text[DEVICE_TEXT_BYTES];
     uint32_t count = device_count(text);
     assert_true(count > 0);
@@ -105,7 +104,6 @@ static void it_says_what_it_is(void **state)
 
 static void memory_is_reserved_once(void **state)
 {
-    (void)state;
     static const uint64_t sizes[] = {1, 4096, 3 * MIB + 1, 33 * MIB};
     device *gpu = open_gpu();
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -142,7 +140,6 @@ static void memory_is_reserved_once(void **state)
 
 static void a_budget_too_large_is_refused_with_numbers(void **state)
 {
-    (void)state;
     device *gpu = open_gpu();
     uint64_t asked = 2 * device_get_info(gpu)->total_bytes, free_bytes;
     unsigned char *base;
@@ -162,7 +159,6 @@ static void a_budget_too_large_is_refused_with_numbers(void **state)
 
 static void pinned_memory(void **state)
 {
-    (void)state;
     enum { SIZE = 64 * 4096 };
     device *gpu = open_gpu();
     unsigned char *memory = make_pinned(gpu, SIZE), *second = make_pinned(gpu, 4096);
@@ -191,7 +187,6 @@ static void pinned_memory(void **state)
  * an end takes two of CUDA's. */
 static void memory_is_pinned_in_pieces(void **state)
 {
-    (void)state;
     enum { SIZE = 32 * 4096, BEFORE = 3 * 4096 };
     uint64_t piece = (uint64_t)64 << 30, room = piece + 2 * SIZE;
     unsigned char *space =
@@ -242,7 +237,6 @@ static void memory_is_pinned_in_pieces(void **state)
 
 static void copies_and_fills(void **state)
 {
-    (void)state;
     size_t size_bytes = is_simulated ? 3 * MIB + 5 : 300 * MIB + 5;
     size_t pages = size_round_up(size_bytes, 4096);
     device *gpu = open_gpu();
@@ -308,7 +302,6 @@ static bool passes_on(device *gpu, device_stream *streams[2], device_event *even
 /* One event serves all hops: a wait is for the record that stood when it was enqueued. */
 static void events_order_streams(void **state)
 {
-    (void)state;
     device *gpu = open_gpu();
     device_stream *streams[2] = {make_stream(gpu), make_stream(gpu)};
     device_event *event = make_event(gpu, false);
@@ -334,7 +327,6 @@ static void hold(void *user)
 
 static void a_wait_is_for_the_record_of_its_time(void **state)
 {
-    (void)state;
     device *gpu = open_gpu();
     device_stream *first = make_stream(gpu), *second = make_stream(gpu);
     device_event *event = make_event(gpu, true), *never = make_event(gpu, false);
@@ -356,7 +348,6 @@ static void a_wait_is_for_the_record_of_its_time(void **state)
 
 static void times_have_a_sign(void **state)
 {
-    (void)state;
     device *gpu = open_gpu();
     device_stream *streams[2] = {make_stream(gpu), make_stream(gpu)};
     device_event *early = make_event(gpu, true), *late = make_event(gpu, true);
@@ -431,7 +422,6 @@ static void *run_errand(void *user)
 
 static void another_thread_copies(void **state)
 {
-    (void)state;
     device *gpu = open_gpu();
     struct errand errand = {
         .gpu = gpu, .stream = make_stream(gpu), .event = make_event(gpu, false)};
@@ -450,7 +440,6 @@ static void another_thread_copies(void **state)
 
 static void functions_run_in_their_turn(void **state)
 {
-    (void)state;
     device *gpu = open_gpu();
     device_stream *stream = make_stream(gpu);
     void *memory;
@@ -469,7 +458,6 @@ static void functions_run_in_their_turn(void **state)
 
 static void close_gives_everything_back(void **state)
 {
-    (void)state;
     mem_stats before, after;
     uint64_t free_before, free_after;
     unsigned char *base;
@@ -504,7 +492,6 @@ static void close_gives_everything_back(void **state)
 #ifdef SLUICE_SIMULATED_GPU
 static void without_a_gpu_there_is_a_sentence(void **state)
 {
-    (void)state;
     char text[DEVICE_TEXT_BYTES];
     device *gpu;
     simulated_gpu_set_absent(1);
@@ -527,7 +514,6 @@ static void set_flag(void *user)
 
 static void a_failed_gpu_fails_every_call(void **state)
 {
-    (void)state;
     device *gpu = open_gpu();
     device_stream *stream = make_stream(gpu);
     device_event *event = make_event(gpu, true);

@@ -108,7 +108,6 @@ static void plan_calls(stream_calls *calls)
  * counts, and no timed event remains. */
 static void a_step_takes_few_calls(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     simulated_gpu_counters plain, calls;
     stream_calls planned;
@@ -137,7 +136,6 @@ static void a_step_takes_few_calls(void **state)
  * are faster by then. */
 static void a_run_keeps_its_algorithms(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     fixture_sets sets;
     set_spread(&sets);
@@ -163,7 +161,6 @@ static void a_run_keeps_its_algorithms(void **state)
  * next start continues from the last commit and gives the bits of a run without a fault. */
 static void a_fault_of_the_gpu_ends_the_run(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     fixture_sets sets;
     set_spread(&sets);
@@ -185,7 +182,6 @@ static void a_fault_of_the_gpu_ends_the_run(void **state)
 
 static void without_a_gpu_the_cpu_trains(void **state)
 {
-    (void)state;
     static fixture_result result, cpu;
     fixture_sets sets;
     simulated_gpu_set_absent(1);
@@ -208,7 +204,6 @@ static void without_a_gpu_the_cpu_trains(void **state)
 /* A smaller GPU than the job asks for, and one that other processes have filled. */
 static void the_memory_that_is_free_decides(void **state)
 {
-    (void)state;
     static fixture_result result;
     fixture_sets sets;
     simulated_gpu_set_total_bytes(UINT64_C(300) << 20);
@@ -229,7 +224,6 @@ static void the_memory_that_is_free_decides(void **state)
 
 static void take_the_gpu(void *user, const struct setup_summary *plan)
 {
-    (void)user, (void)plan;
     simulated_gpu_set_total_bytes(1 << 20);
 }
 
@@ -237,7 +231,6 @@ static void take_the_gpu(void *user, const struct setup_summary *plan)
  * nothing on the GPU or in the run directory, and the next run trains. */
 static void memory_lost_after_the_plan_is_refused(void **state)
 {
-    (void)state;
     static fixture_result result;
     fixture_sets sets;
     set_spread(&sets);

@@ -45,7 +45,6 @@ static void check_finishes(const gpu_rig *self, const program *prog, bool skip, 
 
 static void random_programs_give_serial_values(void **state)
 {
-    (void)state;
     static const uint32_t depths[] = {1, 2, 5, 16};
     enum { PROGRAMS = 24 };
     for (uint32_t d = 0; d < 4; d++) {
@@ -80,7 +79,6 @@ static void random_programs_give_serial_values(void **state)
 
 static void conditional_programs_give_serial_values(void **state)
 {
-    (void)state;
     enum { PROGRAMS = 32 };
     uint64_t skipped = 0;
     gpu_rig r;
@@ -123,7 +121,6 @@ static void conditional_programs_give_serial_values(void **state)
  * stream. */
 static void later_runs_only_enqueue(void **state)
 {
-    (void)state;
     program prog, other;
     random_program(2000, 150, &prog);
     random_program(2001, 90, &other); /* other indices in the same rings */
@@ -167,7 +164,6 @@ static void later_runs_only_enqueue(void **state)
  * tests above would prove nothing. */
 static void a_lost_dependency_shows(void **state)
 {
-    (void)state;
     uint64_t differing = 0;
     gpu_rig r;
     gpu_rig_init(&r, 8);
@@ -278,7 +274,6 @@ static void run_prepared(uint64_t seed, bool is_conditional, bool is_timed, uint
  * were counted. A host function that is missing would show as one that comes a second late. */
 static void prepared_programs_give_serial_values(void **state)
 {
-    (void)state;
     for (uint64_t seed = 6000; seed < 6024; seed++)
         for (int way = 0; way < 2; way++)
             run_prepared(seed, way, seed % 3 == 0, seed % 4 == 0 ? 0 : GIB);
@@ -290,7 +285,6 @@ static void prepared_programs_give_serial_values(void **state)
  * the same bytes. */
 static void without_graphs_it_goes_on(void **state)
 {
-    (void)state;
     simulated_gpu_counters before, after;
     simulated_gpu_get_counters(&before);
     run_prepared(6001, false, false, 16384);
@@ -309,7 +303,6 @@ static void without_graphs_it_goes_on(void **state)
 
 static void creation_refuses(void **state)
 {
-    (void)state;
     gpu_rig r;
     gpu_rig_init(&r, 2);
     lane *made;
@@ -362,7 +355,6 @@ static void await_requests(lane *from, lane_request *requests, uint32_t count)
 
 static void a_full_lane_says_so(void **state)
 {
-    (void)state;
     enum { DEPTH = 2, COUNT = 6 };
     program prog;
     gpu_rig_copies_program(COUNT, &prog);
@@ -427,7 +419,6 @@ static void run_failing(gpu_rig *self, const program *prog, int code, const char
 
 static void any_failing_op_ends_the_run(void **state)
 {
-    (void)state;
     program prog;
     const program *programs = &prog;
     random_program(4000, 90, &prog);
@@ -460,7 +451,6 @@ static void any_failing_op_ends_the_run(void **state)
  * stays broken for the process, so that there this is one case, and the last. */
 static void a_broken_gpu_ends_the_run(void **state)
 {
-    (void)state;
     static const uint32_t places[] = {40, 0, 80, 100};
     uint32_t count = 1;
 #ifdef SLUICE_SIMULATED_GPU

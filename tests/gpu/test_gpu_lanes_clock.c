@@ -33,7 +33,6 @@ static uint64_t await_news(const lane *of)
  * compared anew. */
 static void times_are_on_our_clock(void **state)
 {
-    (void)state;
     enum { COUNT = 3 };
     program prog;
     gpu_rig_copies_program(COUNT, &prog);
@@ -68,7 +67,6 @@ static void times_are_on_our_clock(void **state)
 
 static int enqueue_hold(void *user, const program *prog, const op *item, void *stream)
 {
-    (void)prog, (void)item;
     assert_int_equal(gpu_rig_hold(stream, user), 0);
     return 0;
 }
@@ -76,7 +74,6 @@ static int enqueue_hold(void *user, const program *prog, const op *item, void *s
 /* An op that runs while the clocks are compared anew began before that moment and ends after it. */
 static void an_op_outlives_a_comparison(void **state)
 {
-    (void)state;
     builder b;
     program prog;
     builder_init(&b, PROGRAM_STEADY, 65536, 65536, 4096);

@@ -42,7 +42,6 @@ static void count_crossings(const program *prog, uint32_t counts[2])
 
 static void a_host_comm_lane_gives_serial_values(void **state)
 {
-    (void)state;
     static const uint32_t depths[] = {1, 2, 5, 16};
     enum { PROGRAMS = 16 };
     uint32_t crossings[2] = {0, 0};
@@ -72,7 +71,6 @@ static void a_host_comm_lane_gives_serial_values(void **state)
  * differ. */
 static void a_lost_crossing_shows(void **state)
 {
-    (void)state;
     int differing = 0;
     gpu_rig r;
     gpu_rig_init_staged(&r, 8);
@@ -117,7 +115,6 @@ static void wait_in_vain(void *user)
 static int enqueue_stuck(void *user, const program *prog, const op *item, void *stream)
 {
     struct stuck *self = user;
-    (void)prog, (void)item;
     return device_call(self->gpu, stream, wait_in_vain, self);
 }
 
@@ -179,7 +176,6 @@ static int run_stuck(gpu_rig *rig, struct stuck *stuck, err_record *lane_error)
 
 static void watch_ends_what_never_ends(void **state)
 {
-    (void)state;
     gpu_rig r;
     gpu_rig_init(&r, 2);
     struct stuck stuck = {.gpu = r.gpu, .patience = 2, .fails = true};
@@ -194,7 +190,6 @@ static void watch_ends_what_never_ends(void **state)
 /* If watch reports no failure, the run continues. */
 static void a_content_watch_changes_nothing(void **state)
 {
-    (void)state;
     gpu_rig r;
     gpu_rig_init(&r, 2);
     struct stuck stuck = {.gpu = r.gpu, .patience = 1};

@@ -38,7 +38,6 @@ static void expect_near(const char *what, const fixture_result *got, const fixtu
 /* Losses of two backends may differ as far as in tests/gpu/test_gpu_train.c. */
 static void stages_agree(void **state)
 {
-    (void)state;
     static fixture_result alone, first, result;
     fixture_sets sets;
     gpu_ranks_sets(&sets, "cuda", 0);
@@ -64,7 +63,6 @@ static void stages_agree(void **state)
 /* An overflow skips the step on all ranks, and on none that one rank alone would not skip. */
 static void overflows_skip_on_all(void **state)
 {
-    (void)state;
     static fixture_result alone, first, result;
     for (uint32_t i = 0; i < 3; i++) {
         fixture_sets sets;
@@ -118,7 +116,6 @@ static void try_experts(const char *params, const char *order)
 
 static void experts_of_no_rank_stay(void **state)
 {
-    (void)state;
     try_experts("host", "layer_major");
     try_experts("device", "batch_major");
 }
@@ -150,7 +147,6 @@ static void place(fixture_sets *sets, const struct placement *to)
 
 static void placements_agree(void **state)
 {
-    (void)state;
     static fixture_result first, first_by_batch, result;
     static const char *const wires[] = {"bf16", "fp32"};
     fixture_sets sets;
@@ -186,7 +182,6 @@ static void placements_agree(void **state)
 /* One rank for which NCCL is asked has a communicator, and the bits of one without. */
 static void one_rank_on_nccl_is_as_one_without(void **state)
 {
-    (void)state;
     static fixture_result alone, result;
     fixture_sets sets;
     gpu_ranks_sets(&sets, "cuda", 0);
@@ -203,7 +198,6 @@ static void one_rank_on_nccl_is_as_one_without(void **state)
 /* The stand-in adds in rank order, like the staged backend. In fp32 both give the same bits. */
 static void ranks_on_nccl_are_as_staged_ones(void **state)
 {
-    (void)state;
     static fixture_result staged, result;
     fixture_sets sets;
     for (uint32_t world = 2; world <= 4; world += 2) {
@@ -224,7 +218,6 @@ static void ranks_on_nccl_are_as_staged_ones(void **state)
 /* NCCL's memory is taken off the free memory before the budget is chosen. */
 static void a_communicator_has_its_memory(void **state)
 {
-    (void)state;
     static fixture_result result;
     enum { HELD_MIB = 100, TOTAL_MIB = 700, KEPT_MIB = 256 };
     fixture_sets sets;
@@ -245,7 +238,6 @@ static void a_communicator_has_its_memory(void **state)
 
 static void a_wire_of_16_bits_on_nccl(void **state)
 {
-    (void)state;
     static fixture_result first, result;
     fixture_sets sets;
     gpu_ranks_shape.bf16 = true;
@@ -274,7 +266,6 @@ static void fail_and_go_on(struct gpu_ranks_run run, unsigned stage, const char 
 
 static void a_killed_rank_ends_all(void **state)
 {
-    (void)state;
     fail_and_go_on((struct gpu_ranks_run){.name = "ended", .world = 2, .kills = true}, 3, "staged");
 #ifdef GPU_RANKS_FAKE_NCCL
     fail_and_go_on(
@@ -286,7 +277,6 @@ static void a_killed_rank_ends_all(void **state)
 #ifdef SLUICE_SIMULATED_GPU
 static void a_gpu_that_fails_ends_all(void **state)
 {
-    (void)state;
     fail_and_go_on((struct gpu_ranks_run){.name = "ended", .world = 2, .faults = true}, 1,
                    "staged");
 #ifdef GPU_RANKS_FAKE_NCCL
@@ -309,7 +299,6 @@ static int take_text(void *user, const char *bytes, uint64_t count)
 
 static int sample_body(comm *self, void *user)
 {
-    (void)self;
     uint64_t taken = 0;
     struct infer_generate_options asked = {.run_dir = user,
                                            .prompt = "abc",
@@ -341,7 +330,6 @@ static void sample(const char *name, uint32_t world, char text[GPU_RANKS_TEXT_BY
 /* From the state of two ranks, and from the same state once it is one rank's. */
 static void what_ranks_trained_is_sampled(void **state)
 {
-    (void)state;
     static fixture_result result;
     static const char *const homes[] = {"device", "host", "nvme"};
     char of_ranks[GPU_RANKS_TEXT_BYTES], of_one[GPU_RANKS_TEXT_BYTES];
@@ -371,7 +359,6 @@ static int plan_body(comm *self, void *user)
 {
     const job *const *jobs = user;
     struct setup_summary plan;
-    (void)self;
     for (uint32_t world = 1; world <= GPU_RANKS_MAX; world *= 2) {
         TRY(setup_plan_on(jobs[world], &(struct setup_plan_options){0}, &plan));
         gpu_ranks_shared->budgets[world] = plan.budget_bytes[TIER_DEVICE];
@@ -386,7 +373,6 @@ static int plan_body(comm *self, void *user)
 /* Each has its part of what is free, less what CUDA's libraries may take. jobs[0] asks for more. */
 static void ranks_share_the_memory(void **state)
 {
-    (void)state;
     job *jobs[GPU_RANKS_MAX + 1] = {NULL};
     uint64_t kept =
         (GPU_RANKS_IS_SIMULATED ? 256 : 512) * MIB; /* of each; other tests use a real GPU too */
@@ -419,7 +405,6 @@ static void ranks_share_the_memory(void **state)
 /* A backend of collectives that the job asks for by name is used, or all ranks refuse the job. */
 static void collectives_of_gpus_are_refused_on_the_cpu(void **state)
 {
-    (void)state;
     static fixture_result result;
     static const char *const backends[] = {"nccl", "staged"};
     for (int i = 0; i < 2; i++) {
@@ -441,8 +426,6 @@ static void collectives_of_gpus_are_refused_on_the_cpu(void **state)
 
 static int look_body(comm *self, void *user)
 {
-    (void)self;
-    (void)user;
     char text[DEVICE_TEXT_BYTES];
     device *gpu;
     gpu_ranks_shared->gpu_count = device_count(text);

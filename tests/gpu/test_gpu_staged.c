@@ -131,7 +131,6 @@ static int staged_body(comm *self, void *user)
 
 static void ranks_share_a_gpu(void **state)
 {
-    (void)state;
     static const uint64_t stagings[] = {0, 60000};
     for (uint32_t world = 1; world <= 3; world++) {
         for (int s = 0; s < 2; s++) {
@@ -146,7 +145,6 @@ static void ranks_share_a_gpu(void **state)
 static int count_gpus(comm *self, void *user)
 {
     char text[DEVICE_TEXT_BYTES];
-    (void)self;
     *(uint32_t *)user = device_count(text); /* in a child: CUDA does not survive a fork */
     return 0;
 }

@@ -52,7 +52,6 @@ static double tolerance(void)
 
 static void losses_follow_the_cpu(void **state)
 {
-    (void)state;
     static fixture_result cpu, gpu;
     fixture_sets sets;
     set_group(&sets, "cpu");
@@ -180,7 +179,6 @@ static void spare_experts(fixture_sets *sets)
 
 static void placements_give_equal_bits(void **state)
 {
-    (void)state;
     static fixture_result baseline;
     fixture_sets sets;
     set_group(&sets, "cuda");
@@ -233,7 +231,6 @@ static void placements_give_equal_bits(void **state)
  * be sampled from. */
 static void a_stopped_run_goes_on(void **state)
 {
-    (void)state;
     static fixture_result whole, first, second;
     fixture_sets sets;
     set_group(&sets, "cuda");
@@ -260,14 +257,12 @@ static void a_stopped_run_goes_on(void **state)
 
 static int count_bytes(void *user, const char *bytes, uint64_t count)
 {
-    (void)bytes;
     *(uint64_t *)user += count;
     return 0;
 }
 
 static void a_run_can_be_sampled(void **state)
 {
-    (void)state;
     uint64_t bytes = 0;
     const char *dir = fixture_path("whole", NULL);
     struct infer_generate_options asked = {.run_dir = dir,
@@ -284,7 +279,6 @@ static void a_run_can_be_sampled(void **state)
  * written. */
 static void a_budget_beyond_the_memory_is_refused(void **state)
 {
-    (void)state;
     static fixture_result result;
     fixture_sets sets;
     set_group(&sets, "cuda");
@@ -312,7 +306,6 @@ static void a_budget_beyond_the_memory_is_refused(void **state)
  * On a real GPU the model has 12.7 GiB of states and the budget is 4 GiB. */
 static void a_model_of_three_budgets_trains(void **state)
 {
-    (void)state;
     static fixture_result result;
     gpu_fixture *gpu = gpu_begin();
     bool is_large = !gpu->is_simulated;

@@ -15,20 +15,17 @@ enum { ROWS_MAX = 512, PATHS = 8 };
 
 int hf_fixture_setup(void **state)
 {
-    (void)state;
     snprintf(hf_dir, sizeof hf_dir, "/tmp/sluice-hf-XXXXXX");
     return mkdtemp(hf_dir) ? 0 : -1;
 }
 
 static int remove_one(const char *path, const struct stat *status, int kind, struct FTW *at)
 {
-    (void)status, (void)kind, (void)at;
     return remove(path);
 }
 
 int hf_fixture_teardown(void **state)
 {
-    (void)state;
     return nftw(hf_dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 

@@ -102,7 +102,6 @@ static void check_round_trip(const fixture_model *of, const char *lora)
 
 static void there_and_back(void **state)
 {
-    (void)state;
     static const fixture_model neox = {.family = "gpt_neox", .layers = 2, .hidden = 64};
     static const fixture_model llama = {.family = "llama", .layers = 2, .hidden = 64};
     static const fixture_model mixtral = {.family = "mixtral", .layers = 2, .hidden = 64};
@@ -150,7 +149,6 @@ static void change(const char *format, ...)
 
 static void refusals(void **state)
 {
-    (void)state;
     refuse("adapters", ", \"rank\": 8", "adapter_config.json has r 4; leave the key out");
     refuse("adapters", ", \"alpha\": 3", "has lora_alpha 8; leave the key out");
     refuse("adapters", ", \"targets\": [\"q_proj\", \"up_proj\"]", "leave the key out");
@@ -241,7 +239,6 @@ static void check_peft(const char *targets, const char *config)
  * parameter: of all routed experts, or with ".weight" of linear layers. */
 static void files_of_peft(void **state)
 {
-    (void)state;
     shape = &glm4_moe;
     must_train("begin", NULL, NULL, 1e-3, 0);
     export("begin", "base", false);

@@ -116,7 +116,6 @@ static void round_trip(const hf_fixture_shape *shape, const hf_fixture_form *for
 
 static void checkpoints_come_back_bit_for_bit(void **state)
 {
-    (void)state;
     const hf_fixture_shape shapes[] = {gpt2, llama, gpt2, llama, gpt2, llama, opt, neox, neox, opt};
     for (int i = 0; i < 10; i++) {
         hf_fixture_shape shape = shapes[i];
@@ -132,7 +131,6 @@ static void checkpoints_come_back_bit_for_bit(void **state)
 /* Each expert has tensors of its own, also where a unit has several; or all have one tensor. */
 static void experts_come_back_bit_for_bit(void **state)
 {
-    (void)state;
     for (int i = 0; i < 8; i++) {
         const hf_fixture_form form = {
             .type = (enum dtype)(i % 3), .shards = i == 4 ? 3 : 0, .is_fused = i >= 6};
@@ -146,7 +144,6 @@ static void experts_come_back_bit_for_bit(void **state)
 /* A run on bytes has no files of a tokenizer to copy: the export makes them. */
 static void a_run_on_bytes_is_exported_with_its_tokenizer(void **state)
 {
-    (void)state;
     static const char text[] =
         "In the beginning:\n\tca\xc3\xb1on  \xe2\x82\xac 10\xf0\x9f\x90\x8e\r\n'tis \x7f";
     const hf_fixture_form form = {.type = DTYPE_BF16};
@@ -181,7 +178,6 @@ static void a_run_on_bytes_is_exported_with_its_tokenizer(void **state)
 /* Another dtype is another rounding of the same masters. */
 static void other_dtypes_are_rounded(void **state)
 {
-    (void)state;
     struct hf_import_summary in;
     struct hf_export_summary out;
     const hf_fixture_form form = {.type = DTYPE_FP32};
@@ -200,7 +196,6 @@ static void other_dtypes_are_rounded(void **state)
 /* A weight that fp16 cannot hold: nothing is left but what was there. */
 static void weights_beyond_fp16_are_refused(void **state)
 {
-    (void)state;
     struct hf_import_summary in;
     struct hf_export_summary out;
     const hf_fixture_form form = {.type = DTYPE_FP32};
@@ -225,7 +220,6 @@ static void weights_beyond_fp16_are_refused(void **state)
 
 static void damage_is_found_and_nothing_is_exported(void **state)
 {
-    (void)state;
     struct hf_import_summary in;
     struct hf_export_summary out;
     const hf_fixture_form form = {.type = DTYPE_BF16};
@@ -254,7 +248,6 @@ static void damage_is_found_and_nothing_is_exported(void **state)
 
 static void directories_that_hold_something_are_kept(void **state)
 {
-    (void)state;
     struct hf_import_summary in;
     struct hf_export_summary out;
     const hf_fixture_form form = {.type = DTYPE_BF16};
@@ -306,7 +299,6 @@ static int fail_at_point(void *user, const char *name)
 /* Wherever an import fails nothing of a run stays, and the next one is as the first. */
 static void an_import_that_fails_leaves_nothing(void **state)
 {
-    (void)state;
     static char point[] = "manifest.written";
     struct hf_import_summary in;
     struct hf_export_summary out;
@@ -339,7 +331,6 @@ static void an_import_that_fails_leaves_nothing(void **state)
 /* The slab takes little more of the drive than the masters. */
 static void moments_take_no_space(void **state)
 {
-    (void)state;
     struct hf_import_summary in;
     const hf_fixture_form form = {.type = DTYPE_BF16};
     hf_fixture_shape wide = llama;

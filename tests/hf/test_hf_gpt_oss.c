@@ -191,20 +191,17 @@ static void check_reads(bool is_packed)
 
 static void transposed(void **state)
 {
-    (void)state;
     check_reads(false);
 }
 
 static void in_mxfp4(void **state)
 {
-    (void)state;
     check_reads(true);
 }
 
 /* Scales of 2^125 are the largest ones with which no value overflows; 255 is NaN. */
 static void large_scales(void **state)
 {
-    (void)state;
     static const unsigned char scales[] = {252, 253, 254, 255};
     for (size_t i = 0; i < sizeof scales; i++) {
         model *net = make_model(EXPERTS);

@@ -95,7 +95,6 @@ static void expect_weights(const char *name, const fixture_model *kind, const fi
 
 static void a_run_begins_with_the_checkpoints_weights(void **state)
 {
-    (void)state;
     fixture_sets sets = {.count = 0};
     const hf_fixture_form plain = {.type = DTYPE_FP32}, shards = {.type = DTYPE_BF16, .shards = 3};
     expect_weights("gpt2-device", &gpt2, &sets, &plain);
@@ -111,7 +110,6 @@ static void a_run_begins_with_the_checkpoints_weights(void **state)
 /* The checkpoint is gone: the run, and another that begins with it, go on. */
 static void going_on_reads_no_checkpoint(void **state)
 {
-    (void)state;
     static fixture_result result, more;
     const fixture_sets sets = {.count = 0};
     const hf_fixture_form form = {.type = DTYPE_BF16};
@@ -151,7 +149,6 @@ static void import_into(const char *name, const char *dir, const char *set)
  * another model does not. */
 static void jobs_go_on_from_an_import(void **state)
 {
-    (void)state;
     static fixture_result result;
     fixture_sets sets = {.count = 0};
     const hf_fixture_form form = {.type = DTYPE_FP32};
@@ -222,7 +219,6 @@ static uint64_t import_peak(uint32_t layers, uint64_t *written_bytes)
 /* A checkpoint streams: 10 more blocks add next to nothing to the memory that an import takes. */
 static void larger_checkpoints_take_no_more_memory(void **state)
 {
-    (void)state;
     uint64_t small_bytes, large_bytes;
     uint64_t small = import_peak(2, &small_bytes), large = import_peak(12, &large_bytes);
     printf("%llu bytes of masters with %llu of memory, %llu with %llu\n",
@@ -236,7 +232,6 @@ static void larger_checkpoints_take_no_more_memory(void **state)
 /* Nothing is made where the checkpoint is not the model's. */
 static void another_checkpoint_leaves_nothing(void **state)
 {
-    (void)state;
     static fixture_result result;
     const fixture_sets sets = {.count = 0};
     train_still("refused", &gpt2, &sets, path_in_run("gpt2-device.hf", ""), NULL, &result);

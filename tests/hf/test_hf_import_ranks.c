@@ -79,7 +79,6 @@ static void train_and_export(const char *name, const fixture_model *kind, uint32
 
 static void the_ranks_checkpoint_comes_back(void **state)
 {
-    (void)state;
     static const fixture_model gpt2 = {.family = "gpt2", .bf16 = true, .layers = 2, .hidden = 64};
     static const fixture_model llama = {.family = "llama", .layers = 2, .hidden = 64};
     train_and_export("three", &gpt2, 3, 3, 0);

@@ -380,7 +380,6 @@ enum { FORMATS = sizeof formats / sizeof formats[0] };
 
 static void as_they_are(void **state)
 {
-    (void)state;
     for (int f = 0; f < FORMATS; f++)
         for (int shape = 0; shape < SHAPE_COUNT; shape++)
             if (shape != IN_PARTS ||
@@ -391,7 +390,6 @@ static void as_they_are(void **state)
 /* bnb_4bit_quant_storage: the same bytes as elements of another dtype. */
 static void as_another_dtype(void **state)
 {
-    (void)state;
     for (int f = 0; f < FORMATS; f++)
         for (int t = 0; t < DTYPE_COUNT && is_4bit(formats[f]); t++) {
             storage = (enum dtype)t;
@@ -404,7 +402,6 @@ static void as_another_dtype(void **state)
 /* A model of working params, or of another format, has the expanded values. */
 static void as_other_formats(void **state)
 {
-    (void)state;
     model *net = make_model(LLAMA, STORED_NF4_DOUBLE), *plain = make_model(LLAMA, STORED_FP4);
     hf_weights *from;
     unsigned char codes[96 * 96], scales[96 * 96];
@@ -451,7 +448,6 @@ static void refuse(enum stored_format format, enum fault fault, const char *text
 
 static void refusals(void **state)
 {
-    (void)state;
     refuse(STORED_NF4, NO_STATE, "quant_state.bitsandbytes__nf4, which says");
     refuse(STORED_NF4, NO_SCALES, ".absmax, which says");
     refuse(STORED_NF4, WRONG_BLOCK, "blocksize is not 64");
@@ -483,7 +479,6 @@ static void refusals(void **state)
  * that names a format of its own has asked for that. */
 static void another_format_in_config(void **state)
 {
-    (void)state;
     static const enum stored_format said[] = {STORED_FP4, STORED_NF4_DOUBLE, STORED_INT8_ROWS};
     for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
         model *net = make_model(LLAMA, said[i]), *written = make_model(LLAMA, STORED_NF4);
@@ -526,7 +521,6 @@ static void refuse_parts(enum stored_format format)
 
 static void groups_in_parts(void **state)
 {
-    (void)state;
     refuse_parts(STORED_NF4_DOUBLE);
     refuse_parts(STORED_FP8_BLOCKS);
 }

@@ -109,7 +109,6 @@ static void check_format(const char *format)
 
 static void there_and_back(void **state)
 {
-    (void)state;
     static const char *const formats[] = {"nf4",        "nf4_double", "fp4",
                                           "fp4_double", "int8_rows",  "fp8_blocks"};
     for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
@@ -121,7 +120,6 @@ static void there_and_back(void **state)
 /* Experts stay packed, with the rows of gate and up by turns; attention is expanded, exactly. */
 static void gpt_oss(void **state)
 {
-    (void)state;
     is_gpt_oss = true;
     check_format("mxfp4");
     import();
@@ -136,7 +134,6 @@ static void gpt_oss(void **state)
 /* A matrix whose adapter adds nothing is quantized again to the same codes. */
 static void quantized_again(void **state)
 {
-    (void)state;
     train("first", "nf4", HEAD, 0, NULL);
     assert_int_equal(export("first", "packed", true), 0);
     train("second", "nf4", ADAPTERS, 0, fixture_path(NULL, "packed"));
@@ -157,7 +154,6 @@ static void refuse(const char *params, const char *text)
 
 static void refusals(void **state)
 {
-    (void)state;
     refuse("working", "keeps no matrix in a packed format");
     refuse("int8", "in the format int8: export without --quantized, or begin a run with "
                    "state.params int8_rows");

@@ -103,7 +103,6 @@ static void read_all(const hf_fixture_shape *shape, const hf_fixture_form *form,
 
 static void every_form_is_read(void **state)
 {
-    (void)state;
     const hf_fixture_shape shapes[] = {gpt2, llama, bert, neox, opt};
     for (int family = 0; family < 5; family++)
         for (int cut = 0; cut < 2; cut++)
@@ -122,7 +121,6 @@ static void every_form_is_read(void **state)
 /* Experts with tensors of their own and in two for all of a block, in units of one, two and all. */
 static void experts_are_read_from_both_layouts(void **state)
 {
-    (void)state;
     static const uint64_t per_unit[] = {1, 2, 6};
     for (int family = 0; family < 2; family++)
         for (uint32_t form_idx = 0; form_idx < 6; form_idx++) {
@@ -150,7 +148,6 @@ static void expect_refusal(const hf_fixture_shape *shape, const char *dir, const
 
 static void other_experts_are_refused(void **state)
 {
-    (void)state;
     const char *dir = hf_fixture_path("experts");
     hf_fixture_form form = {.left = "model.layers.1.block_sparse_moe.experts.4.w3.weight"};
     hf_fixture_write(dir, &mixtral, &form);
@@ -179,7 +176,6 @@ static void other_experts_are_refused(void **state)
 /* Strips of a few rows, requests of a few stored rows or of less than one. */
 static void small_strips_and_pieces_give_the_same(void **state)
 {
-    (void)state;
     static const uint64_t sizes[][2] = {{40000, 4096}, {40000, 1000}, {3000, 100}, {400, 40}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         hf_fixture_shape shape = gpt2;
@@ -194,7 +190,6 @@ static void small_strips_and_pieces_give_the_same(void **state)
 
 static void other_models_are_refused(void **state)
 {
-    (void)state;
     const char *dir = hf_fixture_path("other");
     hf_fixture_form form = {.type = DTYPE_BF16, .left = "transformer.h.1.mlp.c_fc.bias"};
     hf_fixture_write(dir, &gpt2, &form);
@@ -225,7 +220,6 @@ static void other_models_are_refused(void **state)
 /* A file that changes after it was opened gives an error, not other numbers. */
 static void a_file_that_is_cut_short_is_an_error(void **state)
 {
-    (void)state;
     const char *dir = hf_fixture_path("cut");
     const hf_fixture_form form = {.type = DTYPE_FP32};
     static float got[300000];
@@ -247,7 +241,6 @@ static void a_file_that_is_cut_short_is_an_error(void **state)
  * name. */
 static void the_identity_is_of_the_contents(void **state)
 {
-    (void)state;
     uint64_t sums[3] = {0};
     const hf_fixture_form forms[3] = {
         {.type = DTYPE_FP32}, {.type = DTYPE_FP32}, {.type = DTYPE_FP32, .shards = 2}};
@@ -267,7 +260,6 @@ static void the_identity_is_of_the_contents(void **state)
 
 static void numbers_that_are_none_are_refused(void **state)
 {
-    (void)state;
     const char *dir = hf_fixture_path("nan");
     const hf_fixture_form form = {.type = DTYPE_BF16};
     static float got[300000];

@@ -28,7 +28,6 @@ static void check_windows(const eval_text *text)
 
 static void windows_count_each_token_once(void **state)
 {
-    (void)state;
     for (uint64_t n = 2; n <= TEXT_MOST; n++)
         for (uint64_t window = 1; window <= TEXT_MOST; window++)
             for (uint64_t stride = 1; stride <= window; stride++) {
@@ -46,7 +45,6 @@ static void windows_count_each_token_once(void **state)
 
 static void results_are_as_by_hand(void **state)
 {
-    (void)state;
     assert_true(fabs(eval_perplexity(2) - 7.38905609893065) < 1e-12);
     /* 8 tokens of ln 256 nats, a byte each, are 8 bits a byte. */
     assert_true(fabs(eval_bits_per_byte(8 * log(256), 8) - 8) < 1e-12);
@@ -92,7 +90,6 @@ static double train_and_evaluate(const fixture_model *shape, uint64_t *counted)
 /* The held-out loss of a run's own evaluation, and of the same windows. */
 static void runs_give_their_own_losses(void **state)
 {
-    (void)state;
     struct infer_evaluate_result whole, same, overlapping, other;
     const fixture_model shape = {.family = "llama", .layers = 2, .hidden = 64};
     double held = train_and_evaluate(&shape, NULL);
@@ -124,7 +121,6 @@ static void runs_give_their_own_losses(void **state)
  * document's first is counted. Joined they are one text. */
 static void documents_are_as_if_alone(void **state)
 {
-    (void)state;
     enum { DOCUMENTS = 6, LENGTH = 16 }; /* two to a window */
     static fixture_sets sets;
     static fixture_result trained;
@@ -161,7 +157,6 @@ static void documents_are_as_if_alone(void **state)
  * windows are grouped. Overlapping windows count what others leave. It cannot continue a text. */
 static void masked_tokens(void **state)
 {
-    (void)state;
     struct infer_evaluate_result same, again, other, overlapping;
     const fixture_model shape = {.family = "bert", .layers = 2, .hidden = 64};
     uint64_t counted;
@@ -191,7 +186,6 @@ static void masked_tokens(void **state)
  * it: its loss is that of the same tokens in a window that they fill. */
 static void padding_is_not_seen(void **state)
 {
-    (void)state;
     enum { CONTEXT = 32, SHORT = 8 };
     static const struct {
         uint64_t begin, count, context;
@@ -237,7 +231,6 @@ static void expect_refusal(struct infer_evaluate_options *options, int code, con
 
 static void what_cannot_be_evaluated_is_refused(void **state)
 {
-    (void)state;
     static fixture_sets sets;
     static fixture_result trained;
     const fixture_model shape = {.family = "gpt2", .layers = 1, .hidden = 32};

@@ -142,7 +142,6 @@ static void run_mode(int mode, struct outcome *out)
 
 static void modes_evaluate_and_generate_alike(void **state)
 {
-    (void)state;
     static struct outcome first, other;
     for (int mode = 0; mode < MODE_COUNT; mode++) {
         if (modes[mode].needs_unclipped && !is_group("unclipped"))
@@ -168,7 +167,6 @@ static void modes_evaluate_and_generate_alike(void **state)
  * the likeliest text. */
 static void parts_hold_the_same_model(void **state)
 {
-    (void)state;
     static fixture_sets sets;
     static fixture_result whole, cut;
     static struct outcome texts[2];

@@ -48,7 +48,6 @@ static void fill_logits(float logits[VOCAB])
 
 static void frequencies_are_the_probabilities(void **state)
 {
-    (void)state;
     float logits[VOCAB];
     fill_logits(logits);
     const sampling plain = {.temperature = 1, .top_p = 1, .seed = 4};
@@ -77,7 +76,6 @@ static void frequencies_are_the_probabilities(void **state)
 
 static void draws_depend_on_seed_and_index_alone(void **state)
 {
-    (void)state;
     float logits[VOCAB];
     fill_logits(logits);
     const sampling one = {.temperature = 1, .top_p = 1, .seed = 1}, two = {1, 0, 1, 2};
@@ -91,7 +89,6 @@ static void draws_depend_on_seed_and_index_alone(void **state)
 
 static void ties_go_to_the_lower_id(void **state)
 {
-    (void)state;
     static float logits[1000];
     for (int i = 0; i < 1000; i++)
         logits[i] = (float)(i * 7 % 10);
@@ -114,7 +111,6 @@ static void ties_go_to_the_lower_id(void **state)
 
 static void broken_logits_are_refused(void **state)
 {
-    (void)state;
     uint32_t order[3];
     uint64_t token;
     const sampling how = {.temperature = 1, .top_p = 1};
@@ -132,7 +128,6 @@ static size_t shown_bytes;
 
 static int collect(void *user, const char *bytes, size_t count)
 {
-    (void)user;
     assert_true(shown_bytes + count < sizeof shown);
     memcpy(shown + shown_bytes, bytes, count);
     shown_bytes += count;
@@ -160,7 +155,6 @@ static void check_stop(const char *stop, const char *text, const char *expected,
 
 static void texts_end_before_the_stop(void **state)
 {
-    (void)state;
     check_stop(NULL, "any text", "any text", false);
     check_stop("", "any text", "any text", false);
     check_stop("END", "so ENEND and more", "so EN", true);
@@ -199,7 +193,6 @@ static void check_utf8(const char *bytes, size_t count, const char *expected)
 
 static void pieces_are_valid_when_shown(void **state)
 {
-    (void)state;
     static const struct {
         const char *bytes, *expected;
     } cases[] = {

@@ -159,19 +159,16 @@ static double check_family(const char *family, const char *format)
 
 static void places_change_no_bit_of_gpt2(void **state)
 {
-    (void)state;
     check_family("gpt2", NULL);
 }
 
 static void places_change_no_bit_of_llama(void **state)
 {
-    (void)state;
     check_family("llama", NULL);
 }
 
 static void places_change_no_bit_of_a_packed_base(void **state)
 {
-    (void)state;
     double four = check_family("llama", "nf4_double"), eight = check_family("llama", "int8_rows");
     assert_true(four != eight); /* the formats are those of the runs */
 }
@@ -232,7 +229,6 @@ static void changed_bytes_are_seen(const char *path, const char *set)
 
 static void parts_are_filled_and_compared(void **state)
 {
-    (void)state;
     static float wanted[WIDE_VOCAB], found[WIDE_VOCAB];
     static const char near[] = "tiers.place.params=device";
     static char drive[FIXTURE_PATH_BYTES + 96];

@@ -159,7 +159,6 @@ static void compare_runs(kernel_context *a, kernel_context *b, uint64_t count, e
 
 static void adam_equals_reference(void **state)
 {
-    (void)state;
     static const uint64_t counts[] = {0, 1, 7, 31, 4096, 9999};
     kernel_context reference = adam_context_of(CPU_BASELINE, 1);
     kernel_context tested = adam_context_of(tested_isa, 1);
@@ -176,7 +175,6 @@ static void adam_equals_reference(void **state)
 
 static void adam_ignores_thread_count(void **state)
 {
-    (void)state;
     kernel_context reference = adam_context_of(CPU_BASELINE, 1);
     for (int thread_count = 1; thread_count <= 3; thread_count++) {
         kernel_context tested = adam_context_of(tested_isa, thread_count);
@@ -196,7 +194,6 @@ static void *boundary_in(char *block, size_t shift, enum dtype type)
  * working copy may lie on the gradient or on the master. */
 static void adam_stores_past_the_caches(void **state)
 {
-    (void)state;
     enum { COUNT = 16 * SHARD_ELEMS_STEP + 77, APART = 0, ON_GRADS = 2, ON_MASTER = 3, PLACES = 4 };
     kernel_context reference = adam_context_of(CPU_BASELINE, 2);
     adam_scalars scalars = scalars_at(true, 0.1f, true, 1);
@@ -234,7 +231,6 @@ static void adam_stores_past_the_caches(void **state)
  * a few 2^-24 to m, v and the weight. */
 static void adam_follows_textbook(void **state)
 {
-    (void)state;
     enum { COUNT = 1000, STEPS = 200 };
     static double weight[COUNT], m[COUNT], v[COUNT];
     for (int decoupled = 0; decoupled < 2; decoupled++) {
@@ -285,7 +281,6 @@ static void adam_follows_textbook(void **state)
 /* One element by hand: g = 1, from zero moments; the first AdamW step is lr * sign(g). */
 static void adam_first_step(void **state)
 {
-    (void)state;
     kernel_context tested = adam_context_of(tested_isa, 1);
     float master[40], m[40] = {0}, v[40] = {0}, params[40], grads[40];
     for (int i = 0; i < 40; i++) {
@@ -320,7 +315,6 @@ static void adam_first_step(void **state)
 
 static void working_copies(void **state)
 {
-    (void)state;
     static const uint64_t counts[] = {0, 1, 7, 31, 4096, 9999, 70000, MAX_ELEMS};
     float *master = mem_alloc(MAX_ELEMS + 1, sizeof *master, "master");
     char *copy_block = mem_alloc(MAX_ELEMS + 2 + 16, 4, "copy");
@@ -359,7 +353,6 @@ static void working_copies(void **state)
 /* The bf16 working copy and the low 16 bits of the master restore the master. */
 static void low_bits_restore_master(void **state)
 {
-    (void)state;
     enum { COUNT = 4099 };
     static float master[COUNT];
     static uint16_t params[COUNT];
@@ -383,7 +376,6 @@ enum { CLOSE_BLOCKS = 21, CLOSE_ELEMS = CLOSE_BLOCKS * SHARD_ELEMS_STEP };
 
 static void grad_close_equals_reference(void **state)
 {
-    (void)state;
     float *accumulator = mem_alloc(CLOSE_ELEMS + 1, 4, "accumulator");
     char *expected = mem_alloc(CLOSE_ELEMS + 1, 4, "grads");
     char *grads = mem_alloc(CLOSE_ELEMS + 1 + 32, 4, "grads");
@@ -469,7 +461,6 @@ static double tree_by_definition(const double *sums, uint64_t count)
 
 static void norm_reduce_is_the_tree(void **state)
 {
-    (void)state;
     static const uint64_t counts[] = {1, 2, 3, 5, 7, 64, 100, 4095, 4096, 4097, 40000, 300001};
     double *sums = mem_alloc(300001, sizeof *sums, "sums");
     assert_non_null(sums);
@@ -501,7 +492,6 @@ static void norm_reduce_is_the_tree(void **state)
 
 static void selection(void **state)
 {
-    (void)state;
     static const char *const names[CPU_ISA_COUNT] = {
         [CPU_BASELINE] = "reference", [CPU_NEON] = "neon",          [CPU_AVX2] = "avx2",
         [CPU_AVX512] = "avx512",      [CPU_AVX512_BF16] = "avx512", [CPU_AMX] = "avx512",

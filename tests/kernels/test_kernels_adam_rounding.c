@@ -127,7 +127,6 @@ static void assert_unbiased(enum tile_format format)
 
 static void means_are_the_values(void **state)
 {
-    (void)state;
     assert_unbiased(TILE_BF16);
     assert_unbiased(TILE_INT8);
 }
@@ -136,7 +135,6 @@ static void means_are_the_values(void **state)
  * the distance between two numbers of its format, so rounding to nearest would never change it. */
 static void slow_averages_do_not_stall(void **state)
 {
-    (void)state;
     static const enum tile_format formats[] = {TILE_BF16, TILE_INT8};
     enum { STEPS = 1500 };
     adam_scalars slow = keep;
@@ -165,7 +163,6 @@ static void slow_averages_do_not_stall(void **state)
 /* Every code of both kinds, in blocks of scales of many sizes, beside the top code. */
 static void codes_stay(void **state)
 {
-    (void)state;
     enum { STEPS = 60 };
     static uint8_t m_codes[COUNT], v_codes[COUNT];
     memset(tile.grads, 0, sizeof tile.grads);
@@ -192,7 +189,6 @@ static void codes_stay(void **state)
  * zero. */
 static void zero_bytes_are_zero_moments(void **state)
 {
-    (void)state;
     static float master[COUNT], m[COUNT], v[COUNT], params[COUNT];
     adam_scalars first = keep;
     first.beta1 = 0.9f;
@@ -226,7 +222,6 @@ static void zero_bytes_are_zero_moments(void **state)
  * or go. */
 static void ends_of_the_range(void **state)
 {
-    (void)state;
     adam_scalars take = keep;
     take.beta1 = take.beta2 = 0;
     static const float largest[] = {INFINITY,  -INFINITY, NAN,        3.3e38f, -3.1e38f,
@@ -277,7 +272,6 @@ static void ends_of_the_range(void **state)
  * rounding. */
 static void codes_are_those_of_a_search(void **state)
 {
-    (void)state;
     static uint8_t m_bytes[sizeof tile.m.bytes], v_bytes[sizeof tile.v.bytes];
     static float start[COUNT], master[COUNT];
     adam_scalars step = keep;

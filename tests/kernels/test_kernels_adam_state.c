@@ -259,13 +259,11 @@ static void compare_form(const tile_form *form, int idx)
 
 static void equals_reference(void **state)
 {
-    (void)state;
     over_forms(compare_form);
 }
 
 static void ignores_threads_and_tiles(void **state)
 {
-    (void)state;
     tile_form form = {.count = 25 * 4096 + 5,
                       .master = TILE_LOW16,
                       .m = TILE_BF16,
@@ -303,7 +301,6 @@ static void ignores_threads_and_tiles(void **state)
 /* fp32 streams: adam's own bits. */
 static void split_master_is_an_fp32_master(void **state)
 {
-    (void)state;
     enum { COUNT = 4096 + 300, STEPS = 200 };
     static float master[COUNT], m[COUNT], v[COUNT];
     static uint16_t params[COUNT];
@@ -371,7 +368,6 @@ static void assert_uncorrelated(const uint32_t *a, const uint32_t *b, bool is_sa
 
 static void random_bits_are_random(void **state)
 {
-    (void)state;
     if (tested_isa != CPU_BASELINE)
         return; /* the same bits in all */
     uint32_t *a = mem_alloc(DRAWS, 4, "draws"), *b = mem_alloc(DRAWS, 4, "draws");
@@ -411,7 +407,6 @@ static void random_bits_are_random(void **state)
 
 static void refuses(void **state)
 {
-    (void)state;
     kernel_context tested = adam_context_of(tested_isa, 1);
     tile_form form = {.count = 256, .m = TILE_BF16, .v = TILE_BF16, .param_type = DTYPE_BF16};
     tile self;

@@ -268,19 +268,16 @@ static void check_type(enum dtype type, bool native)
 
 static void matches_definition_fp32(void **state)
 {
-    (void)state;
     check_type(DTYPE_FP32, true);
 }
 
 static void matches_definition_bf16(void **state)
 {
-    (void)state;
     check_type(DTYPE_BF16, true);
 }
 
 static void matches_definition_bf16_without_amx(void **state)
 {
-    (void)state;
     without_amx = true;
     check_type(DTYPE_BF16, true);
     without_amx = false;
@@ -288,13 +285,11 @@ static void matches_definition_bf16_without_amx(void **state)
 
 static void matches_definition_bf16_widened(void **state)
 {
-    (void)state;
     check_type(DTYPE_BF16, false);
 }
 
 static void matches_definition_fp16(void **state)
 {
-    (void)state;
     check_type(DTYPE_FP16, true);
 }
 
@@ -321,7 +316,6 @@ static void assert_same_bits(const struct tensors *a, const struct tensors *b)
 
 static void threads_and_addresses_keep_bits(void **state)
 {
-    (void)state;
     /* The number of query blocks that share a prepared key block depends on the threads: here 5 or
      * 6 on one thread, and 1 or 2 on three. */
     static const struct shape shapes[] = {
@@ -358,7 +352,6 @@ static void threads_and_addresses_keep_bits(void **state)
 /* A document keeps its bits if all other documents get other numbers. */
 static void other_documents_keep_bits(void **state)
 {
-    (void)state;
     static const struct shape shape = {1, 700, 4, 2, 64};
     static const struct kind kinds[] = {{.document = 200},
                                         {.document = 90, .soft_cap = 5, .window = 40},
@@ -398,7 +391,6 @@ static void other_documents_keep_bits(void **state)
 /* Large scores must not overflow, and the first key of the first row takes everything. */
 static void large_scores_stay_finite(void **state)
 {
-    (void)state;
     struct shape shape = {1, 600, 1, 1, 8};
     struct tensors t;
     tensors_init(&t, &shape, &causal, DTYPE_FP32, 0);
@@ -417,7 +409,6 @@ static void large_scores_stay_finite(void **state)
 
 static void nan_is_not_hidden(void **state)
 {
-    (void)state;
     struct shape shape = {1, 100, 1, 1, 8};
     struct tensors t;
     tensors_init(&t, &shape, &causal, DTYPE_FP32, 0);
@@ -435,7 +426,6 @@ static void nan_is_not_hidden(void **state)
 /* Every 251st float between -87.3 and 88 within 2 ulp of the true exponential. */
 static void exponential_is_accurate(void **state)
 {
-    (void)state;
     const attention_rows *rows = cpui_attention_rows(tested_isa);
     static const uint32_t signs[] = {0, 0x80000000u};
     double worst = 0;
@@ -458,7 +448,6 @@ static void exponential_is_accurate(void **state)
 
 static void refusals(void **state)
 {
-    (void)state;
     kernel_context *context = new_context(1, true);
     kernel_attention *attention;
     attention_desc good = {.batch = 1,

@@ -204,7 +204,6 @@ enum { SHAPE_COUNT = sizeof shapes / sizeof shapes[0] };
 
 static void matches_definition(void **state)
 {
-    (void)state;
     for (int i = 0; i < SHAPE_COUNT; i++)
         for (enum dtype type = 0; type < DTYPE_COUNT; type++)
             check_shape(&shapes[i], type, 1);
@@ -213,7 +212,6 @@ static void matches_definition(void **state)
 /* Scores in the thousands: the largest alone counts, and nothing overflows. */
 static void large_scores_stay_finite(void **state)
 {
-    (void)state;
     const struct shape s = {150, 2, 2, 1, 32, {0}}, sinks = {150, 2, 4, 1, 32, {.has_sinks = true}};
     check_shape(&s, DTYPE_FP32, 40);
     check_shape(&s, DTYPE_BF16, 40);
@@ -222,7 +220,6 @@ static void large_scores_stay_finite(void **state)
 
 static void threads_and_rows_keep_bits(void **state)
 {
-    (void)state;
     const struct shape s = {70, 9, 4, 2, 48, {.window = 74}};
     for (enum dtype type = 0; type < DTYPE_COUNT; type++) {
         struct tensors all, each;

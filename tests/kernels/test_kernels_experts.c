@@ -158,7 +158,6 @@ static void rows_case(struct run *run, const struct shape *shape)
 
 static void routers(void **state)
 {
-    (void)state;
     static const uint64_t sizes[][2] = {{65, 1}, {3, 2}, {33, 7}, {400, 8}, {260, 64}, {2, 600}};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
         for (int variant = 0; variant < 96; variant++)
@@ -170,7 +169,6 @@ static void routers(void **state)
 
 static void sums(void **state)
 {
-    (void)state;
     static const uint64_t sizes[][2] = {{1, 1}, {65, 1}, {65, 7}, {1003, 64}, {3, 1024}};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
         for (int variant = 0; variant < 3; variant++)
@@ -180,7 +178,6 @@ static void sums(void **state)
 
 static void sorts(void **state)
 {
-    (void)state;
     static const uint64_t sizes[][2] = {{1, 1}, {65, 1}, {1, 5}, {3, 7}, {33, 64}, {400, 9}};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
         for (int variant = 0; variant < 24; variant++)
@@ -191,7 +188,6 @@ static void sorts(void **state)
 
 static void rows(void **state)
 {
-    (void)state;
     static const uint64_t sizes[][2] = {{1, 1}, {3, 7}, {33, 100}, {65, 600}};
     for (size_t t = 0; t < sizeof all_types / sizeof *all_types; t++)
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
@@ -204,7 +200,6 @@ static void rows(void **state)
 /* However the slots are cut into calls, sums and gradients are those of a single call. */
 static void cuts_of_slots_change_no_bit(void **state)
 {
-    (void)state;
     enum { CHANNELS = 40 };
     kernel_context context = rows_context_of(tested_isa, 2);
     struct run run = {.ops = &kernels_cpu, .context = &context};
@@ -247,7 +242,6 @@ static void cuts_of_slots_change_no_bit(void **state)
 /* Each row has the bits that it has alone, in both directions. */
 static void cuts_of_rows_change_no_bit(void **state)
 {
-    (void)state;
     enum { ROWS = 420, E = 40, K = 3 }; /* several threads work on so many rows */
     kernel_context context = rows_context_of(tested_isa, 2);
     struct run run = {.ops = &kernels_cpu, .context = &context};
@@ -284,7 +278,6 @@ static void cuts_of_rows_change_no_bit(void **state)
 /* Ties, and logits that are not numbers: K different experts in every case, and NaN comes out. */
 static void ties_and_bad_logits(void **state)
 {
-    (void)state;
     enum { E = 8, K = 3 };
     static const int nan_at[] = {0, 3, 7};
     kernel_context context = rows_context_of(tested_isa, 1);

@@ -52,7 +52,6 @@ static uint16_t *repeat(float value, uint64_t count)
  * leaves a remainder in every vector width. */
 static void conversions(void **state)
 {
-    (void)state;
     enum { COUNT = 65536 + 77 };
     uint32_t *source = block(4 * COUNT), *expected = block(4 * COUNT);
     void *got = block(4 * COUNT);
@@ -88,7 +87,6 @@ static void conversions(void **state)
  * them. */
 static void rounding_of_every_leading_pattern(void **state)
 {
-    (void)state;
     enum { BATCH = 1 << 16 };
     static const uint32_t tails[] = {0, 1, 0xfff, 0x1000, 0x1001, 0x1fff};
     uint32_t *source = block(4 * BATCH);
@@ -113,7 +111,6 @@ static void rounding_of_every_leading_pattern(void **state)
 /* Rows with strides on both sides, short and long; nothing between the rows is touched. */
 static void strided_conversions(void **state)
 {
-    (void)state;
     static const uint64_t shapes[][2] = {{1, 1}, {3, 7}, {65, 33}, {2, 9001}, {300, 64}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int threads = 1; threads <= 3; threads++) {
@@ -226,7 +223,6 @@ static void check_product(const matmul_desc *desc, const uint16_t *a, const uint
  * two unequal ones and in three. */
 static void products_in_blocks(void **state)
 {
-    (void)state;
     static const uint64_t shapes[][3] = {{9, 600, 4000},  {600, 9, 4000}, {5, 768, 4096},
                                          {1111, 3, 2000}, {40, 50, 60},   {7, 300, 16384},
                                          {300, 7, 9000},  {2, 5, 16640}};
@@ -250,7 +246,6 @@ static void products_in_blocks(void **state)
 /* A product with a vocabulary on one side must not widen all of it at once. */
 static void scratch_of_a_large_product_is_a_block(void **state)
 {
-    (void)state;
     static const uint64_t shapes[][3] = {{64, 50257, 768}, {50257, 768, 64}, {64, 768, 50257}};
     kernel_context *context = new_context(2);
     for (int i = 0; i < 3; i++) {
@@ -276,7 +271,6 @@ enum { POSITIVE = 0x7c00, NEGATIVE = 0xfc00, LARGEST = 0x7bff };
 
 static void product_overflows(void **state)
 {
-    (void)state;
     enum { N = 37, K = 16 };
     kernel_context *context = new_context(1);
     matmul_desc desc = {.m = N,
@@ -308,7 +302,6 @@ enum { ROWS = 3, CHANNELS = 40, COUNT = ROWS * CHANNELS };
 
 static void sums_overflow(void **state)
 {
-    (void)state;
     kernel_context *context = new_context(1);
     uint16_t *a = repeat(65504.0f, COUNT), *b = repeat(65504.0f, COUNT);
     uint16_t *ones = repeat(16.0f, COUNT), *out = repeat(0.0f, COUNT);
@@ -347,7 +340,6 @@ static void sums_overflow(void **state)
 
 static void norm_overflows(void **state)
 {
-    (void)state;
     kernel_context *context = new_context(1);
     uint16_t *x = draw(COUNT, 31, 1.0f), *weight = repeat(65504.0f, COUNT);
     uint16_t *out = repeat(0.0f, COUNT);
@@ -400,7 +392,6 @@ static void norm_overflows(void **state)
 
 static void activation_overflows(void **state)
 {
-    (void)state;
     kernel_context *context = new_context(1);
     uint16_t *input = repeat(300.0f, 2 * COUNT), *out = repeat(0.0f, 2 * COUNT);
     uint16_t *dy = repeat(-65504.0f, COUNT);
@@ -466,7 +457,6 @@ static void run_attention(const uint16_t *qkv, const uint16_t *output_grad, uint
  * reaches the outputs of the rows that see it, and no other. */
 static void attention_overflows(void **state)
 {
-    (void)state;
     uint16_t *qkv = repeat(0.0f, TOKENS * WIDTH), *grads = repeat(0.0f, TOKENS * WIDTH);
     uint16_t *output = repeat(0.0f, TOKENS * DIM), *dy = repeat(65504.0f, TOKENS * DIM);
     run_attention(qkv, dy, output, grads);
@@ -493,7 +483,6 @@ static void attention_overflows(void **state)
 /* Gradient closing and working copies: what the loss scaler sees. */
 static void optimizer_side_overflows(void **state)
 {
-    (void)state;
     kernel_context *context = new_context(1);
     float *accumulator = block(4 * 4096);
     uint16_t *halves = block(2 * 4096);

@@ -7,7 +7,6 @@
 
 static void finds_the_first_that_is_there(void **state)
 {
-    (void)state;
     const char *sonames[] = {"libsluice-is-nowhere.so.7", "libm.so.6", NULL};
     char why[256];
     void *library = cudai_library_open(sonames, why, sizeof why);
@@ -18,7 +17,6 @@ static void finds_the_first_that_is_there(void **state)
 
 static void says_what_is_missing(void **state)
 {
-    (void)state;
     const char *sonames[] = {"libsluice-is-nowhere.so.7", "libsluice-is-nowhere.so.6", NULL};
     char why[256];
     assert_null(cudai_library_open(sonames, why, sizeof why));
@@ -29,7 +27,6 @@ static void says_what_is_missing(void **state)
  * elsewhere. */
 static void names_the_library_that_is_broken(void **state)
 {
-    (void)state;
     char home[] = "test_kernels_library.XXXXXX", directory[64], path[128], why[256];
     assert_non_null(mkdtemp(home));
     snprintf(directory, sizeof directory, "./%s/lib64", home);

@@ -186,7 +186,6 @@ static void compare_runs(kernel_context *a, kernel_context *b, enum optimizer op
 
 static void updates_equal_reference(void **state)
 {
-    (void)state;
     static const uint64_t counts[] = {0, 1, 7, 15, 31, 4096, 9999};
     kernel_context reference = adam_context_of(CPU_BASELINE, 1);
     kernel_context tested = adam_context_of(tested_isa, 1);
@@ -206,7 +205,6 @@ static void updates_equal_reference(void **state)
 
 static void updates_ignore_thread_count(void **state)
 {
-    (void)state;
     kernel_context reference = adam_context_of(CPU_BASELINE, 1);
     for (int thread_count = 1; thread_count <= 3; thread_count++) {
         kernel_context tested = adam_context_of(tested_isa, thread_count);
@@ -221,7 +219,6 @@ static void updates_ignore_thread_count(void **state)
 /* One bit in the last element's working copy is seen. */
 static void canary(void **state)
 {
-    (void)state;
     struct tile left, right;
     tile_init(&left, LION, 33, DTYPE_BF16, DTYPE_BF16, 1);
     tile_init(&right, LION, 33, DTYPE_BF16, DTYPE_BF16, 1);
@@ -244,7 +241,6 @@ enum { TEXTBOOK_ELEMS = 1000, TEXTBOOK_STEPS = 50 };
  * tolerance grows by two steps there. */
 static void lion_follows_textbook(void **state)
 {
-    (void)state;
     static double weight[TEXTBOOK_ELEMS], m[TEXTBOOK_ELEMS], slack[TEXTBOOK_ELEMS];
     for (int s = 0; s < 2; s++) {
         const lion_scalars *scalars = &settings[s].lion;
@@ -288,7 +284,6 @@ static void lion_follows_textbook(void **state)
 
 static void adagrad_follows_textbook(void **state)
 {
-    (void)state;
     static double weight[TEXTBOOK_ELEMS], v[TEXTBOOK_ELEMS];
     for (int s = 0; s < 2; s++) {
         const adagrad_scalars *scalars = &settings[s].adagrad;
@@ -329,7 +324,6 @@ static void adagrad_follows_textbook(void **state)
 /* One step beside the reference backend, in all pairs of types. */
 static void updates_follow_reference_backend(void **state)
 {
-    (void)state;
     kernel_context tested = adam_context_of(tested_isa, 2);
     for (int run = 0; run < OPTIMIZER_COUNT * DTYPE_COUNT * DTYPE_COUNT; run++) {
         enum optimizer optimizer = (enum optimizer)(run % OPTIMIZER_COUNT);
@@ -360,7 +354,6 @@ static void updates_follow_reference_backend(void **state)
  * either sign, but the decay. */
 static void lion_by_hand(void **state)
 {
-    (void)state;
     enum { COUNT = 35 };
     static const float m_in[5] = {0.0f, -0.0f, 2.0f, -2.0f, 1.0f};
     static const float g_in[5] = {0.0f, -0.0f, -4.0f, 4.0f, -1.0f};
@@ -393,7 +386,6 @@ static void lion_by_hand(void **state)
 /* g = -6 / 2 from v = 16; and, with the decay 1/2 of weight 2, g = 6 / 2 + 1 from v = 9: v = 25. */
 static void adagrad_by_hand(void **state)
 {
-    (void)state;
     enum { COUNT = 35 };
     kernel_context tested = adam_context_of(tested_isa, 1);
     float master[COUNT], v[COUNT], grads[COUNT], params[COUNT];
@@ -425,7 +417,6 @@ static void adagrad_by_hand(void **state)
 /* A NaN gradient gives the one NaN everywhere; an infinite one, Lion's sign. */
 static void bad_gradients(void **state)
 {
-    (void)state;
     enum { COUNT = 17 };
     kernel_context tested = adam_context_of(tested_isa, 1);
     for (int optimizer = 0; optimizer < OPTIMIZER_COUNT; optimizer++) {

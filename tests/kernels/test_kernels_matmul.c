@@ -186,7 +186,6 @@ static void check_all(enum dtype ab_type, bool native)
 
 static void products_fp32(void **state)
 {
-    (void)state;
     check_all(DTYPE_FP32, true);
 }
 
@@ -194,7 +193,6 @@ static void products_fp32(void **state)
  * along m, the others along n. */
 static void products_fp32_copied(void **state)
 {
-    (void)state;
     static const uint64_t shapes[][3] = {{70, 500, 33}, {600, 90, 31}, {66, 500, 4100}};
     kernel_context *context = new_context(THREADS);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
@@ -210,13 +208,11 @@ static void products_fp32_copied(void **state)
 
 static void products_bf16(void **state)
 {
-    (void)state;
     check_all(DTYPE_BF16, true);
 }
 
 static void products_bf16_widened(void **state)
 {
-    (void)state;
     check_all(DTYPE_BF16, false);
 }
 
@@ -224,7 +220,6 @@ static void products_bf16_widened(void **state)
  * wide shapes are cut along n, the tall ones along m. */
 static void products_bf16_long(void **state)
 {
-    (void)state;
     static const uint64_t shapes[][3] = {
         {33, 40, 2100}, {50, 47, 1025}, {290, 33, 40}, {40, 300, 97}};
     kernel_context *context = new_context(THREADS);
@@ -271,7 +266,6 @@ static void check_samples(kernel_context *context, const matmul_desc *desc)
  * squares side by side. */
 static void products_bf16_large(void **state)
 {
-    (void)state;
     kernel_context *context = new_context(THREADS);
     matmul_desc pieces = make_desc(4200, 1060, 1000, 6, DTYPE_BF16, DTYPE_BF16);
     matmul_desc below = make_desc(3200, 780, 600, 5, DTYPE_BF16, DTYPE_BF16);
@@ -292,7 +286,6 @@ static void products_bf16_large(void **state)
  * told to leave bf16 out, its threads may cut sums. */
 static void tiles_keep_bits(void **state)
 {
-    (void)state;
     kernel_context *one = new_context(1), *three = new_context(3);
     if (!one->has_amx || !one->has_bf16_products) {
         kernels_cpu.context_destroy(one);
@@ -327,7 +320,6 @@ static void tiles_keep_bits(void **state)
 
 static void products_fp16(void **state)
 {
-    (void)state;
     check_all(DTYPE_FP16, true);
 }
 
@@ -338,7 +330,6 @@ enum { BIT_SHAPES = sizeof bit_shapes / sizeof *bit_shapes };
 
 static void alignment_keeps_bits(void **state)
 {
-    (void)state;
     static const unsigned flag_sets[] = {0, 1, 2, 3, 14}; /* each transposition; all the rest */
     kernel_context *context = new_context(THREADS);
     for (size_t i = 0; i < BIT_SHAPES; i++)
@@ -383,7 +374,6 @@ static void *run_other_thread(void *user)
  * would use there. */
 static void thread_keeps_bits(void **state)
 {
-    (void)state;
     for (int threads = 1; threads <= THREADS; threads++) {
         kernel_context *context = new_context(threads);
         for (size_t i = 0; i < BIT_SHAPES; i++)
@@ -416,7 +406,6 @@ static void thread_keeps_bits(void **state)
 
 static void refusals(void **state)
 {
-    (void)state;
     kernel_context *context = new_context(1);
     kernel_matmul *product = (kernel_matmul *)context;
     matmul_desc desc = make_desc(0, 4, 4, 0, DTYPE_FP32, DTYPE_FP32);
@@ -441,7 +430,6 @@ static void refusals(void **state)
 
 static void context_describes_itself(void **state)
 {
-    (void)state;
     kernel_context *context = new_context(THREADS);
     const char *text = kernels_cpu.describe(context);
     print_message("%s\n", text);

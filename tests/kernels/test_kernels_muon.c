@@ -64,7 +64,6 @@ static const struct {
 
 static void matrices_are_those_of_the_reference(void **state)
 {
-    (void)state;
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
         uint64_t rows = shapes[s].rows, columns = shapes[s].columns, count = rows * columns;
         float *block = new_random(count + 1, s, 1e-3f), *expected = new_floats(count);
@@ -88,7 +87,6 @@ static void matrices_are_those_of_the_reference(void **state)
 
 static void threads_change_no_bit(void **state)
 {
-    (void)state;
     for (size_t s = 5; s < sizeof shapes / sizeof shapes[0]; s++) {
         uint64_t rows = shapes[s].rows, columns = shapes[s].columns, count = rows * columns;
         float *one = new_random(count, 50 + s, 2.0f), *all = new_floats(count);
@@ -110,7 +108,6 @@ static void threads_change_no_bit(void **state)
  * Gradients of one token are such matrices. */
 static void rank_one_follows_the_polynomial(void **state)
 {
-    (void)state;
     enum { ROWS = 3, COLUMNS = 4 };
     static const float u[ROWS] = {2, -1, 2}, v[COLUMNS] = {1, 1, -1, 1};
     float matrix[ROWS * COLUMNS];
@@ -130,7 +127,6 @@ static void rank_one_follows_the_polynomial(void **state)
  * small. */
 static void rows_become_nearly_orthonormal(void **state)
 {
-    (void)state;
     enum { ROWS = 20, COLUMNS = 400 };
     float *x = new_random((uint64_t)ROWS * COLUMNS, 90, 1.0f);
     orthogonalize(x, ROWS, COLUMNS, 2);
@@ -146,7 +142,6 @@ static void rows_become_nearly_orthonormal(void **state)
 
 static void zeros_stay_and_nan_spreads(void **state)
 {
-    (void)state;
     float zeros[12] = {0}, bad[12];
     orthogonalize(zeros, 3, 4, 1);
     for (int i = 0; i < 12; i++) {
@@ -222,7 +217,6 @@ static void assert_near(const float *a, const float *b)
 
 static void steps_are_those_of_the_reference(void **state)
 {
-    (void)state;
     static const enum dtype types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
     for (int i = 0; i < 6; i++) {
         struct tile ours, theirs, pieces;

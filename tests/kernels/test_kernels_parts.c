@@ -163,7 +163,6 @@ static const kernel_ops cpu_embedding = {.embedding_forward = cpui_embedding_for
 
 static void embedding_parts_give_the_bits_of_the_whole(void **state)
 {
-    (void)state;
     static const uint64_t channels[] = {1, 5, 64, 600};
     for (int type = 0; type < DTYPE_COUNT; type++)
         for (size_t c = 0; c < 4; c++)
@@ -182,7 +181,6 @@ static void embedding_parts_give_the_bits_of_the_whole(void **state)
 /* Rows whose token lies elsewhere keep what they hold. */
 static void embedding_parts_leave_other_rows(void **state)
 {
-    (void)state;
     kernel_context context = rows_context_of(tested_isa, 1);
     const float table[] = {1, 2, 3, 4};
     int32_t ids[4] = {4, 5, 6, 7};
@@ -358,7 +356,6 @@ static void softmax_compare(const struct softmax *data, const struct cut *cut)
 
 static void softmax_parts_agree(void **state)
 {
-    (void)state;
     static const struct cut cuts[] = {{1, {1}},       {1, {1600}},
                                       {2, {1, 1600}}, {3, {512, 1024, 1600}},
                                       {3, {3, 4, 7}}, {6, {40, 77, 600, 1111, 1599, 1600}}};
@@ -384,7 +381,6 @@ static void softmax_parts_agree(void **state)
  * unchanged. */
 static void rows_may_lie_apart(void **state)
 {
-    (void)state;
     enum { APART = 9, NARROW = 77, WIDE = 83 };
     kernel_context context = rows_context_of(tested_isa, 2);
     for (int type = 0; type < DTYPE_COUNT; type++) {
@@ -485,7 +481,6 @@ static float loss_of_row(const float logits[6], int32_t target, float grad_scale
 
 static void softmax_parts_of_bad_logits(void **state)
 {
-    (void)state;
     const float inf = INFINITY;
     float grads[6];
     const float bad[][6] = {{NAN, 0, 0, 0, 0, 0},
@@ -516,7 +511,6 @@ static void softmax_parts_of_bad_logits(void **state)
 /* A loss scale can carry a gradient beyond 65504: infinity, never the largest number. */
 static void fp16_gradients_overflow_to_infinity(void **state)
 {
-    (void)state;
     const float logits[6] = {0, 0, -INFINITY, -INFINITY, -INFINITY, -INFINITY};
     float grads[6];
     (void)loss_of_row(logits, 1, 0x1p18f, DTYPE_FP16, grads);
@@ -529,7 +523,6 @@ static void fp16_gradients_overflow_to_infinity(void **state)
 
 static void bad_targets_are_refused(void **state)
 {
-    (void)state;
     kernel_context context = rows_context_of(tested_isa, 1);
     float memory[4] = {7, 7, 7, 7};
     int32_t target = -2;

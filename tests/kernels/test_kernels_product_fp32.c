@@ -129,7 +129,6 @@ static void sums_are_chains(void **state)
 {
     static const uint64_t shapes[][3] = {{1, 1, 1},    {2, 33, 5},   {29, 31, 16}, {14, 32, 17},
                                          {15, 64, 40}, {41, 47, 31}, {97, 16, 48}, {5, 130, 65}};
-    (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (unsigned flags = 0; flags < FLAGS; flags++)
             check(shapes[i][0], shapes[i][1], shapes[i][2], flags, 1 + (int)(flags % 3), 1000);
@@ -142,7 +141,6 @@ static void sums_are_chains(void **state)
 /* Several slices of k, blocks of each thread, and pieces of the shared operand. */
 static void sums_go_on(void **state)
 {
-    (void)state;
     for (unsigned flags = 0; flags < FLAGS; flags += 5) {
         check(70, 140, 801, flags, 2, 20);
         check(301, 90, 1000, flags, 3, 20);
@@ -159,7 +157,6 @@ static void sums_go_on(void **state)
 /* The scratch of matmul's product is the own product's, and no other. */
 static void matmul_takes_large_ones(void **state)
 {
-    (void)state;
     static const struct {
         uint64_t m, n, k;
         bool is_own;
@@ -186,7 +183,6 @@ static void matmul_takes_large_ones(void **state)
 /* matmul hands everything on: a row of its result is the chains, with 1 thread and with 3. */
 static void matmul_gives_its_bits(void **state)
 {
-    (void)state;
     for (int threads = 1; threads <= 3; threads += 2) {
         kernel_context_config config = {.thread_count = threads};
         kernel_context *context;

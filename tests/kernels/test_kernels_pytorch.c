@@ -511,7 +511,6 @@ static void mixture(const struct backend *b, bool is_gpt_oss)
 static void as_pytorch(void **state)
 {
     enum cpu_isa isa = CPU_BASELINE;
-    (void)state;
     assert_int_equal(isa_of_test(&isa), 0);
     kernel_context context = rows_context_of(isa, 2);
     const struct backend backends[] = {

@@ -13,7 +13,6 @@ static int forward_norm(struct probe *self)
 
 static void norm_gradients(void **state)
 {
-    (void)state;
     enum { ROWS = 3, C = 7, N = ROWS * C };
     /* By the bits of `form`: RMSNorm; the weight adds 1; there is no bias. */
     for (int form = 0; form < 8; form++) {
@@ -89,7 +88,6 @@ static int forward_head_norm(struct probe *self)
 
 static void head_norm_gradients(void **state)
 {
-    (void)state;
     enum { ROWS = 2, H = 2, D = 5, STRIDE = 12, N = ROWS * STRIDE };
     /* By the bits of `form`: LayerNorm; the weight adds 1; each head has its own. */
     for (int form = 0; form < 8; form++) {
@@ -138,7 +136,6 @@ static int forward_activation(struct probe *self)
 
 static void activation_gradients(void **state)
 {
-    (void)state;
     enum { ROWS = 3, F = 5 };
     const float limit = 0.75f;
     static const char *const names[ACTIVATION_KIND_COUNT] = {
@@ -187,7 +184,6 @@ static int forward_rope(struct probe *self)
 
 static void rope_gradients(void **state)
 {
-    (void)state;
     enum { B = 2, T = 3, H = 2, D = 4, STRIDE = 10, N = B * T * STRIDE };
     float *x = draw(N, 1), *y = zeros(N), *dy = draw(N, 2), *dx = zeros(N);
     float table[T * D];
@@ -259,7 +255,6 @@ static int forward_cross_entropy(struct probe *self)
 
 static void cross_entropy_gradients(void **state)
 {
-    (void)state;
     enum { ROWS = 4, V = 9 };
     const int32_t targets[ROWS] = {0, -1, 8, 3};
     const float weight[ROWS] = {0.25f, 0.25f, 0.25f, 0.25f};
@@ -295,7 +290,6 @@ static int forward_embedding(struct probe *self)
 
 static void embedding_gradients(void **state)
 {
-    (void)state;
     enum { B = 2, T = 3, C = 4, V = 5 };
     const int32_t ids[B * T] = {1, 4, 1, 0, 1, 4};
     float *table = draw(V * C, 1), *positions = draw(T * C, 2), *y = zeros(B * T * C);
@@ -340,7 +334,6 @@ static int forward_matmul(struct probe *self)
  * dbias = column sums. */
 static void matmul_gradients(void **state)
 {
-    (void)state;
     enum { M = 3, N = 5, K = 4, X_STRIDE = 6 };
     float *x = draw(M * X_STRIDE, 1), *w = draw(N * K, 2), *bias = draw(N, 3), *y = zeros(M * N);
     float *dy = draw(M * N, 4), *dx = zeros(M * X_STRIDE), *dw = zeros(N * K), *dbias = zeros(N);
@@ -394,7 +387,6 @@ static void matmul_gradients(void **state)
 
 static void optimizer_by_hand(void **state)
 {
-    (void)state;
     float master = 1.0f, m = 0.0f, v = 0.0f, grad = 0.5f;
     uint16_t param;
     adam_scalars scalars = {.learning_rate = 0.1f,

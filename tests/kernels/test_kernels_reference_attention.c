@@ -157,7 +157,6 @@ static void check_attention_kind(const struct attention_kind *kind)
 
 static void attention_gradients(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof attention_kinds / sizeof *attention_kinds; i++)
         check_attention_kind(&attention_kinds[i]);
 }
@@ -172,7 +171,6 @@ static void heads_gradients(void **state)
 {
     enum { N = 3, OWN = 4, SHARED = 2, VALUE = 3, DIM = OWN + SHARED, STRIDED = SHARED + 1 };
     enum { Q = N * H * DIM, KV = N * H * (OWN + VALUE), PACKED = N * H * (2 * DIM + VALUE) };
-    (void)state;
     float *q = draw(Q, 1), *kv = draw(KV, 2), *common = draw(N * STRIDED, 3);
     float *packed = zeros(PACKED), *dpacked = draw(PACKED, 4);
     float *dq = zeros(Q), *dkv = zeros(KV), *dcommon = zeros(N * STRIDED);
@@ -217,7 +215,6 @@ static void heads_gradients(void **state)
 
 static void attention_refusals(void **state)
 {
-    (void)state;
     attention_desc desc = {.batch = 1, .tokens = 4, .heads = 1, .kv_heads = 1, .head_dim = 2};
     kernel_attention *attention;
     desc.window = 2;

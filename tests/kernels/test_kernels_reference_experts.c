@@ -26,7 +26,6 @@ static int forward_router(struct probe *self)
  * alone decides. */
 static void router_gradients(void **state)
 {
-    (void)state;
     static const float bias[E] = {3, 0, 5, 1, 7, -6, 4, 6};
     for (int form = 0; form < 16; form++) {
         float *x = draw_logits(1), *dw = draw(ROWS * K, 2), *dx = zeros(N), *w = zeros(ROWS * K);
@@ -81,7 +80,6 @@ static int forward_sums(struct probe *self)
 /* The load-balancing loss is linear in the sums of p, with factors that the choices give. */
 static void loss_gradients(void **state)
 {
-    (void)state;
     const float balance = 0.125f, z = 0.25f;
     for (int sigmoid = 0; sigmoid < 2; sigmoid++) {
         float *x = draw_logits(1), *dx = zeros(N), weights[ROWS * K], dw[ROWS * K] = {0};
@@ -151,7 +149,6 @@ static int forward_mixture(struct probe *self)
 
 static void mixture_gradients(void **state)
 {
-    (void)state;
     float *x = draw(ROWS * C, 1), *w = draw(ROWS * K, 2), *factors = draw(SLOTS * C, 3);
     float *dy = draw(ROWS * C, 4), *sums = zeros(ROWS * C), *logits = draw_logits(5);
     float *slot_rows = zeros(SLOTS * C), *grads = zeros(SLOTS * C), *dx = zeros(ROWS * C);
@@ -214,7 +211,6 @@ static void mixture_gradients(void **state)
 /* Slots by hand: 3 rows, 4 experts, 2 choices; expert 2 gets all, expert 3 none. */
 static void slots_by_hand(void **state)
 {
-    (void)state;
     const int32_t chosen[6] = {0, 2, 1, 2, 0, 2};
     const int32_t offsets_want[2][5] = {{0, 2, 3, 6, 6}, {0, 2, 4, 8, 8}};
     const int32_t order_want[2][9] = {{0, 4, 2, 1, 3, 5}, {0, 4, 2, -1, 1, 3, 5, -1, -1}};

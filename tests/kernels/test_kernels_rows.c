@@ -52,20 +52,17 @@ static void embedding_case(struct run *run, const struct shape *shape)
 
 static void norms(void **state)
 {
-    (void)state;
     check_shapes("norm forward", norm_forward_case, 16);
     check_shapes("norm backward", norm_backward_case, 32);
 }
 
 static void embeddings(void **state)
 {
-    (void)state;
     check_shapes("embedding", embedding_case, 4);
 }
 
 static void head_norms(void **state)
 {
-    (void)state;
     static const uint64_t dims[] = {2, 6, 33, 64, 128, 256, 600, 4100};
     for (size_t t = 0; t < sizeof all_types / sizeof *all_types; t++)
         for (size_t d = 0; d < sizeof dims / sizeof *dims; d++)
@@ -76,7 +73,6 @@ static void head_norms(void **state)
 
 static void ropes(void **state)
 {
-    (void)state;
     static const uint64_t pairs[] = {1, 3, 32, 64, 300};
     enum { TYPES = sizeof all_types / sizeof *all_types, PAIRS = sizeof pairs / sizeof *pairs };
     for (uint64_t t = 0; t < TYPES; t++)

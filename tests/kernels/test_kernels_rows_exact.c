@@ -29,7 +29,6 @@ static float one_row(kernel_context *context, uint64_t vocab, const float *logit
 
 static void cross_entropy_of_bad_logits(void **state)
 {
-    (void)state;
     kernel_context context = rows_context_of(tested_isa, 1);
     const float bad[] = {NAN, INFINITY};
     for (int i = 0; i < 2; i++) {
@@ -52,7 +51,6 @@ static double ulps(float got, double exact)
 /* All of fp32 by every 1009th pattern, and [-110, 95] densely. */
 static void elementary_functions(void **state)
 {
-    (void)state;
     enum { BATCH = 4096 };
     const rows_table *table = rowsi_table(tested_isa);
     float x[BATCH], y[BATCH], s[BATCH], t[BATCH];
@@ -99,7 +97,6 @@ static void elementary_functions(void **state)
  * -infinity: the running sums are those of the whole. */
 static void cross_entropy_of_rising_logits(void **state)
 {
-    (void)state;
     enum { VOCAB = 3 * 512 + 37 };
     kernel_context context = rows_context_of(tested_isa, 1);
     static float logits[VOCAB], grad[VOCAB];
@@ -128,7 +125,6 @@ static void cross_entropy_of_rising_logits(void **state)
  * add up. */
 static void cross_entropy_of_slowly_rising_logits(void **state)
 {
-    (void)state;
     enum { VOCAB = 1 << 18 };
     kernel_context context = rows_context_of(tested_isa, 1);
     float *logits = mem_alloc(VOCAB, sizeof *logits, "test");
@@ -157,7 +153,6 @@ static void cross_entropy_of_slowly_rising_logits(void **state)
 /* Equal logits of every magnitude up to the largest that is finite. */
 static void cross_entropy_of_large_logits(void **state)
 {
-    (void)state;
     enum { VOCAB = 64 };
     kernel_context context = rows_context_of(tested_isa, 1);
     for (int exponent = -20; exponent <= 256; exponent++) {

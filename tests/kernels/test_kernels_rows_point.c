@@ -38,7 +38,6 @@ static void cross_entropy_case(struct run *run, const struct shape *shape)
 
 static void activations(void **state)
 {
-    (void)state;
     check_shapes("activation", activation_case, 4 * ACTIVATION_KIND_COUNT);
 }
 
@@ -55,7 +54,6 @@ static void one_nan(uint16_t *values, size_t count)
  * place. */
 static void activations_by_table(void **state)
 {
-    (void)state;
     enum { VALUES = 65536 };
     static const struct {
         uint64_t rows, features;
@@ -95,7 +93,6 @@ static void activations_by_table(void **state)
 
 static void additions(void **state)
 {
-    (void)state;
     check_shapes("add", add_case, 3);
     check_shapes("scale rows", scale_case, 5);
     check_shapes("bias backward", bias_case, 1);
@@ -106,7 +103,6 @@ static void additions(void **state)
  * whole however the call is cut. */
 static void dropouts(void **state)
 {
-    (void)state;
     enum { ROWS = 12, TOKENS = 4, WIDTH = 37, COUNT = ROWS * WIDTH };
     uint32_t words[4];
     dropout_words((dropout_place){UINT64_MAX, UINT32_MAX, UINT32_MAX, (1u << 23) - 1},
@@ -176,7 +172,6 @@ static void dropouts(void **state)
 
 static void cross_entropies(void **state)
 {
-    (void)state;
     check_shapes("cross-entropy", cross_entropy_case, 32);
     check_case("cross-entropy", cross_entropy_case, &(struct shape){DTYPE_BF16, 4, 50257, 0});
     check_case("cross-entropy", cross_entropy_case, &(struct shape){DTYPE_FP32, 1, 262143, 1});
@@ -184,7 +179,6 @@ static void cross_entropies(void **state)
 
 static void bad_indices_are_refused(void **state)
 {
-    (void)state;
     kernel_context context = rows_context_of(tested_isa, 2);
     float table[8] = {0}, out[4] = {7.0f, 7.0f, 7.0f, 7.0f}, loss = 7.0f;
     const int32_t bad[] = {-2, 4, INT32_MAX};
@@ -215,19 +209,16 @@ static void bad_indices_are_refused(void **state)
 
 static void sinks(void **state)
 {
-    (void)state;
     check_shapes("sinks", sinks_case, 2);
 }
 
 static void heads(void **state)
 {
-    (void)state;
     check_shapes("heads", heads_case, 5);
 }
 
 static void zeroing(void **state)
 {
-    (void)state;
     enum { BYTES = 700001 };
     unsigned char *data = mem_alloc(BYTES + 1, 1, "test");
     kernel_context context = rows_context_of(tested_isa, 3);

@@ -68,7 +68,6 @@ static void check_case(const json_t *want, int b)
 
 static void as_bitsandbytes(void **state)
 {
-    (void)state;
     const json_t *cases = json_object_get(document, "cases");
     assert_true(json_array_size(cases) > 300);
     for (size_t i = 0; i < json_array_size(cases); i++)
@@ -79,7 +78,6 @@ static void as_bitsandbytes(void **state)
 /* A 16-bit source gives what its widened values give. */
 static void sources_of_16_bits(void **state)
 {
-    (void)state;
     for (int format = STORED_INT8; format < STORED_FORMAT_COUNT; format++)
         for (int b = 0; b < BACKENDS; b++)
             for (int type = DTYPE_BF16; type <= DTYPE_FP16; type++) {
@@ -107,7 +105,6 @@ static void sources_of_16_bits(void **state)
  * aligned for it, with runs that end within a vector. */
 static void large_matrices(void **state)
 {
-    (void)state;
     static const struct {
         enum stored_format format;
         uint64_t rows, columns, offset;
@@ -151,7 +148,6 @@ static void large_matrices(void **state)
 
 static void not_finite_is_refused(void **state)
 {
-    (void)state;
     static const float bad[] = {NAN, -NAN, INFINITY, -INFINITY};
     for (int format = STORED_INT8; format < STORED_FORMAT_COUNT; format++)
         for (int b = 0; b < BACKENDS; b++)
@@ -178,7 +174,6 @@ static void not_finite_is_refused(void **state)
 /* Whole groups at a time give the codes and scales of one call. */
 static void pieces(void **state)
 {
-    (void)state;
     enum { ROWS = 260, COLUMNS = 192, PIECE = 128 };
     for (int format = STORED_INT8; format < STORED_FORMAT_COUNT; format++) {
         kernel_context *context;
@@ -220,7 +215,6 @@ static void pieces(void **state)
 /* Every code with every kind of scale: the CPU has the reference's bits. */
 static void all_codes(void **state)
 {
-    (void)state;
     static const float factors[] = {1.0f, -0.0f, 3e38f, 0x1p-149f, 0x1.8p-130f, 0.7f, 65504.0f};
     enum { COUNT = 512 };
     for (int format = STORED_INT8; format < STORED_FORMAT_COUNT; format++)
@@ -260,7 +254,6 @@ static void all_codes(void **state)
 /* The two NaN of e4m3 expand to NaN, wherever in a vector they stand; other codes do not. */
 static void nan_of_e4m3(void **state)
 {
-    (void)state;
     enum { COUNT = 300 };
     static const enum stored_format formats[] = {STORED_FP8_ROWS, STORED_FP8_BLOCKS};
     for (size_t f = 0; f < 2; f++) {
@@ -289,7 +282,6 @@ static void nan_of_e4m3(void **state)
 /* The table of base/stored.h by hand. */
 static void sizes(void **state)
 {
-    (void)state;
     static const struct {
         enum stored_format format;
         uint64_t rows, columns, code_bytes, scale_bytes;

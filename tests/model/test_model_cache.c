@@ -161,7 +161,6 @@ static void compare(const kernel_ops *ops, enum dtype type, uint64_t max_part_by
 
 static void reference_agrees(void **state)
 {
-    (void)state;
     compare(&kernels_reference, DTYPE_FP32, 0);
     compare(&kernels_reference, DTYPE_FP32, 16384);
     compare(&kernels_reference, DTYPE_BF16, 0);
@@ -170,7 +169,6 @@ static void reference_agrees(void **state)
 #ifdef HAVE_KERNELS_CPU
 static void cpu_agrees(void **state)
 {
-    (void)state;
     compare(&kernels_cpu, DTYPE_FP32, 0);
     compare(&kernels_cpu, DTYPE_FP32, 16384);
     compare(&kernels_cpu, DTYPE_BF16, 0);
@@ -180,7 +178,6 @@ static void cpu_agrees(void **state)
 
 static void windows_beyond_the_model_are_refused(void **state)
 {
-    (void)state;
     model *self;
     const model_spec spec = small_spec(0);
     const model_window long_call = {.tokens = TOKENS + 1};

@@ -469,7 +469,6 @@ static void check_model(bool tied, enum dtype type, uint64_t max_part_bytes, uin
 
 static void test_whole(void **state)
 {
-    (void)state;
     check_model(false, DTYPE_BF16, 0, 0, &everything, &none);
     check_model(true, DTYPE_FP16, 0, 16, &everything, &none); /* 40 rows: chunks of 16, 16 and 8 */
     check_model(false, DTYPE_BF16, 0, 20, &everything, &none);
@@ -477,7 +476,6 @@ static void test_whole(void **state)
 
 static void test_in_parts(void **state)
 {
-    (void)state;
     check_model(false, DTYPE_BF16, 12000, 16, &everything, &none);
     check_model(true, DTYPE_BF16, 12000, 0, &everything, &none);
     check_model(true, DTYPE_FP16, 20000, 0, &everything, &none);
@@ -486,7 +484,6 @@ static void test_in_parts(void **state)
 /* Frozen tensors cost nothing. */
 static void test_frozen(void **state)
 {
-    (void)state;
     const model_learn selections[] = {
         {.is_given = true, .range_count = 1}, /* the only block */
         {.is_given = true, .embed = true},
@@ -503,7 +500,6 @@ static void test_frozen(void **state)
 
 static void test_adapters(void **state)
 {
-    (void)state;
     const model_learn norms = {.is_given = true, .norms = true};
     const model_learn block = {.is_given = true, .range_count = 1};
     uint32_t all = harness_targets(family);

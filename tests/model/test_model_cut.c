@@ -136,7 +136,6 @@ static const uint64_t part_bytes[] = {1 << 30, 60000, 40000, 16384};
 /* Against the reference backend, which sums in double, the cut changes fp32 rounding alone. */
 static void parts_agree_with_the_whole(void **state)
 {
-    (void)state;
     for (int tied = 0; tied < 2; tied++)
         for (uint32_t i = 0; i < sizeof part_bytes / sizeof part_bytes[0]; i++)
             compare(&kernels_reference, DTYPE_FP32, tied, part_bytes[i], &kernels_reference,
@@ -145,7 +144,6 @@ static void parts_agree_with_the_whole(void **state)
 
 static void backends_agree(void **state)
 {
-    (void)state;
 #ifdef HAVE_KERNELS_CPU
     for (int tied = 0; tied < 2; tied++)
         for (uint32_t i = 2; i < sizeof part_bytes / sizeof part_bytes[0]; i++)
@@ -159,7 +157,6 @@ static void backends_agree(void **state)
 /* 16-bit types round at every step: against fp32, within their precision. */
 static void halves_agree(void **state)
 {
-    (void)state;
     for (int tied = 0; tied < 2; tied++) {
         compare(&kernels_reference, DTYPE_BF16, tied, 8192, &kernels_reference, DTYPE_FP32, 0.04);
         compare(&kernels_reference, DTYPE_FP16, tied, 8192, &kernels_reference, DTYPE_FP32, 0.006);
@@ -175,7 +172,6 @@ static void halves_agree(void **state)
 
 static void finite_differences(void **state)
 {
-    (void)state;
     harness h;
     model_spec spec = small(true, 7, 40000);
     spec.num_layers = 1;
@@ -232,7 +228,6 @@ static void same_bits(const kernel_ops *ops, enum dtype type, uint64_t max_part_
 
 static void kept_activations_give_the_bits_of_recomputation(void **state)
 {
-    (void)state;
     const enum dtype types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
     const uint64_t bytes[] = {0, 16384, 60000};
     for (uint32_t i = 0; i < 3 * 3 * KEPT_COUNT; i++) {
@@ -249,7 +244,6 @@ static void kept_activations_give_the_bits_of_recomputation(void **state)
  * one micro-batch after the other. */
 static void micro_batches_pass_by_pass(void **state)
 {
-    (void)state;
     harness h[2], together[2];
     model_spec spec = small(true, 10, 16384);
     for (int i = 0; i < 2; i++) {
@@ -301,7 +295,6 @@ static void micro_batches_pass_by_pass(void **state)
 
 static void failed_prepare_can_be_repeated(void **state)
 {
-    (void)state;
     model_spec spec = small(false, 10, 16384);
     int made = harness_failed_prepares(&spec);
     printf("%d products\n", made);
@@ -312,7 +305,6 @@ static void failed_prepare_can_be_repeated(void **state)
 
 static void logits_come_part_by_part(void **state)
 {
-    (void)state;
     for (int tied = 0; tied < 2; tied++) {
         harness h;
         model_spec spec = small(tied, 9, 16384);
@@ -364,7 +356,6 @@ static void check_loss_scale(const kernel_ops *ops, uint64_t max_part_bytes)
 
 static void fp16_under_a_loss_scale(void **state)
 {
-    (void)state;
     const uint64_t bytes[] = {0, 8192, 30000};
     for (uint32_t i = 0; i < 3; i++) {
         check_loss_scale(&kernels_reference, bytes[i]);
@@ -378,7 +369,6 @@ static void fp16_under_a_loss_scale(void **state)
  * softmax and of products are fp32. */
 static void fp16_sums_do_not_overflow(void **state)
 {
-    (void)state;
     if (family == MODEL_OLMO2)
         skip(); /* its matrices read the residual stream itself, whose products would overflow */
     const kernel_ops *backends[] = {

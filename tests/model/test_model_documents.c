@@ -105,7 +105,6 @@ static void compare(const kernel_ops *ops, uint64_t max_part_bytes, enum kept ke
 
 static void documents_are_as_if_alone(void **state)
 {
-    (void)state;
     const kernel_ops *backends[] = {&kernels_reference,
 #ifdef HAVE_KERNELS_CPU
                                     &kernels_cpu
@@ -121,7 +120,6 @@ static void documents_are_as_if_alone(void **state)
 /* One document that begins with the window is the same as none, to rounding. */
 static void one_document_is_the_window(void **state)
 {
-    (void)state;
     harness plain, one;
     const int32_t begins[2 * TOKENS] = {0};
     const model_spec spec = small_spec(TOKENS, 0);

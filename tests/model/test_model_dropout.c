@@ -54,7 +54,6 @@ static void forward_losses(const model_spec *spec, struct drawn how, uint64_t be
 
 static void evaluation_drops_nothing(void **state)
 {
-    (void)state;
     float with[ROWS], without[ROWS];
     model_spec spec = small(0.3), plain = small(0);
     plain.hidden_dropout = plain.embedding_dropout = plain.attention_dropout = 0;
@@ -86,14 +85,12 @@ static void check_counter(double adapter_dropout)
 
 static void masks_belong_to_seed_step_and_sequence(void **state)
 {
-    (void)state;
     check_counter(0.3);
     check_counter(0);
 }
 
 static void wrong_shares_are_refused(void **state)
 {
-    (void)state;
     model *self;
     for (int i = 0; i < 3; i++) {
         model_spec spec = small(0);

@@ -10,7 +10,6 @@
 
 static void units_by_hand(void **state)
 {
-    (void)state;
     static const char *const names[] = {
         "embed",
         "block.0",
@@ -93,7 +92,6 @@ static void units_by_hand(void **state)
 /* 6 for each parameter that multiplies a token: of 5 experts those of 2. */
 static void flops_by_hand(void **state)
 {
-    (void)state;
     model_spec spec = mixture("mixtral", 2);
     model *self;
     assert_ok(model_create(&spec, DTYPE_BF16, 1, &self));
@@ -171,7 +169,6 @@ static int count_read_back(kernel_context *context, void *stream, const read_bac
  * if it has a place where it can leave the offsets. */
 static void a_layer_reads_back_once(void **state)
 {
-    (void)state;
     static const char *const instances[] = {"mixtral", "qwen2_moe"};
     kernel_ops counting = kernels_reference;
     counting.read_back = count_read_back;
@@ -199,7 +196,6 @@ static void a_layer_reads_back_once(void **state)
 
 static void cuts_change_no_bit(void **state)
 {
-    (void)state;
     static const char *const instances[] = {"mixtral", "qwen2_moe", "olmoe", "gpt_oss"};
     for (int i = 0; i < 4; i++) {
         compare_cuts(&kernels_reference, instances[i], DTYPE_BF16, 0);
@@ -246,7 +242,6 @@ static double size_of_rows(const harness *h, const char *name, uint64_t columns,
 
 static void all_and_none(void **state)
 {
-    (void)state;
     static const char up[] = "model.layers.0.mlp.experts.gate_up_proj";
     static const char down[] = "model.layers.0.mlp.experts.down_proj";
     harness h;
@@ -335,7 +330,6 @@ static void check_router_losses(const char *instance)
 
 static void router_losses_have_gradients(void **state)
 {
-    (void)state;
     check_router_losses("qwen2_moe");
     check_router_losses(
         "deepseek-moe"); /* the first block has no router, and there is no balance */
@@ -345,7 +339,6 @@ static void router_losses_have_gradients(void **state)
  * experts, so the balance is E * 2 * (1 / E). No gradient is left of the balance. */
 static void router_losses_by_hand(void **state)
 {
-    (void)state;
     harness h;
     double balance, z;
     model_spec spec = mixture("mixtral", 2);
@@ -376,7 +369,6 @@ static void router_losses_by_hand(void **state)
 
 static void refusals(void **state)
 {
-    (void)state;
     model_spec spec = mixture("mixtral", 2);
     spec.expert_count = 0;
     expect_refused(&spec, "model.num_experts is 0");

@@ -66,7 +66,6 @@ static void check_finite_differences(bool tied)
 
 static void finite_differences(void **state)
 {
-    (void)state;
     check_finite_differences(true);
     check_finite_differences(false);
 }
@@ -123,7 +122,6 @@ static double rounding(void)
 
 static void chunks_agree(void **state)
 {
-    (void)state;
     /* Sums over rows in another order: fp32 rounding only. */
     expect_close("chunks of 5", &kernels_reference, DTYPE_FP32, 5, false, 1e-6);
     expect_close("chunks of 1", &kernels_reference, DTYPE_FP32, 1, true, 1e-6);
@@ -132,7 +130,6 @@ static void chunks_agree(void **state)
 
 static void cpu_agrees(void **state)
 {
-    (void)state;
 #ifdef HAVE_KERNELS_CPU
     expect_close("cpu fp32", &kernels_cpu, DTYPE_FP32, 7, false, 2e-6);
     expect_close("cpu fp32, saved kept", &kernels_cpu, DTYPE_FP32, 0, true, 2e-6);
@@ -178,7 +175,6 @@ static void same_bits(const kernel_ops *ops, enum dtype type)
 
 static void scratch_changes_nothing(void **state)
 {
-    (void)state;
     same_bits(&kernels_reference, DTYPE_FP32);
     same_bits(&kernels_reference, DTYPE_BF16);
 #ifdef HAVE_KERNELS_CPU
@@ -191,7 +187,6 @@ static void scratch_changes_nothing(void **state)
  * themselves. */
 static void gradients_are_added(void **state)
 {
-    (void)state;
     harness h;
     model_spec spec = tiny(false);
     start(&h, &kernels_reference, &spec, DTYPE_FP32, 0, false);
@@ -218,7 +213,6 @@ static void gradients_are_added(void **state)
  * ignored, no token has any. */
 static void ignored_targets(void **state)
 {
-    (void)state;
     harness h;
     model_spec spec = tiny(true);
     start(&h, &kernels_reference, &spec, DTYPE_FP32, 5, false);
@@ -237,7 +231,6 @@ static void ignored_targets(void **state)
 /* The logits of a row give that row's loss. */
 static void logits_of_a_row(void **state)
 {
-    (void)state;
     harness h;
     model_spec spec = tiny(false);
     start(&h, &kernels_reference, &spec, DTYPE_FP32, 1, false);
@@ -249,7 +242,6 @@ static void logits_of_a_row(void **state)
 
 static void failed_prepare_can_be_repeated(void **state)
 {
-    (void)state;
     model_spec spec = tiny(true);
     assert_true(harness_failed_prepares(&spec) >= 20);
 }
@@ -258,7 +250,6 @@ static void failed_prepare_can_be_repeated(void **state)
  * attention sees both sides, it changes all of its sequence. */
 static void tokens_change_what_sees_them(void **state)
 {
-    (void)state;
     harness h;
     model_spec spec = tiny(false);
     start(&h, &kernels_reference, &spec, DTYPE_FP32, 0, false);

@@ -190,7 +190,6 @@ static void check_selection(const kernel_ops *ops, bool tied, enum dtype type,
 
 static bool splits(const model_learn *learn, bool tied)
 {
-    (void)tied;
     return learn->norms && !(learn->range_count == 1 && learn->blocks[0].first == 0 &&
                              learn->blocks[0].last == LAYERS - 1);
 }
@@ -208,13 +207,11 @@ static void check_all(const kernel_ops *ops, enum dtype type)
 
 static void test_reference(void **state)
 {
-    (void)state;
     check_all(&kernels_reference, DTYPE_FP32);
 }
 
 static void test_cpu(void **state)
 {
-    (void)state;
 #ifdef HAVE_KERNELS_CPU
     check_all(&kernels_cpu, DTYPE_BF16);
 #else
@@ -235,7 +232,6 @@ static void refuse(const model_spec *spec, const char *text)
 
 static void test_refusals(void **state)
 {
-    (void)state;
     model_spec spec = small(true, 0);
     spec.learn = (model_learn){.is_given = true};
     refuse(&spec, "train.only selects nothing");
@@ -251,7 +247,6 @@ static void test_refusals(void **state)
 /* A list of everything, in any order, is no list. */
 static void test_everything(void **state)
 {
-    (void)state;
     model_spec spec = small(false, 0);
     model *self;
     spec.learn = (model_learn){.is_given = true,
@@ -277,7 +272,6 @@ static void test_everything(void **state)
  * gradient that goes on, 2 for its own. */
 static void test_step_flops(void **state)
 {
-    (void)state;
     static const struct {
         model_learn learn;
         /* blocks of 2, 4 and 6 FLOPs an element; the matrices of the head */

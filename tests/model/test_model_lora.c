@@ -183,7 +183,6 @@ static void check_dense(const kernel_ops *ops, bool tied, enum dtype type, const
 
 static void test_dense(void **state)
 {
-    (void)state;
     const model_learn nothing = {0};
     check_dense(&kernels_reference, true, DTYPE_FP32, &nothing, 2e-6);
     check_dense(&kernels_reference, false, DTYPE_FP32, &all_learns, 2e-6);
@@ -219,7 +218,6 @@ static void check_slopes(double dropout)
 
 static void test_slopes(void **state)
 {
-    (void)state;
     for (int i = 0; i < 2; i++)
         check_slopes(drops[i]);
 }
@@ -246,7 +244,6 @@ static void check_kept(double dropout)
 
 static void test_kept(void **state)
 {
-    (void)state;
     for (int i = 0; i < 2; i++)
         check_kept(drops[i]);
 }
@@ -254,7 +251,6 @@ static void test_kept(void **state)
 /* B is zero, A within +-1 / sqrt(in) and spread over it; the loss is the base's. */
 static void test_fresh(void **state)
 {
-    (void)state;
     harness with, base;
     model_spec spec = small(true);
     harness_create(&with, &kernels_reference, &spec, DTYPE_FP32, 2, 0);
@@ -302,7 +298,6 @@ static void refuse(const model_spec *spec, const char *text)
 
 static void test_refusals(void **state)
 {
-    (void)state;
     model_spec spec = small(true);
     spec.max_part_bytes = 20000;
     refuse(&spec, "take no adapters");

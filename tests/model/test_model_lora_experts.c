@@ -163,7 +163,6 @@ static void compare_adapters(const char *instance, const char *word, uint32_t te
 
 static void adapters(void **state)
 {
-    (void)state;
     compare_adapters("qwen2_moe", "mlp.experts", 4, KEPT_NONE);
     compare_adapters("gpt_oss", "mlp.experts", 4, KEPT_NONE);
 }
@@ -171,7 +170,6 @@ static void adapters(void **state)
 /* Adapters of shared experts, behind a gate and without one, and of blocks without experts. */
 static void shared_adapters(void **state)
 {
-    (void)state;
     compare_adapters("qwen2_moe", "shared_expert", 6, KEPT_NONE);
     compare_adapters("qwen2_moe", "shared_expert.up_proj", 2, KEPT_NONE);
     for (int kept = 0; kept < KEPT_COUNT; kept++) {
@@ -184,7 +182,6 @@ static void shared_adapters(void **state)
 /* The dropout of a shared expert behind a gate: gradients against finite differences. */
 static void shared_adapters_drop(void **state)
 {
-    (void)state;
     harness h;
     model_spec spec = mixture("qwen2_moe", EXPERTS);
     spec.balance_coef = spec.router_z_coef = 0;

@@ -137,7 +137,6 @@ static void check(const kernel_ops *ops, enum variant variant, enum stored_forma
 
 static void same_bits_as_expanded(void **state)
 {
-    (void)state;
     for (int format = STORED_INT8; format < STORED_FORMAT_COUNT; format++)
         for (int variant = 0; variant < VARIANT_COUNT; variant++) {
             if (variant == ENDS && format != STORED_NF4_DOUBLE)
@@ -159,7 +158,6 @@ static void refuse(const model_spec *spec, const char *text)
 
 static void refusals(void **state)
 {
-    (void)state;
     model_spec spec = small(ADAPTERS, STORED_NF4);
     spec.lora.rank = 0;
     refuse(&spec, "all of them learn");
@@ -191,7 +189,6 @@ static void refusals(void **state)
 /* A weight that is not finite is an error with the matrix's name; the next call tries again. */
 static void not_finite(void **state)
 {
-    (void)state;
     harness h;
     model_spec spec = small(ADAPTERS, STORED_NF4_DOUBLE);
     const model_source source = {.values = master_source, .user = &h};

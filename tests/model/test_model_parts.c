@@ -231,7 +231,6 @@ static void check_passes(const model *self)
 
 static void every_row_once(void **state)
 {
-    (void)state;
     printf("seed %d\n", SEED);
     const uint64_t bytes[] = {0, 1 << 30, 300000, 200000, 100000, 50000, 20001, 16384};
     for (uint32_t family = 0; family < MODEL_FAMILY_COUNT; family++)
@@ -255,7 +254,6 @@ static void every_row_once(void **state)
 /* Matrices of one row are cut as matrices: the columns stay whole. */
 static void one_row_is_no_vector(void **state)
 {
-    (void)state;
     for (uint32_t family = 0; family < MODEL_FAMILY_COUNT; family++) {
         model_spec spec = spec_of((enum model_family)family, false, 0);
         if (is_mixture(family))
@@ -283,7 +281,6 @@ static uint32_t unit_named(const model *self, const char *name)
 /* GPT-2 by hand: 16384 elements a part (bf16). */
 static void names_and_sizes(void **state)
 {
-    (void)state;
     model_spec spec = spec_of(MODEL_GPT2, true, 32768);
     model *self = create(&spec, DTYPE_BF16);
     /* 170 rows of 96 fit; with less than 4 * 64 of them they go in steps of 32 */
@@ -350,7 +347,6 @@ static void names_and_sizes(void **state)
 /* An untied head has parts of its own; q, k and v are cut as one matrix. */
 static void llama_by_hand(void **state)
 {
-    (void)state;
     model_spec spec = spec_of(MODEL_LLAMA, false, 25000);
     model *self = create(&spec, DTYPE_FP16);
     uint32_t norm = unit_named(self, "head.norm");
@@ -369,7 +365,6 @@ static void llama_by_hand(void **state)
 /* A model as large as the ones that need it: 405B parameters, in parts of 256 MiB. */
 static void large_models(void **state)
 {
-    (void)state;
     model_spec spec = {
         .family = MODEL_LLAMA,
         .num_layers = 126,
@@ -412,7 +407,6 @@ static void expect_refused(const model_spec *spec, enum dtype type, const char *
 
 static void impossible_limits_are_refused(void **state)
 {
-    (void)state;
     for (uint32_t family = 0; family < MODEL_FAMILY_COUNT; family++) {
         model_spec spec = spec_of((enum model_family)family, true, 8191);
         if (is_mixture(family))
@@ -445,7 +439,6 @@ static void impossible_limits_are_refused(void **state)
 /* destroy frees all that create allocates, and a create that fails half way frees its part. */
 static void nothing_leaks(void **state)
 {
-    (void)state;
     mem_stats before, after;
     mem_get_stats(&before);
     for (uint64_t bytes = 4096; bytes < 100000; bytes *= 2)

@@ -276,13 +276,11 @@ static void follow(const kernel_ops *ops, enum dtype type, double tolerance)
 /* fp32 differs from PyTorch by the order of sums alone; fifty steps of training amplify that. */
 static void reference_follows_pytorch(void **state)
 {
-    (void)state;
     follow(&kernels_reference, DTYPE_FP32, 1e-5);
 }
 
 static void cpu_follows_pytorch(void **state)
 {
-    (void)state;
 #ifdef HAVE_KERNELS_CPU
     follow(&kernels_cpu, DTYPE_FP32, 1e-5);
     follow(&kernels_cpu, DTYPE_BF16, 5e-3); /* 8 bits of mantissa */

@@ -84,7 +84,6 @@ static void expect_params(const model_spec *spec, uint64_t expected)
 
 static void published_parameter_counts(void **state)
 {
-    (void)state;
     expect_params(&gpt2_small, 124439808);
     model_spec xl = gpt2_small;
     xl.num_layers = 48;
@@ -108,7 +107,6 @@ static void published_parameter_counts(void **state)
 
 static void names_and_order(void **state)
 {
-    (void)state;
     model *self;
     assert_ok(model_create(&gpt2_small, DTYPE_BF16, 1, &self));
     assert_string_equal(self->units[0].name, "embed");
@@ -163,7 +161,6 @@ static void names_and_order(void **state)
 /* Counted by hand for GPT-2 124M at B = 2, T = 1024. */
 static void flops_and_bytes(void **state)
 {
-    (void)state;
     model *self;
     assert_ok(model_create(&gpt2_small, DTYPE_BF16, 2, &self));
     double rows = 2048, products = 2 * rows * 12 * 768 * 768, down = 2 * rows * 4 * 768 * 768;
@@ -222,7 +219,6 @@ static void expect_refused(const model_spec *spec, enum dtype type, uint64_t mic
 
 static void impossible_specs_are_refused(void **state)
 {
-    (void)state;
     const model_spec good = llama(2, 64, 4, 2, 100, 300, false);
     REFUSED(good, "model.num_heads is 5, which does not divide", spec.num_heads = 5);
     REFUSED(good, "model.num_kv_heads is 3", spec.num_kv_heads = 3);
@@ -271,7 +267,6 @@ enum { INIT_SEED = 11 };
 
 static void initial_weights(void **state)
 {
-    (void)state;
     printf("seed %d\n", INIT_SEED);
     model_spec spec = llama(2, 30, 3, 1, 70, 50, false);
     model *self;
@@ -321,7 +316,6 @@ static void initial_weights(void **state)
 /* destroy frees all that create allocates. */
 static void nothing_leaks(void **state)
 {
-    (void)state;
     mem_stats before, after;
     mem_get_stats(&before);
     model *self;

@@ -66,7 +66,6 @@ static const kernel_ops *const backends[] = {&kernels_reference,
 /* Each block with the window lets a token reach WINDOW - 1 positions further. */
 static void a_token_reaches_as_far_as_windows_let_it(void **state)
 {
-    (void)state;
     for (size_t k = 0; k < sizeof backends / sizeof backends[0]; k++)
         for (uint64_t bytes = 0; bytes <= 16384; bytes += 16384) {
             check_reach(backends[k], "w", bytes, LAYERS * (WINDOW - 1) + 1);
@@ -96,7 +95,6 @@ static void compare_steps(const kernel_ops *ops, const model_spec *one, const mo
 /* A window that no sequence reaches is none, to the bit; and each block has its own. */
 static void patterns_select_blocks(void **state)
 {
-    (void)state;
     const model_spec none = spec_of(0, "", 0), wide = spec_of(TOKENS, "w", 0);
     const model_spec full = spec_of(WINDOW, "f", 0), two = spec_of(WINDOW, "wf", 0);
     const model_spec listed = spec_of(WINDOW, "wfw", 0), other = spec_of(WINDOW, "fw", 0);
@@ -119,7 +117,6 @@ static double attention_flops(const model *self, uint32_t stage)
 /* A token sees WINDOW / 2 positions on average at the begin, and WINDOW of them later. */
 static void windows_cost_less(void **state)
 {
-    (void)state;
     const model_spec none = spec_of(0, "", 0), spec = spec_of(WINDOW, "wf", 0);
     model *full, *some;
     assert_ok(model_create(&none, DTYPE_BF16, BATCH, &full));
@@ -136,7 +133,6 @@ static void windows_cost_less(void **state)
 
 static void wrong_settings_are_refused(void **state)
 {
-    (void)state;
     model *self;
     const struct {
         uint64_t window;
@@ -161,7 +157,6 @@ static void wrong_settings_are_refused(void **state)
 /* Patterns that mean the same are one in the spec of the model, and so in the identity of a run. */
 static void equal_patterns_have_one_form(void **state)
 {
-    (void)state;
     static const char *const pairs[][2] = {{"", "w"},      {"www", "w"},    {"wfw", "wf"},
                                            {"wfwf", "wf"}, {"ffww", "ffw"}, {"fwfww", "fw"}};
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {

@@ -9,7 +9,6 @@
 
 static void the_smallest_that_is_near_the_best(void **state)
 {
-    (void)state;
     const probe_setting settings[] = {
         {4 * MIB, 16, {3.00, 2.00, 2.40}}, /* best of all, 64 MiB in flight */
         {1 * MIB, 2, {2.93, 1.97, 2.38}},  /* 97.7% of the best read: too little */
@@ -27,7 +26,6 @@ static void the_smallest_that_is_near_the_best(void **state)
 /* Where reads and writes want different settings, the one whose worst kind loses least. */
 static void a_compromise_where_none_is_near_in_all(void **state)
 {
-    (void)state;
     const probe_setting settings[] = {
         {1 * MIB, 1, {3.0, 1.0, 2.0}},
         {1 * MIB, 4, {2.7, 1.9, 2.0}},
@@ -44,7 +42,6 @@ static void a_compromise_where_none_is_near_in_all(void **state)
  * it. */
 static void chosen_settings_keep_their_promise(void **state)
 {
-    (void)state;
     const uint64_t seed = 20261122;
     print_message("seed %llu\n", (unsigned long long)seed);
     int near_count = 0;
@@ -78,7 +75,6 @@ static void chosen_settings_keep_their_promise(void **state)
 
 static void medians_and_quartiles(void **state)
 {
-    (void)state;
     probei_figure figure = {.count = 0};
     probei_figure_close(&figure);
     assert_true(figure.median == 0);
@@ -102,7 +98,6 @@ static void medians_and_quartiles(void **state)
  * with. */
 static void cores_are_counted_as_runs_use_them(void **state)
 {
-    (void)state;
     static topology place;
     memset(&place, 0, sizeof place);
     for (int c = 0; c < 8; c++) { /* 0 to 3, and their other threads 4 to 7 */
@@ -138,14 +133,12 @@ static int swing(void *user, uint32_t variant, double *value)
 
 static void name_swinging(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
 {
-    (void)user;
     snprintf(text, PROBEI_TEXT_BYTES, "figure %u", (unsigned)variant);
 }
 
 /* One round of each, then more of what swings, until it is steady or its samples are full. */
 static void what_swings_is_measured_again_and_else_named(void **state)
 {
-    (void)state;
     const struct probe_options options = {.stop = NULL};
     static probei self; /* large */
     self = (probei){.options = &options, .extent = PROBEI_QUICK};
@@ -184,7 +177,6 @@ static void what_swings_is_measured_again_and_else_named(void **state)
 /* Only settings whose rates vary are measured once more. */
 static void what_is_steady_is_measured_once(void **state)
 {
-    (void)state;
     const struct probe_options options = {.stop = NULL};
     static probei self;
     self = (probei){.options = &options, .extent = PROBEI_QUICK};

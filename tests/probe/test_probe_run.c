@@ -136,7 +136,6 @@ static void expect_drive(const machine_drive *drive)
 
 static void each_figure_is_there_and_nothing_is_left(void **state)
 {
-    (void)state;
     static struct watcher watcher;
     static machine again;
     struct probe_options options = tiny(&watcher);
@@ -167,7 +166,6 @@ static void each_figure_is_there_and_nothing_is_left(void **state)
 
 static void several_drives_are_measured_together_too(void **state)
 {
-    (void)state;
     static struct watcher watcher;
     struct probe_options options = tiny(&watcher);
     watcher = (struct watcher){0};
@@ -189,7 +187,6 @@ static void several_drives_are_measured_together_too(void **state)
  * left. */
 static void a_stop_is_heard_everywhere(void **state)
 {
-    (void)state;
     static struct watcher watcher;
     struct probe_options options = tiny(&watcher);
     static const char *const places[] = {"1/7 ranks",          "3/7 memory and Adam: copying, one",
@@ -208,7 +205,6 @@ static void a_stop_is_heard_everywhere(void **state)
 
 static void drives_that_cannot_be_used_are_refused_first(void **state)
 {
-    (void)state;
     static struct watcher watcher;
     char file[512];
     snprintf(file, sizeof file, "%s/plain", helper_directory);
@@ -236,7 +232,6 @@ static void drives_that_cannot_be_used_are_refused_first(void **state)
 
 static void a_full_drive_is_refused(void **state)
 {
-    (void)state;
     static struct watcher watcher;
     struct probe_options options = tiny(&watcher);
     char mount_point[512];

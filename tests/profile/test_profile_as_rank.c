@@ -29,7 +29,6 @@ static int train_real(comm *self, void *user)
 
 static int train_pretended(comm *self, void *user)
 {
-    (void)self;
     const struct case_of *run = user;
     comm *alone;
     TRY(comm_pretend(run->rank, run->asked->world, &alone));
@@ -78,7 +77,6 @@ static void run_case(const char *name, uint32_t world, uint32_t rank, const fixt
 
 static void a_rank_alone_does_what_it_does_among_others(void **state)
 {
-    (void)state;
     static const struct {
         uint32_t world, rank;
         const char *places; /* of optimizer, params and grads */
@@ -103,7 +101,6 @@ static void a_rank_alone_does_what_it_does_among_others(void **state)
 /* The comparison can fail: another rank count has other shards. */
 static void other_ranks_move_other_bytes(void **state)
 {
-    (void)state;
     static const fixture_model shape = {.family = "gpt2", .layers = 2, .hidden = 64};
     struct told *told[2];
     for (uint32_t i = 0; i < 2; i++) {
@@ -126,7 +123,6 @@ static void other_ranks_move_other_bytes(void **state)
 
 static void a_rank_that_is_none_is_refused(void **state)
 {
-    (void)state;
     comm *alone;
     assert_int_equal(comm_pretend(4, 4, &alone), ERR_CONFIG);
     assert_null(alone);

@@ -122,7 +122,6 @@ static void assert_drive_times(void)
 
 static void steady_steps_are_measured(void **state)
 {
-    (void)state;
     /* With updates left for the next step the first is another program; the first steady one warms
      * up. */
     static const struct {
@@ -150,7 +149,6 @@ static void steady_steps_are_measured(void **state)
 /* Blocks of the drives as the machine file has them, unless the job says how large. */
 static void blocks_are_the_machines(void **state)
 {
-    (void)state;
     static machine on;
     const uint64_t stated = 4096, asked = 16384;
     fixture_sets sets = drive_sets();
@@ -182,7 +180,6 @@ static void blocks_are_the_machines(void **state)
 /* Overflows of a dynamic loss scale would make steps that update nothing. */
 static void fp16_without_data_is_measured(void **state)
 {
-    (void)state;
     fixture_sets sets = {.count = 0};
     fixture_set(&sets, "fp16={\"enabled\":true}");
     fixture_set(&sets, "data.train=[]");
@@ -199,7 +196,6 @@ static void fp16_without_data_is_measured(void **state)
 
 static void a_rank_is_measured_alone(void **state)
 {
-    (void)state;
     fixture_sets sets = drive_sets();
     fixture_set(&sets, "model.num_layers=4");
     fixture_set(&sets, "zero_optimization.stage=3");
@@ -243,7 +239,6 @@ static void a_rank_is_measured_alone(void **state)
 /* 16 tokens choose one of 24 experts each, so that a step hits 16 of a block at most. */
 static void experts_are_counted(void **state)
 {
-    (void)state;
     static const fixture_model mixture = {.family = "mixtral", .layers = 2, .hidden = 64};
     static const char *const more[] = {"num_experts=24", "num_experts_per_tok=1",
                                        "expert_ffn_size=16", "experts_per_unit=1", "seq_length=8"};
@@ -270,7 +265,6 @@ static void experts_are_counted(void **state)
  * that the plan counts. */
 static void ranks_that_own_experts_are_pretended(void **state)
 {
-    (void)state;
     static const fixture_model mixture = {.family = "mixtral", .layers = 2, .hidden = 64};
     fixture_sets sets = drive_sets();
     fixture_set(&sets, "model.num_experts=4");
@@ -300,7 +294,6 @@ static void ranks_that_own_experts_are_pretended(void **state)
  * small, no two changes alike. */
 static void changes_are_simulated(void **state)
 {
-    (void)state;
     fixture_sets sets = drive_sets();
     struct seen seen = {0};
     if (profile_it("advice", &sets, (struct profile_options){.steps = STEPS}, &seen) < 0)
@@ -328,7 +321,6 @@ static void changes_are_simulated(void **state)
 
 static void ends_leave_nothing(void **state)
 {
-    (void)state;
     fixture_sets sets = drive_sets();
     struct seen seen = {.stop_after = 3};
     struct profile_options options = {.steps = 50, .no_advice = true};

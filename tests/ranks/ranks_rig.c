@@ -69,7 +69,6 @@ static rig_rank *own_board;
 
 static int note_point(void *user, const char *name)
 {
-    (void)user;
     for (int i = 0; i < RIG_POINT_COUNT; i++)
         if (strcmp(rig_points[i], name) == 0)
             atomic_store(&own_board->last_point, i);
@@ -91,7 +90,6 @@ static void ask_to_stop(uint64_t done)
 
 static void note_step(void *user, const struct train_progress *progress)
 {
-    (void)user;
     atomic_store(&own_board->step, progress->step);
     if (in_rank->world == 1 || progress->step % RIG_EVAL_EVERY != 0)
         ask_to_stop(progress->step);
@@ -99,7 +97,6 @@ static void note_step(void *user, const struct train_progress *progress)
 
 static void note_eval(void *user, const struct train_eval *eval)
 {
-    (void)user;
     ask_to_stop(eval->step);
 }
 

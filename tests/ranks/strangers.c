@@ -29,7 +29,6 @@ static bool is_older[PIDS_MAX];
 
 static void end(int number)
 {
-    (void)number;
     is_over = 1;
 }
 

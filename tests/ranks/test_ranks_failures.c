@@ -117,13 +117,11 @@ static void hang(uint32_t rank)
 
 static void a_rank_that_hangs_ends_all(void **state)
 {
-    (void)state;
     hang(2);
 }
 
 static void rank_0_that_hangs_ends_all(void **state)
 {
-    (void)state;
     hang(0);
 }
 
@@ -134,7 +132,6 @@ static void a_bad_drive_ends_all(void **state)
     static const enum io_fault_kind kinds[] = {IO_FAULT_EIO, IO_FAULT_ENOSPC};
     static const char *const texts[] = {"rank-1-drive-0.slab", "rank-3-drive-0.slab"};
     crash_draws draws = {.seed = 1, .stream = STREAM_FAILURES};
-    (void)state;
     for (uint32_t i = 0; i < 2; i++) {
         struct io_faults faults = {
             .seed = 1, .at_transfer = 30 + crash_draw_below(&draws, 40), .at_kind = kinds[i]};
@@ -150,7 +147,6 @@ static void a_drive_that_hangs_ends_all(void **state)
 {
     struct io_faults faults = {
         .seed = 1, .at_transfer = 50, .at_kind = IO_FAULT_STUCK, .stuck_us = 60000000};
-    (void)state;
     begin_case(2);
     fixture_set(&run.sets, "io.stuck_seconds=0.5");
     fixture_set(&run.sets, "debug.io.stop_seconds=1");
@@ -173,7 +169,6 @@ static void a_commit_that_fails_on_one_rank_is_none(void **state)
         {2, "commit.synced=fail:EIO@2", "step 3"},
         {0, "manifest.half=fail:ENOSPC@3", "step 3"},
     };
-    (void)state;
     for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         begin_case(i);
         run.failpoints[cases[i].rank] = cases[i].failpoint;
@@ -187,7 +182,6 @@ static void a_commit_that_fails_on_one_rank_is_none(void **state)
 
 static int learn_faster(uint32_t rank, struct train_options *options, void *user)
 {
-    (void)user;
     if (rank == 2) /* as a processor would that multiplies wrongly now and then */
         ((struct job *)(uintptr_t)options->job)->optimizer.lr *= 1.001;
     return 0;
@@ -195,7 +189,6 @@ static int learn_faster(uint32_t rank, struct train_options *options, void *user
 
 static void a_rank_that_computes_differently_is_named(void **state)
 {
-    (void)state;
     begin_case(0);
     run.prepare = learn_faster;
     run_and_expect(2, "differs from rank 0's");
@@ -209,7 +202,6 @@ static int limit_memory(uint32_t rank, struct train_options *options, void *user
 {
     const uint64_t *more_bytes = user;
     uint64_t mapped_bytes;
-    (void)options;
     if (rank != 1)
         return 0;
     TRY(arena_process_memory(NULL, NULL, &mapped_bytes));
@@ -220,7 +212,6 @@ static int limit_memory(uint32_t rank, struct train_options *options, void *user
 static void a_rank_without_memory_ends_all(void **state)
 {
     static uint64_t more_bytes[] = {1 << 16, 6 << 20};
-    (void)state;
     for (uint32_t i = 0; i < 2; i++) {
         begin_case(2);
         run.prepare = limit_memory;
@@ -236,7 +227,6 @@ static void a_rank_without_memory_ends_all(void **state)
 /* As where a rank that has learned of the failure tidies up what another one still makes. */
 static int meet_a_consequence(uint32_t rank, struct train_options *options, void *user)
 {
-    (void)user;
     if (rank == 2)
         (void)raise(SIGKILL);
     while (comm_check(options->comm) == 0)
@@ -246,7 +236,6 @@ static int meet_a_consequence(uint32_t rank, struct train_options *options, void
 
 static void what_came_first_is_told(void **state)
 {
-    (void)state;
     begin_case(1);
     run.prepare = meet_a_consequence;
     run_and_expect(2, "is gone: its connection closed");
@@ -255,7 +244,6 @@ static void what_came_first_is_told(void **state)
 
 static int change_model(uint32_t rank, struct train_options *options, void *user)
 {
-    (void)user;
     if (rank == 3)
         ((struct job *)(uintptr_t)options->job)->model.num_layers++;
     return 0;
@@ -263,7 +251,6 @@ static int change_model(uint32_t rank, struct train_options *options, void *user
 
 static void a_rank_with_another_program_is_refused(void **state)
 {
-    (void)state;
     begin_case(3);
     run.prepare = change_model;
     run_and_expect(3, "start all ranks with the same sluice and the same job");
@@ -272,7 +259,6 @@ static void a_rank_with_another_program_is_refused(void **state)
 
 static int lose_data(uint32_t rank, struct train_options *options, void *user)
 {
-    (void)user;
     if (rank == 3)
         strcpy(((struct job *)(uintptr_t)options->job)->data.train.path[0], "/nonexistent.txt");
     return 0;
@@ -280,7 +266,6 @@ static int lose_data(uint32_t rank, struct train_options *options, void *user)
 
 static void data_that_one_rank_misses_is_named(void **state)
 {
-    (void)state;
     begin_case(1);
     run.prepare = lose_data;
     run_and_expect(3, "/nonexistent.txt");
@@ -302,7 +287,6 @@ static void find_slab(uint32_t rank, char path[1024])
 static void a_slab_that_is_missing_is_named(void **state)
 {
     char path[1024], aside[1100];
-    (void)state;
     begin_case(2);
     run.stop_after = 6;
     rig_run_good(&run);
@@ -340,14 +324,12 @@ static void stop(uint32_t first, uint32_t count, int number)
 
 static void a_signal_to_one_or_all_stops_all(void **state)
 {
-    (void)state;
     stop(2, 1, SIGHUP);
     stop(0, WORLD, SIGINT);
 }
 
 static void the_second_signal_ends_it_at_once(void **state)
 {
-    (void)state;
     begin_case(3);
     run.failpoints[1] = "commit.synced=sleep:800ms";
     rig_begin(&run);

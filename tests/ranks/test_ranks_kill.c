@@ -528,7 +528,6 @@ static bool all_victims;
 static void a_rank_dies_at_each_point(void **state)
 {
     static trial one;
-    (void)state;
     for (uint32_t p = 0; p < RIG_POINT_COUNT; p++) {
         if (!all_victims && p % 2 == 0 && !strstr("recut.copied", rig_points[p]))
             continue; /* every other one is enough for a short run */
@@ -544,7 +543,6 @@ static uint64_t first_seed = 1, last_seed = 8;
 static void killed_ranks_end_all_and_the_run_goes_on(void **state)
 {
     static trial one;
-    (void)state;
     uint64_t begin_ns = clock_ns();
     for (uint64_t seed = first_seed; seed <= last_seed; seed++)
         one_trial(&one, seed);

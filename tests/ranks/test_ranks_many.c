@@ -45,7 +45,6 @@ static void one_of_many_dies_and_fewer_go_on(void **state)
     static rig_verified verified;
     static rig_drive drive;
     char why[CRASH_TEXT_BYTES];
-    (void)state;
     rig_write_job("whole", &shape);
     begin_case("whole", MANY, 1);
     run.stop_after = COMMITTED;

@@ -46,7 +46,6 @@ static struct seen own;
  * I/O would give this thread a heap. */
 static int look_at_maps(void *user, const char *point)
 {
-    (void)user;
     static char text[2 << 20];
     if (strcmp(point, "commit.begin") != 0 || own.looks++ > 0)
         return 0;
@@ -258,7 +257,6 @@ static void check_run(const struct placement *place, unsigned stage, const uint6
 
 static void memory_is_as_planned(void **state)
 {
-    (void)state;
     static fixture_sets sets;
     uint64_t unit_elems[MPI_UNITS_MAX];
     set_run(&sets, &placements[0], 0);

@@ -120,7 +120,6 @@ enum { WAYS = sizeof ways / sizeof ways[0] };
 
 static void owned_experts_have_the_bits_of_zero(void **state)
 {
-    (void)state;
     static const char *const all[SETS] = {NULL}, *const uneven[SETS] = {
                                                      "model.num_experts_per_tok=1",
                                                      "model.seq_length=4",
@@ -139,7 +138,6 @@ static void owned_experts_have_the_bits_of_zero(void **state)
 /* Dense blocks and shared experts stay with ZeRO. */
 static void a_family_with_shared_experts_has_them(void **state)
 {
-    (void)state;
     static const char *const all[SETS] = {NULL};
     shape = deepseek;
     compare("deepseek", all, 2);
@@ -148,7 +146,6 @@ static void a_family_with_shared_experts_has_them(void **state)
 
 static void frozen_experts_have_them_too(void **state)
 {
-    (void)state;
     static const char *const adapters[SETS] = {"train.lora={\"rank\":2,\"targets\":[\"q_proj\"]}"};
     static const char *const block[SETS] = {"train.only=[\"blocks.1\"]",
                                             "model.router_aux_loss_coef=0.01"};
@@ -163,7 +160,6 @@ static void frozen_experts_have_them_too(void **state)
 /* Packed experts, which all ranks expand from their own part. */
 static void packed_experts_have_them_too(void **state)
 {
-    (void)state;
     static const char lora[] =
         "train.lora={\"rank\":2,\"targets\":[\"q_proj\",\"experts.down_proj\"]}";
     static const char width[] = "model.expert_ffn_size=64"; /* whole blocks of each format */
@@ -234,7 +230,6 @@ static void adapt_sets(fixture_sets *sets, bool is_owned, const char *lora, cons
 
 static void exports_are_those_of_zero(void **state)
 {
-    (void)state;
     static const char lora[] = "{\"rank\": 3, \"targets\": [\"k_proj\", \"experts.down_proj\", "
                                "\"experts.gate_up_proj\"]}";
     static const char *const names[] = {"zero", "owned"};
@@ -310,7 +305,6 @@ static void check_volume(const char *const sets[SETS])
  * before the first one that learns have no backward, and what is frozen has no gradients. */
 static void auto_compares_what_plans_send(void **state)
 {
-    (void)state;
     static const char *const cases[][2] = {
         {NULL},
         {"train.only=[\"blocks.1\"]"},
@@ -348,7 +342,6 @@ static void auto_compares_what_plans_send(void **state)
 
 static void plans_say_what_is_sent(void **state)
 {
-    (void)state;
     static const char *const plain[SETS] = {NULL};
     static const char *const packed[SETS] = {
         "state.params=int8", "model.expert_ffn_size=512",
@@ -359,7 +352,6 @@ static void plans_say_what_is_sent(void **state)
 
 static void auto_takes_the_smaller_volume(void **state)
 {
-    (void)state;
     static mpi_result result;
     static fixture_sets asked;
     for (unsigned tokens = 4; tokens <= 64; tokens *= 16) {
@@ -446,7 +438,6 @@ static void go_on(const char *const sets[SETS])
 
 static void runs_go_on(void **state)
 {
-    (void)state;
     static const char *const plain[SETS] = {NULL};
     static const char *const adapted[SETS] = {
         "train.lora={\"rank\":2,\"targets\":[\"experts.down_proj\",\"experts.gate_up_proj\"]}",
@@ -458,7 +449,6 @@ static void runs_go_on(void **state)
 /* On one rank experts lie in groups too, and nothing travels. */
 static void groups_change_no_bit_of_one_rank(void **state)
 {
-    (void)state;
     static mpi_result plain, grouped;
     static fixture_sets asked;
     for (int i = 0; i < 2; i++) {
@@ -473,7 +463,6 @@ static void groups_change_no_bit_of_one_rank(void **state)
 
 static void what_cannot_be_is_refused(void **state)
 {
-    (void)state;
     static const struct {
         const char *sets[3];
         const char *text;

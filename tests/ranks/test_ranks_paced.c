@@ -257,7 +257,6 @@ static const char *wanted; /* the case of this name alone; or NULL */
 
 static void steps_take_what_was_predicted(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         if (wanted ? strcmp(wanted, cases[i].name) != 0 : cases[i].is_slow && !wants_all)
             continue;

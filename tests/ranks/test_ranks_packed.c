@@ -28,7 +28,6 @@ static void set_job(fixture_sets *sets, enum stored_format format, const char *t
 
 static void places_change_no_bit(void **state)
 {
-    (void)state;
     static mpi_result near, far;
     static uint32_t losses[STORED_FORMAT_COUNT]; /* bits of the last step's */
     for (int format = 0; format < STORED_FORMAT_COUNT; format++) {

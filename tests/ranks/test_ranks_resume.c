@@ -92,7 +92,6 @@ static void any_stage_goes_on_as_any_other(void **state)
     static crash_trail first, next;
     uint64_t wanted[HOPS], got[HOPS];
     char why[CRASH_TEXT_BYTES];
-    (void)state;
     for (uint32_t shape = 0; shape < 2; shape++) {
         go_through(shape, stages[0], 1, wanted, &first);
         for (uint32_t i = 1; i < 3 - shape; i++) {
@@ -118,7 +117,6 @@ static void a_kept_commit_begins_a_run_of_others(void **state)
     static crash_trail went_on, begun;
     static char from[2 * FIXTURE_PATH_BYTES];
     crash_draws draws = {.seed = 20, .stream = STREAM_MOVES};
-    (void)state;
     fixture_remove(name);
     rig_write_job(name, &shapes[0]);
     rig_write_job(other, &shapes[0]);
@@ -189,7 +187,6 @@ static void a_move_that_is_killed_loses_nothing(void **state)
     crash_draws draws = {.seed = 40, .stream = STREAM_MOVES};
     char why[CRASH_TEXT_BYTES];
     uint64_t met = 0, longest_ns = 0;
-    (void)state;
     for (uint32_t pass = 0; pass < 2; pass++) { /* the first one undisturbed */
         fixture_remove(name);
         rig_write_job(name, &shapes[1]);
@@ -229,7 +226,6 @@ static void a_move_takes_bounded_memory(void **state)
     enum { RINGS_BYTES = 64 << 20, PROGRAM_BYTES = 96 << 20 }; /* code, libraries, buffers of I/O */
     static const fixture_model large = {.family = "gpt2", .layers = 12, .hidden = 512};
     static rig_verified verified;
-    (void)state;
     if (FIXTURE_IS_SANITIZED)
         skip();
     fixture_remove(name);

@@ -140,14 +140,12 @@ static void try_all_ways(unsigned part_bytes, mpi_result *first)
  * and embedding. */
 static void parts_give_equal_bits(void **state)
 {
-    (void)state;
     static mpi_result first;
     try_all_ways(shape.bf16 || is_fp16 ? 16384 : 32768, &first);
 }
 
 static void stages_give_equal_bits(void **state)
 {
-    (void)state;
     static mpi_result first, alone;
     try_all_ways(0, &first);
     if (mpi_rank == 0) {
@@ -174,7 +172,6 @@ static void stages_give_equal_bits(void **state)
 /* The comparison can fail. */
 static void other_settings_give_other_bits(void **state)
 {
-    (void)state;
     static const char *const changes[] = {"data.seed=4", "communication_data_type=fp16",
                                           "gradient_accumulation_steps=3"};
     static mpi_result first, result;
@@ -215,7 +212,6 @@ static void set_experts(fixture_sets *sets, unsigned stage, const char *order, c
  * nor copied nor gathered, and the bits are those of the run that fetches all. */
 static void experts_of_no_rank_stay(void **state)
 {
-    (void)state;
     static const char *const orders[] = {"layer_major", "batch_major"};
     static const char *const learns[] = {
         "train.only=[\"all\"]", "train.lora={\"rank\":2,\"targets\":[\"q_proj\"]}",
@@ -253,7 +249,6 @@ static void experts_of_no_rank_stay(void **state)
 
 static void curves_follow_one_rank(void **state)
 {
-    (void)state;
     static fixture_sets sets;
     static mpi_result alone, first, result;
     begin_sets(&sets);
@@ -328,7 +323,6 @@ static void draw_program(drawn_job *drawn, fixture_sets *sets)
 
 static void draws_give_equal_bits(void **state)
 {
-    (void)state;
     static drawn_job drawn;
     static fixture_sets sets;
     static mpi_result first, result;
@@ -442,7 +436,6 @@ static double find_scale(mpi_result *parts)
 
 static void one_ranks_overflow_skips_the_step_of_all(void **state)
 {
-    (void)state;
     static mpi_result parts, result, first;
     static fixture_sets sets;
     log_set_level(LOG_QUIET); /* of warnings at each skip */
@@ -467,7 +460,6 @@ static void one_ranks_overflow_skips_the_step_of_all(void **state)
 /* With the scale falling from far too high all ranks skip and lower it alike, and then learn. */
 static void falling_scales_are_equal(void **state)
 {
-    (void)state;
     static mpi_result first, result;
     static fixture_sets sets;
     for (unsigned stage = 0; stage < STAGES; stage++) {
@@ -496,7 +488,6 @@ static volatile sig_atomic_t is_asked;
 
 static int ask_at_commit(void *user, const char *point)
 {
-    (void)user;
     if (strcmp(point, "commit.begin") == 0)
         is_asked = 1;
     return 0;
@@ -506,7 +497,6 @@ static int ask_at_commit(void *user, const char *point)
  * on. */
 static void a_stop_of_one_is_a_stop_of_all(void **state)
 {
-    (void)state;
     static mpi_result whole, half, rest;
     static fixture_sets sets;
     static struct train_summary seen[MPI_RANKS_MAX];

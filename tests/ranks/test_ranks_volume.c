@@ -240,7 +240,6 @@ static void set_volume(fixture_sets *sets, const struct volume *what)
 
 static void ranks_send_what_the_formulas_say(void **state)
 {
-    (void)state;
     static fixture_sets sets;
     static mpi_result result;
     for (size_t i = 0; i < sizeof volumes / sizeof volumes[0]; i++) {

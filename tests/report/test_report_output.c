@@ -66,7 +66,6 @@ static double number_at(const json_t *object, const char *key)
 
 static void metrics_are_json(void **state)
 {
-    (void)state;
     char text[METRICS_LINE_BYTES];
     metrics_line line = sample_line(2);
     mem_seal();
@@ -125,7 +124,6 @@ static void metrics_are_json(void **state)
 
 static void odd_metrics_are_json(void **state)
 {
-    (void)state;
     char text[METRICS_LINE_BYTES];
     metrics_line line = sample_line(1);
     line.loss = NAN;
@@ -191,7 +189,6 @@ static int lines_of(const char *path, uint64_t *last_step)
 
 static void metrics_file_is_cut(void **state)
 {
-    (void)state;
     const char *path = in_directory("metrics.jsonl");
     metrics_file file;
     uint64_t last = 0;
@@ -239,7 +236,6 @@ static void metrics_file_is_cut(void **state)
  * them. */
 static void only_regular_files_are_read(void **state)
 {
-    (void)state;
     const char *path = in_directory("odd.jsonl");
     static const char *const devices[] = {"/dev/zero", "/dev/full", "/dev/null"};
     metrics_file file;
@@ -262,7 +258,6 @@ static void only_regular_files_are_read(void **state)
 /* A disk that is full in the middle of a line: an error, and the lines before it stay whole. */
 static void failed_write_leaves_whole_lines(void **state)
 {
-    (void)state;
     const char *path = in_directory("full.jsonl");
     metrics_file file;
     metrics_line line = sample_line(1);
@@ -318,7 +313,6 @@ static const json_t *find_event(const json_t *events, const char *phase, const c
 
 static void trace_is_json(void **state)
 {
-    (void)state;
     static const char *const units[] = {"embedding", "block.0", "strange \"name\"\n\\", "head"};
     chrome_trace_names names = {
         .process = "rank 0",
@@ -431,7 +425,6 @@ static live_status sample_status(void)
 
 static void live_line_fits(void **state)
 {
-    (void)state;
     live_status status = sample_status();
     char text[LIVE_LINE_BYTES], exact[LIVE_LINE_BYTES];
     size_t full_length = live_format(&status, 200, text, sizeof text);
@@ -457,7 +450,6 @@ static void live_line_fits(void **state)
 
 static void live_line_says_little_it_does_not_know(void **state)
 {
-    (void)state;
     live_status status = {.step = 1,
                           .loss = NAN,
                           .tokens_per_second = NAN,
@@ -493,7 +485,6 @@ static void live_line_says_little_it_does_not_know(void **state)
 
 static void plain_line_says_all(void **state)
 {
-    (void)state;
     live_status status = sample_status();
     char text[LIVE_LINE_BYTES];
     size_t length = live_format_plain(&status, text, sizeof text);

@@ -44,7 +44,6 @@ static void put(const char *name, const char *text)
 
 static int clean(void **state)
 {
-    (void)state;
     static const char *const names[] = {"plan.json", "metrics.jsonl", "trace.json",
                                         "job.json",  "report.html",   "other.html"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
@@ -58,7 +57,6 @@ static int clean(void **state)
 
 static int make_directory(void **state)
 {
-    (void)state;
     return mkdtemp(directory) ? 0 : -1;
 }
 
@@ -217,7 +215,6 @@ static void end_trace(FILE *file)
 
 static void needs_a_run(void **state)
 {
-    (void)state;
     assert_error(report_write("/tmp/no-such-directory-of-a-run", NULL), ERR_INPUT,
                  "no-such-directory-of-a-run");
     assert_int_equal(report_write("/dev/null", NULL), ERR_INPUT);
@@ -237,7 +234,6 @@ static void needs_a_run(void **state)
 /* Only a mixture whose experts may be left has the section. */
 static void experts_that_were_hit(void **state)
 {
-    (void)state;
     for (int is_mixture = 0; is_mixture < 2; is_mixture++) {
         FILE *file = create("metrics.jsonl");
         for (uint64_t step = 1; step <= 3; step++) {
@@ -260,7 +256,6 @@ static void experts_that_were_hit(void **state)
 
 static void writes_where_it_is_told(void **state)
 {
-    (void)state;
     put("job.json", "{}");
     char other[PATH_BYTES];
     snprintf(other, sizeof other, "%s/other.html", directory);
@@ -288,7 +283,6 @@ static const char plan_text[] =
 
 static void tells_one_step(void **state)
 {
-    (void)state;
     put("plan.json", plan_text);
     FILE *file = create("metrics.jsonl");
     metrics_line line = sample_line(1);
@@ -329,7 +323,6 @@ static void tells_one_step(void **state)
 /* A machine that was probed beside other work, rates above the ceiling, and stalls by cause. */
 static void says_what_to_make_of_the_figures(void **state)
 {
-    (void)state;
     put("plan.json", "{\"machine\": {\"is_measured\": true, \"disturbed\": true, "
                      "\"disturbed_by\": \"a <busy> core\"}, \"ceilings\": {\"read\": 5e8}}");
     FILE *file = create("metrics.jsonl");
@@ -362,7 +355,6 @@ static void says_what_to_make_of_the_figures(void **state)
 
 static void names_damaged_lines(void **state)
 {
-    (void)state;
     put("plan.json", "{\"model\": \"gpt2\",\n\"units\": ,\n}");
     FILE *file = create("metrics.jsonl");
     metrics_line line = sample_line(1);
@@ -399,7 +391,6 @@ static void names_damaged_lines(void **state)
 /* Values whose types differ from those of a plan: the report must not trust any of them. */
 static void survives_strange_plans(void **state)
 {
-    (void)state;
     static const char *const plans[] = {
         "[1, 2]",
         "{\"model\": 7, \"units\": \"x\", \"peak_bytes\": 3, \"unit_list\": {\"a\": 1}, "
@@ -429,7 +420,6 @@ static void survives_strange_plans(void **state)
 
 static void has_null_for_nan(void **state)
 {
-    (void)state;
     FILE *file = create("metrics.jsonl");
     for (uint64_t step = 1; step <= 3; step++) {
         metrics_line line = sample_line(step);
@@ -450,7 +440,6 @@ static void has_null_for_nan(void **state)
 
 static void escapes_names(void **state)
 {
-    (void)state;
     static const char strange[] =
         "<b>&\"'</script><!-- \xe2\x80\xa8 \xc3\xa9\xe7\xb4\x85 \\ tile 3";
     static const char *const units[] = {strange};
@@ -503,7 +492,6 @@ static void escapes_names(void **state)
 
 static void shows_a_typical_step(void **state)
 {
-    (void)state;
     for (int variant = 0; variant < 3; variant++) {
         FILE *file = create("trace.json");
         begin_trace(file, variant == 1 ? 5 : 0);
@@ -539,7 +527,6 @@ static void shows_a_typical_step(void **state)
 
 static void stays_small(void **state)
 {
-    (void)state;
     enum { LINES = 20000, SPIKE = 12345, EVENTS = 40000 };
     FILE *file = create("metrics.jsonl");
     for (int step = 1; step <= LINES; step++)

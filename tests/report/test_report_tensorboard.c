@@ -186,7 +186,6 @@ static void check_begin(const struct log *log, uint64_t first_step)
 
 static void numbers_are_those_of_the_line(void **state)
 {
-    (void)state;
     static struct log log;
     tensorboard_file file;
     char path[300];
@@ -228,7 +227,6 @@ static void numbers_are_those_of_the_line(void **state)
 
 static void each_opening_makes_a_later_file(void **state)
 {
-    (void)state;
     static struct log log;
     char path[300], last[sizeof(tensorboard_file)] = "";
     snprintf(path, sizeof path, "%s/again", dir);
@@ -247,7 +245,6 @@ static void each_opening_makes_a_later_file(void **state)
 
 static void failures_are_values(void **state)
 {
-    (void)state;
     tensorboard_file file;
     char path[300];
     snprintf(path, sizeof path, "%s/plain", dir);
@@ -271,7 +268,6 @@ static void failures_are_values(void **state)
 
 static int make_dir(void **state)
 {
-    (void)state;
     const char *parent = getenv("TMPDIR");
     snprintf(dir, sizeof dir, "%s/sluice-board.XXXXXX", parent ? parent : "/tmp");
     return mkdtemp(dir) ? 0 : -1;
@@ -279,7 +275,6 @@ static int make_dir(void **state)
 
 static int remove_dir(void **state)
 {
-    (void)state;
     char command[300];
     snprintf(command, sizeof command, "rm -rf '%s'", dir);
     return system(command);

@@ -64,7 +64,6 @@ static void make_machine(machine *out, double scatter)
 
 static void test_points_come_back(void **state)
 {
-    (void)state;
     machine from;
     costs known;
     make_machine(&from, 0.3);
@@ -83,7 +82,6 @@ static void test_points_come_back(void **state)
 /* Where the points lie on a line of the three terms, so does everything. */
 static void test_fit_is_exact(void **state)
 {
-    (void)state;
     static const uint64_t sizes[] = {96, 300, 777, 2048};
     machine from = {0};
     costs known;
@@ -103,7 +101,6 @@ static void test_fit_is_exact(void **state)
 
 static void test_more_takes_longer(void **state)
 {
-    (void)state;
     machine from;
     costs known;
     make_machine(&from, 0.1);
@@ -127,7 +124,6 @@ static void test_more_takes_longer(void **state)
 /* Measured times that no terms fit must still give sensible ones. */
 static void test_never_negative(void **state)
 {
-    (void)state;
     for (uint64_t seed = 0; seed < 200; seed++) {
         machine from = {0};
         costs known;
@@ -150,7 +146,6 @@ static void test_never_negative(void **state)
 
 static void test_kernels_add_up(void **state)
 {
-    (void)state;
     machine from;
     costs known;
     make_machine(&from, 0);
@@ -171,7 +166,6 @@ static void test_kernels_add_up(void **state)
 
 static void test_not_measured(void **state)
 {
-    (void)state;
     machine from;
     costs known;
     model_costs kernels = {.attention_forward_flops = 1e9};
@@ -189,7 +183,6 @@ static void test_not_measured(void **state)
 /* The same numbers, another layout, another time; a kind that was not measured goes by another. */
 static void test_kinds(void **state)
 {
-    (void)state;
     machine from;
     costs known;
     make_machine(&from, 0);

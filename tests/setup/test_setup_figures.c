@@ -16,7 +16,6 @@ static struct setup setup;
 /* 32 hosts of 16 GPUs. */
 static int begin(void **state)
 {
-    (void)state;
     memset(&stated, 0, sizeof stated);
     memset(&asked, 0, sizeof asked);
     memset(&net, 0, sizeof net);
@@ -69,7 +68,6 @@ static int begin(void **state)
 
 static void a_gpu_of_many_has_its_part_of_a_host(void **state)
 {
-    (void)state;
     plan_machine got;
     setup_machine_figures(&setup, &got);
     assert_false(got.device_is_cpu);
@@ -121,7 +119,6 @@ static void a_gpu_of_many_has_its_part_of_a_host(void **state)
 
 static void what_is_not_stated_is_the_default(void **state)
 {
-    (void)state;
     plan_machine got, by_default;
     plan_machine_default_gpu(&by_default, 3, 8, 0);
     strcpy(stated.measured_at, "2024-01-01T00:00:00Z");
@@ -137,7 +134,6 @@ static void what_is_not_stated_is_the_default(void **state)
 
 static void a_cpu_counts_by_its_threads(void **state)
 {
-    (void)state;
     plan_machine got;
     setup.described_gpu = stated.device.is_gpu = false;
     setup.thread_count = 8;
@@ -156,7 +152,6 @@ static void a_cpu_counts_by_its_threads(void **state)
 
 static void a_described_host_is_divided(void **state)
 {
-    (void)state;
     assert_ok(setupi_described_budgets(&setup));
     const uint64_t *budget = setup.plan.budget_bytes;
     assert_int_equal(budget[TIER_DEVICE], 30 * GIB); /* 32 less 1.5 of CUDA and 0.5 of NCCL */
@@ -171,7 +166,6 @@ static void a_described_host_is_divided(void **state)
 
 static void hosts_are_whole_and_enough(void **state)
 {
-    (void)state;
     setup.ranks.local_world = 0; /* not asked: as many as a host has */
     assert_ok(setupi_described_ranks(&setup));
     assert_int_equal(setup.ranks.local_world, 16);

@@ -110,21 +110,18 @@ static void refuse_one(const char *place, int tier, uint64_t bytes)
 
 static void too_little_device_memory(void **state)
 {
-    (void)state;
     refuse_one("device", TIER_DEVICE, 4 * MIB);
     refuse_one("nvme", TIER_DEVICE, 65536);
 }
 
 static void too_little_host_memory(void **state)
 {
-    (void)state;
     refuse_one("host", TIER_HOST, 4 * MIB);
     refuse_one("nvme", TIER_HOST, 65536);
 }
 
 static void too_little_nvme(void **state)
 {
-    (void)state;
     refuse_one("nvme", TIER_NVME, 12 * MIB);
     refuse_one("device", TIER_NVME, 9 * MIB); /* the place of the final state alone */
 }
@@ -132,7 +129,6 @@ static void too_little_nvme(void **state)
 /* Two tiers at once are named together, and together they fit. */
 static void too_little_of_both(void **state)
 {
-    (void)state;
     static fixture_result result;
     fixture_sets sets = place_all("nvme"), small = sets;
     set_budget(&small, "both", TIER_DEVICE, 65536);
@@ -154,7 +150,6 @@ static void too_little_of_both(void **state)
 /* The nvme figure is that of all drives together. */
 static void too_little_on_two_drives(void **state)
 {
-    (void)state;
     static fixture_result result;
     unsigned long long each = 9 * MIB;
     for (int round = 0; round < 2; round++) {
@@ -180,7 +175,6 @@ static void too_little_on_two_drives(void **state)
 /* The refusal costs no memory of the size asked for: a model of 2 GiB against budgets of 64 MiB. */
 static void refusal_takes_no_memory(void **state)
 {
-    (void)state;
     static fixture_result result;
     fixture_sets sets = place_all("host");
     fixture_set(&sets, "model.hidden_size=1024");
@@ -200,7 +194,6 @@ static void refusal_takes_no_memory(void **state)
  * re-cut. */
 static void refusal_keeps_the_former_run(void **state)
 {
-    (void)state;
     static fixture_result first, result;
     fixture_sets sets = place_all("nvme"), small = sets, longer = sets;
     run("kept", &sets, false, &first);
@@ -237,7 +230,6 @@ static void plan_steps(const char *update, uint64_t commit_every, struct setup_s
  * is a program of its own: only commits write state that lies on the device. */
 static void a_step_is_the_mean_of_steps(void **state)
 {
-    (void)state;
     static const char *const updates[] = {"in_next_forward", "after_backward", "delayed_one_step"};
     for (size_t i = 0; i < sizeof updates / sizeof *updates; i++) {
         struct setup_summary each, seldom;
@@ -277,7 +269,6 @@ static double ordered_seconds(const char *order, uint64_t device_bytes)
 
 static void the_order_may_be_chosen(void **state)
 {
-    (void)state;
     uint32_t only_one_fits = 0, both_fit = 0;
     for (uint64_t bytes = (uint64_t)10 << 20; bytes <= (uint64_t)40 << 20; bytes += bytes / 24) {
         double by_layer = ordered_seconds("layer_major", bytes);
@@ -298,7 +289,6 @@ static void the_order_may_be_chosen(void **state)
 /* A plan for ranks that nobody has started has the budgets that the job states, of each rank. */
 static void a_plan_for_many_ranks_has_their_budgets(void **state)
 {
-    (void)state;
     static const uint32_t worlds[] = {1, 2, 16, 1024};
     fixture_sets sets = {.count = 0};
     fixture_set(&sets, "tiers.device.budget=268435456");
@@ -321,7 +311,6 @@ static void a_plan_for_many_ranks_has_their_budgets(void **state)
 /* Ranks of a host divide a drive's budget, but where each has its own. */
 static void the_budget_named_is_that_of_all_ranks_of_a_host(void **state)
 {
-    (void)state;
     static const char *const paths[] = {"shared", "own-{rank}", "own-{local_rank}", "of-{host}"};
     static const uint64_t sharers[] = {3, 1, 1, 3};
     uint64_t alone = 0;

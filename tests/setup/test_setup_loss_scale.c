@@ -49,7 +49,6 @@ static void expect_powers(loss_scaler *self, const char *steps, const int *power
 
 static void rules_in_small(void **state)
 {
-    (void)state;
     loss_scaler self = make(4, 3, 1, false, 1);
     assert_true(self.scale == 16);
     expect_powers(&self, "...o..o....oo", (int[]){4, 4, 5, 4, 4, 4, 3, 3, 3, 4, 4, 3, 2});
@@ -64,7 +63,6 @@ static void rules_in_small(void **state)
 
 static void the_minimum_ends_training(void **state)
 {
-    (void)state;
     loss_scaler self = make(2, 100, 1, false, 3);
     assert_ok(loss_scaler_update(&self, false));
     assert_ok(loss_scaler_update(&self, true));
@@ -80,7 +78,6 @@ static void the_minimum_ends_training(void **state)
 
 static void other_scales_stay(void **state)
 {
-    (void)state;
     static const struct {
         enum dtype type;
         double asked, scale;
@@ -102,7 +99,6 @@ static void other_scales_stay(void **state)
 /* The scale stops growing at the largest double. */
 static void scales_stay_finite(void **state)
 {
-    (void)state;
     loss_scaler self = make(UINT64_MAX, 1, 1, false, 1);
     for (int i = 0; i < 10; i++) {
         assert_true(self.scale == ldexp(1.0, 1023));
@@ -194,7 +190,6 @@ static uint64_t follow(const json_t *item, uint64_t steps, uint64_t block)
 
 static void follows_deepspeed_and_pytorch(void **state)
 {
-    (void)state;
     json_t *fixture = read_fixture();
     const json_t *cases = json_object_get(fixture, "cases"), *item;
     size_t i, pytorch_count = 0;
@@ -216,7 +211,6 @@ static void follows_deepspeed_and_pytorch(void **state)
 
 static void impossible_states_are_refused(void **state)
 {
-    (void)state;
     static manifest good, bad;
     loss_scaler self = make(8, 4, 3, false, 1), before = self;
     good = (manifest){.step = 12,
@@ -250,7 +244,6 @@ static void impossible_states_are_refused(void **state)
 /* The settings of the resuming job apply. */
 static void the_job_rules_on_resume(void **state)
 {
-    (void)state;
     static manifest record;
     record = (manifest){.loss_scale = 64,
                         .scale_iteration = 12,

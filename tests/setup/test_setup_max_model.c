@@ -69,7 +69,6 @@ static void largest(const struct machine *on, struct setup_max_model *out)
 
 static void named_fits(void **state)
 {
-    (void)state;
     static struct setup_max_model found;
     uint64_t before = 0;
     for (uint64_t drive = 2; drive <= 3; drive++) {
@@ -90,7 +89,6 @@ static void named_fits(void **state)
 
 static void refusals(void **state)
 {
-    (void)state;
     static struct setup_max_model found;
     struct machine on = described(16 * GIB, 100 * MIB);
     struct setup_plan_options options = {.machine = &on, .is_described = true};
@@ -118,7 +116,6 @@ static int plan_old(double capability, const char *set, char cannot_run[SETUP_CA
 
 static void old_gpus(void **state)
 {
-    (void)state;
     char said[SETUP_CANNOT_RUN_BYTES];
     assert_error(plan_old(7.0, NULL, said), ERR_CONFIG,
                  "capability 7.0, and bf16 products need 8.0");

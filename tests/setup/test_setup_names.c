@@ -83,7 +83,6 @@ static void names_are_unique(const struct setup_figure *rows, uint32_t count)
  * value, and the object has nothing else but the reasons and the waits. */
 static void figures_have_one_name(void **state)
 {
-    (void)state;
     static struct setup_summary sum;
     struct setup *setup;
     fixture_sets sets = {.count = 0};

@@ -116,7 +116,6 @@ static fixture_sets plain(void)
  * device. */
 static void optimizer_on_a_drive(void **state)
 {
-    (void)state;
     static struct planned it;
     fixture_sets sets = plain();
     fixture_set(&sets, "tiers.place.optimizer=nvme");
@@ -144,7 +143,6 @@ static void optimizer_on_a_drive(void **state)
  * once, since its backward needs no params, and the head once. */
 static void params_in_memory(void **state)
 {
-    (void)state;
     static struct planned it;
     fixture_sets sets = plain();
     fixture_set(&sets, "tiers.place.params=host");
@@ -170,7 +168,6 @@ static void params_in_memory(void **state)
  * at none. */
 static void activations_on_a_drive(void **state)
 {
-    (void)state;
     static struct planned it;
     fixture_sets sets = plain();
     fixture_set(&sets, "tiers.place.activations=nvme");
@@ -192,7 +189,6 @@ static void activations_on_a_drive(void **state)
 /* State in memory is what a commit writes; state on a drive is there already. */
 static void commits_and_wear(void **state)
 {
-    (void)state;
     static struct planned it;
     static const struct {
         const char *tier;
@@ -230,7 +226,6 @@ static void commits_and_wear(void **state)
  * master have a second place. */
 static void second_places_are_foretold(void **state)
 {
-    (void)state;
     static struct planned it;
     static const char *const masters[] = {"fp32", "split"}, *const tiers[] = {"host", "nvme"};
     for (int i = 0; i < 4; i++) {
@@ -292,7 +287,6 @@ static void add_up(const struct planned *it)
 
 static void memory_adds_up(void **state)
 {
-    (void)state;
     static struct planned it;
     static const char *const tiers[] = {"device", "host", "nvme"};
     for (size_t i = 0; i < 3; i++)
@@ -312,7 +306,6 @@ static void memory_adds_up(void **state)
  * for all others. */
 static void matrices_of_muon_have_two_values(void **state)
 {
-    (void)state;
     static const char *const families[] = {"llama", "gpt2", "bert"};
     static struct planned it;
     for (size_t i = 0; i < 6; i++) {
@@ -346,7 +339,6 @@ static void matrices_of_muon_have_two_values(void **state)
 /* Units in parts keep all, and the plan says so. */
 static void parts_are_kept_whole(void **state)
 {
-    (void)state;
     static const char *const words[] = {"selective", "selective_host", "selective_nvme"};
     static struct planned it;
     for (unsigned i = 0; i < 6; i++) {
@@ -370,7 +362,6 @@ static void parts_are_kept_whole(void **state)
 /* Figures of the machine's file that are not rates. */
 static void figures_of_a_machine(void **state)
 {
-    (void)state;
     static struct setup_summary sum;
     static struct machine described;
     snprintf(described.name, sizeof described.name, "two drives and four");
@@ -402,7 +393,6 @@ static void figures_of_a_machine(void **state)
  * and not 8/7 of them. */
 static void a_cpu_is_measured_as_it_computes(void **state)
 {
-    (void)state;
     static struct setup_summary whole, half;
     static machine on;
     fixture_sets sets = plain();
@@ -434,7 +424,6 @@ static void a_cpu_is_measured_as_it_computes(void **state)
  * of the link in them. With everything on the device there is nothing to say. */
 static void waits_are_named(void **state)
 {
-    (void)state;
     static struct planned it;
     static const char *const kinds[] = {"params", "grads", "optimizer", "activations"};
     for (int is_tight = 1; is_tight >= 0; is_tight--) {

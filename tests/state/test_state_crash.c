@@ -80,7 +80,6 @@ static int find_point(const char *name)
 
 static int note_point(void *user, const char *name)
 {
-    (void)user;
     atomic_store(&shared->last_point, find_point(name));
     if (strcmp(name, "commit.begin") == 0 || strcmp(name, "commit.durable") == 0)
         atomic_store(&shared->committing, name[7] == 'b');
@@ -501,7 +500,6 @@ static void say(const counts *sums)
 
 static void killed_runs_end_with_the_same_bits(void **state)
 {
-    (void)state;
     static counts sums;
     log_set_level(LOG_QUIET);
     assert_int_equal(open_board(), 0);

@@ -77,7 +77,6 @@ static void refuses_the_copy(const fixture_sets *sets)
  * move them away. */
 static void copied_directory_costs_no_run(void **state)
 {
-    (void)state;
     static fixture_result whole;
     fixture_sets sets = make_sets();
     fixture_train_good("whole", &shape, &sets, &whole);
@@ -97,7 +96,6 @@ static void copied_directory_costs_no_run(void **state)
  * its own. */
 static void moved_directory_goes_on(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     fixture_sets sets = make_sets(), drive = sets, inside = sets;
     fixture_train_good("whole", &shape, &sets, &whole);
@@ -134,7 +132,6 @@ static void moved_directory_goes_on(void **state)
  * the slabs in the places that the job names. */
 static void renamed_drives_go_on(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     fixture_sets sets = make_sets(), before = sets, after = sets;
     fixture_train_good("whole", &shape, &sets, &whole);
@@ -171,7 +168,6 @@ static void renamed_drives_go_on(void **state)
 /* The same directory under another name is no other drive: nothing is copied. */
 static void other_names_move_nothing(void **state)
 {
-    (void)state;
     static fixture_result whole;
     char slab[2 * FIXTURE_PATH_BYTES], now[2 * FIXTURE_PATH_BYTES];
     fixture_sets sets = make_sets(), renamed = sets;
@@ -234,7 +230,6 @@ static void damage_newest(const char *name)
  * newest one: it lists the new slabs as leftovers to remove. */
 static void no_manifest_names_what_is_gone(void **state)
 {
-    (void)state;
     static fixture_result whole;
     fixture_sets sets = make_sets(), moved = sets;
     fixture_train_good("whole", &shape, &sets, &whole);
@@ -251,7 +246,6 @@ static void no_manifest_names_what_is_gone(void **state)
 /* While the state's own slabs are missing, no leftover slab is removed. */
 static void leftovers_stay_while_the_state_is_away(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     char slab[2 * FIXTURE_PATH_BYTES];
     fixture_sets sets = make_sets(), moved = sets;
@@ -296,7 +290,6 @@ void __wrap_plan_machine_default_cpu(plan_machine *machine, uint32_t core_count,
  * would have made is made before. */
 static void commits_are_kept_though_updates_follow(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     fixture_sets sets = make_sets();
     fixture_set(&sets, "tiers.place.optimizer=host");
@@ -325,7 +318,6 @@ static void commits_are_kept_though_updates_follow(void **state)
 /* The commit that a run begins with is one to keep like its own. */
 static void first_commit_of_a_branch_is_kept(void **state)
 {
-    (void)state;
     static fixture_result result;
     fixture_sets sets = make_sets();
     stop_at("parts", &sets, 4);
@@ -353,7 +345,6 @@ static void first_commit_of_a_branch_is_kept(void **state)
 /* One place per extent: a failure says that there is nothing to go on from. */
 static void failure_with_one_place_says_so(void **state)
 {
-    (void)state;
     static fixture_result result;
     fixture_sets sets = make_sets();
     fixture_set(&sets, "run.commit_every=0");

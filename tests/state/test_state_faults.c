@@ -127,7 +127,6 @@ static uint64_t count_transfers(void)
 
 static void every_transfer_fails_in_turn(void **state)
 {
-    (void)state;
     run(IO_FAULT_NONE, 0, &clean);
     assert_int_equal(clean.rc, 0);
     assert_int_equal(clean.step_count, STEPS);
@@ -404,7 +403,6 @@ static trial make_trial(void)
 
 static void transfers_fail_and_the_run_goes_on(void **state)
 {
-    (void)state;
     static trial self;
     self = make_trial();
     make_right(&self);
@@ -482,7 +480,6 @@ static void sweep_points(trial *self, const char *const *points, int count,
 
 static void points_fail_and_the_run_goes_on(void **state)
 {
-    (void)state;
     static const char *const points[] = {"slab.create",      "commit.begin",    "slab.sync",
                                          "commit.synced",    "manifest.begin",  "manifest.half",
                                          "manifest.written", "manifest.synced", "commit.durable"};
@@ -494,7 +491,6 @@ static void points_fail_and_the_run_goes_on(void **state)
 
 static void recuts_fail_and_the_run_goes_on(void **state)
 {
-    (void)state;
     static const char *const points[] = {"recut.begin",      "recut.copied",   "recut.switched",
                                          "recut.removed",    "slab.sync",      "manifest.half",
                                          "manifest.written", "manifest.synced"};
@@ -508,7 +504,6 @@ static void recuts_fail_and_the_run_goes_on(void **state)
 /* A commit that cannot be kept costs nothing but the copy. */
 static void copies_fail_and_the_run_goes_on(void **state)
 {
-    (void)state;
     static const char *const points[] = {"keep.begin", "keep.copied"};
     static trial self;
     self = make_trial();

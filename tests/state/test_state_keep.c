@@ -77,10 +77,6 @@ static uint64_t entry_count;
 
 static int count_entry(const char *path, const struct stat *status, int type, struct FTW *place)
 {
-    (void)path;
-    (void)status;
-    (void)type;
-    (void)place;
     entry_count++;
     return 0;
 }
@@ -280,7 +276,6 @@ static void check_copy(int turn)
 
 static void which_steps(void **state)
 {
-    (void)state;
     struct job *asked = &rig.asked;
     assert_false(state_is_kept(asked, 0));
     assert_true(state_is_kept(asked, 25) && state_is_kept(asked, 50));
@@ -296,7 +291,6 @@ static void which_steps(void **state)
 
 static void a_copy_is_a_run(void **state)
 {
-    (void)state;
     rig.record.step = 51; /* not one to keep */
     uint64_t count = count_all();
     keep();
@@ -329,7 +323,6 @@ static struct {
 
 static int on_point(void *user, const char *name)
 {
-    (void)user;
     if (strcmp(name, point.name) != 0 || ++point.met != point.at)
         return 0;
     if (point.result == 0)
@@ -371,7 +364,6 @@ static const char *const points[] = {"keep.begin",    "keep.copied",      "manif
 
 static void killed_anywhere(void **state)
 {
-    (void)state;
     uint64_t empty = count_all();
     int killed = 0;
     for (size_t p = 0; p < sizeof points / sizeof points[0]; p++) {
@@ -397,7 +389,6 @@ static void killed_anywhere(void **state)
 /* Between the attempt and the next start the run has moved to other drives. */
 static void killed_before_a_move(void **state)
 {
-    (void)state;
     static const char *const late[] = {"keep.copied", "manifest.half"};
     for (int i = 0; i < 2; i++) {
         uint64_t empty = count_all();
@@ -442,7 +433,6 @@ static void assert_logged(const char *words)
 
 static void failed_anywhere(void **state)
 {
-    (void)state;
     static const int codes[] = {-ENOSPC, -EIO};
     uint64_t empty = count_all();
     for (size_t p = 0; p < sizeof points / sizeof points[0]; p++)
@@ -469,7 +459,6 @@ static void failed_anywhere(void **state)
 /* Real failures: files cannot grow, the directory is none, job.json is gone. */
 static void what_cannot_be_copied(void **state)
 {
-    (void)state;
     uint64_t empty = count_all();
     struct rlimit saved, small;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &saved), 0);
@@ -504,7 +493,6 @@ static void what_cannot_be_copied(void **state)
 /* A copy that somebody has changed belongs to them and is not touched. */
 static void others_are_left_alone(void **state)
 {
-    (void)state;
     keep();
     manifest gone_on = rig.record; /* trained on in the copy */
     gone_on.leftover.drive_count = 0;

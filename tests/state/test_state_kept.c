@@ -127,13 +127,11 @@ static void copies_go_on(const char *optimizer)
 
 static void copies_of_state_on_drives(void **state)
 {
-    (void)state;
     copies_go_on("nvme");
 }
 
 static void copies_of_state_in_memory(void **state)
 {
-    (void)state;
     copies_go_on("device");
 }
 
@@ -148,7 +146,6 @@ static int die(void *user, const char *name)
  * too. */
 static void killed_while_keeping(void **state)
 {
-    (void)state;
     static fixture_result whole, kept;
     fixture_sets sets = make_sets("nvme"), keeping = sets;
     fixture_set(&keeping, "run.keep=4");

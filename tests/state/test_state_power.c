@@ -182,7 +182,6 @@ int power_create(const slab *target, sim_store **out)
 /* Does nothing: the contents of a drive outlive the processes that use it. */
 void power_destroy(sim_store *self)
 {
-    (void)self;
 }
 
 static void forget_drives(void)
@@ -467,7 +466,6 @@ static void say(const counts *sums)
 
 static void runs_survive_losses_of_power(void **state)
 {
-    (void)state;
     static counts sums;
     char why[CRASH_TEXT_BYTES];
     log_set_level(LOG_QUIET);
@@ -505,13 +503,11 @@ static void find_out(int kind, const char *what)
 
 static void drives_without_sync_are_found_out(void **state)
 {
-    (void)state;
     find_out(SYNC_DRIVES_NOT, "drives");
 }
 
 static void files_without_sync_are_found_out(void **state)
 {
-    (void)state;
     find_out(SYNC_FILES_NOT, "files");
 }
 

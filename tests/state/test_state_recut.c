@@ -213,7 +213,6 @@ static void end(void)
 
 static int on_point(void *user, const char *name)
 {
-    (void)user;
     if (strcmp(name, "recut.copied") != 0)
         return 0;
     rig.copied_count++;
@@ -300,7 +299,6 @@ static void draw_units(void)
 /* First of all: the greatest number of bytes that were ever alive is the process's. */
 static void memory_is_that_of_a_few_tiles(void **state)
 {
-    (void)state;
     if (backend == IO_SIM) /* whose drives are memory */
         skip();
     rig.streams = 3;
@@ -324,7 +322,6 @@ static void memory_is_that_of_a_few_tiles(void **state)
 
 static void every_bit_arrives(void **state)
 {
-    (void)state;
     for (int i = 0; i < CASES; i++) {
         draw_units();
         uint32_t old_drives = 1 + (uint32_t)draw(DRIVES_TESTED);
@@ -347,7 +344,6 @@ static void every_bit_arrives(void **state)
  * finish. */
 static void many_tiles(void **state)
 {
-    (void)state;
     for (int i = 0; i < 2; i++) {
         rig.streams = 2;
         rig.unit_count = 2;
@@ -401,7 +397,6 @@ static void assert_not_moved(const manifest_extent *tile)
 
 static void a_flipped_bit_is_named(void **state)
 {
-    (void)state;
     for (int i = 0; i < CASES; i++) {
         draw_units();
         start(1 + (uint32_t)draw(DRIVES_TESTED), 1);
@@ -459,7 +454,6 @@ static place_entry *find_place(uint32_t unit, uint32_t tile)
 
 static void what_does_not_agree_is_refused(void **state)
 {
-    (void)state;
     start_small();
     rig.found.extent_count--;
     expect(ERR_CORRUPT, "elements of unit 1");
@@ -486,7 +480,6 @@ static void what_does_not_agree_is_refused(void **state)
 
 static void a_stop_and_a_failure_are_passed_on(void **state)
 {
-    (void)state;
     start_small();
     rig.stop = 1;
     expect(ERR_STOPPED, "it is as it was");
@@ -501,7 +494,6 @@ static void a_stop_and_a_failure_are_passed_on(void **state)
 
 static void every_failure_of_a_drive_is_an_error(void **state)
 {
-    (void)state;
     static const struct {
         enum io_fault_kind kind;
         int code;
@@ -529,7 +521,6 @@ static void every_failure_of_a_drive_is_an_error(void **state)
 
 static void a_failing_drive_keeps_its_code(void **state)
 {
-    (void)state;
     if (backend != IO_SIM)
         skip();
     start_small();

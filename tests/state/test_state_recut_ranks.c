@@ -97,7 +97,6 @@ static void move_rank(uint32_t rank)
 
 static void any_world_to_any(void **state)
 {
-    (void)state;
     for (uint32_t from = 1; from <= RANKS_WORLDS; from++)
         for (int cut = from == 1; cut < 2; cut++) {
             ranks_make_old(from, cut, (1 + from % 3) * TILE_ELEMS_STEP);
@@ -117,7 +116,6 @@ static void any_world_to_any(void **state)
 /* More ranks than slabs are open at a time. */
 static void of_many_ranks(void **state)
 {
-    (void)state;
     assert_true((int)RANKS_MANY > (int)RANK_SLABS_OPEN_MAX);
     ranks_make_old(RANKS_MANY, true, TILE_ELEMS_STEP);
     fresh = (struct ranks_run){.world = 1, .is_sharded = true, .tile_elems = 3 * TILE_ELEMS_STEP};
@@ -129,7 +127,6 @@ static void of_many_ranks(void **state)
 /* One old rank's directory is away: who needs it is refused, with its host; who does not is not. */
 static void a_slab_on_another_host_is_named(void **state)
 {
-    (void)state;
     ranks_make_old(4, true, TILE_ELEMS_STEP);
     static slab_drive drives[DRIVES_MAX];
     slab_config config;
@@ -156,7 +153,6 @@ static void a_slab_on_another_host_is_named(void **state)
 /* If every old rank had the whole state, any copy that is visible is enough. */
 static void any_copy_will_do(void **state)
 {
-    (void)state;
     ranks_make_old(3, false, TILE_ELEMS_STEP);
     for (uint32_t r = 0; r < 2; r++) {
         static slab_drive drives[DRIVES_MAX];

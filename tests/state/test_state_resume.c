@@ -54,7 +54,6 @@ static void stop_and_resume(const fixture_sets *sets, const fixture_result *whol
 
 static void resumed_runs_give_the_same_bits(void **state)
 {
-    (void)state;
     static const char *const tiers[] = {"device", "host", "nvme"};
     static const char *const updates[] = {"after_backward", "in_next_forward"};
     static const uint64_t stops[][4] = {{1}, {5}, {9}, {2, 3, 7}};
@@ -73,7 +72,6 @@ static void resumed_runs_give_the_same_bits(void **state)
 /* Evaluation draws from other data and leaves training as it is, also across a resume. */
 static void evaluation_changes_nothing(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     fixture_sets sets = make_sets("nvme", "in_next_forward"), evaluated = sets;
     fixture_set(&evaluated, "run.eval_every=3");
@@ -89,7 +87,6 @@ static void evaluation_changes_nothing(void **state)
 
 static void completed_run_goes_on(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     fixture_sets sets = make_sets("nvme", "in_next_forward"), shorter = sets;
     fixture_set(&shorter, "run.steps=6");
@@ -132,7 +129,6 @@ static bool was_locked;
 
 static void look_at_lock(uint64_t step)
 {
-    (void)step;
     int fd = try_lock();
     was_locked = fd < 0;
     if (fd >= 0)
@@ -141,7 +137,6 @@ static void look_at_lock(uint64_t step)
 
 static void two_cannot_share_a_run(void **state)
 {
-    (void)state;
     static fixture_result result;
     fixture_sets sets = make_sets("nvme", "in_next_forward");
     fixture_call call = {.name = "parts", .stop_after = 2, .on_step = look_at_lock};
@@ -158,7 +153,6 @@ static void two_cannot_share_a_run(void **state)
 
 static void other_jobs_are_refused(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     fixture_sets sets = make_sets("nvme", "in_next_forward");
     fixture_train_good("whole", &shape, &sets, &whole);
@@ -217,7 +211,6 @@ static uint64_t first_extent(const char *name)
 /* Rot between a stop and the next start is found, wherever the state rests while training. */
 static void rot_is_found(void **state)
 {
-    (void)state;
     static fixture_result result, whole;
     static const char *const tiers[] = {"host", "nvme"};
     for (int t = 0; t < 2; t++) {
@@ -250,7 +243,6 @@ static void rot_is_found(void **state)
 /* A run may go on under another schedule, other budgets and with its states on other tiers. */
 static void run_goes_on_elsewhere(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     fixture_sets on_device = make_sets("device", "after_backward");
     fixture_sets on_host = make_sets("host", "in_next_forward");
@@ -299,7 +291,6 @@ static int be_victim(const char *dir)
 
 static void killed_run_of_one_place_is_refused(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     fixture_sets sets = one_place();
     fixture_train_good("whole", &shape, &sets, &whole);
@@ -331,7 +322,6 @@ static void killed_run_of_one_place_is_refused(void **state)
 /* --fresh never costs a run. */
 static void fresh_wants_an_empty_directory(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     fixture_sets sets = make_sets("nvme", "in_next_forward"), fresh = sets;
     fixture_set(&fresh, "run.fresh=true");
@@ -353,7 +343,6 @@ static void fresh_wants_an_empty_directory(void **state)
 /* A new run begins with the commit of another run, which is not changed. */
 static void run_begins_with_another(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     fixture_sets sets = make_sets("nvme", "in_next_forward");
     fixture_train_good("whole", &shape, &sets, &whole);
@@ -378,7 +367,6 @@ static void run_begins_with_another(void **state)
 /* A run directory that holds its own slab may be moved whole. */
 static void run_is_moved(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     fixture_sets sets = make_sets("host", "in_next_forward");
     fixture_set(&sets, "tiers.nvme=[]");
@@ -399,7 +387,6 @@ static void run_is_moved(void **state)
  * re-cut. */
 static void run_goes_on_on_other_drives(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     char base[FIXTURE_PATH_BYTES + 16];
     snprintf(base, sizeof base, "%s/parts.nvme", fixture_dir);

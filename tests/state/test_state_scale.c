@@ -134,7 +134,6 @@ static int note_point(void *user, const char *point)
 /* Begins or resumes the run, commits if there is no commit yet, and stops before a step. */
 static int run_start(comm *self, void *user)
 {
-    (void)self;
     watcher *own = user;
     static const volatile sig_atomic_t stop = 1;
     comm *alone = NULL;
@@ -212,7 +211,6 @@ static void check_record(const struct state_inspect_summary *found, uint64_t par
 
 static int list_run(comm *self, void *user)
 {
-    (void)self;
     watcher *own = user;
     static struct state_inspect_summary found;
     own->begin_ns = clock_ns();
@@ -236,8 +234,6 @@ static int list_run(comm *self, void *user)
 /* Reads the manifest, and writes it to another directory and reads it back. */
 static int move_manifest(comm *self, void *user)
 {
-    (void)self;
-    (void)user;
     static manifest first, again;
     char state[FIXTURE_PATH_BYTES + 16], copy[FIXTURE_PATH_BYTES + 16];
     struct stat file;
@@ -281,7 +277,6 @@ static void run_phase(comm_fixture_body *body, told *out)
 
 static void all_records_of_a_trillion_parameters(void **state)
 {
-    (void)state;
     told *began = comm_fixture_shared(sizeof *began),
          *resumed = comm_fixture_shared(sizeof *resumed);
     run_phase(run_start, began);

@@ -170,7 +170,6 @@ static void assert_whole(const struct rig *rig, enum io_backend backend, const i
  * number. */
 static void sums_are_those_of_the_bytes(void **state)
 {
-    (void)state;
     static const struct {
         uint32_t drives, streams;
         uint64_t count, elems;
@@ -189,7 +188,6 @@ static void sums_are_those_of_the_bytes(void **state)
 
 static void nothing_to_read_is_no_error(void **state)
 {
-    (void)state;
     struct rig *rig = make_rig(1, 1, 4096, 3);
     struct seen seen = {.stop = 0};
     uint64_t hash;
@@ -201,7 +199,6 @@ static void nothing_to_read_is_no_error(void **state)
 
 static void ends_are_as_told(void **state)
 {
-    (void)state;
     struct rig *rig = make_rig(2, 120, 16384, 3);
     uint64_t hash;
     for (uint64_t after = 1; after < 100; after += 23) {
@@ -233,7 +230,6 @@ static void ends_are_as_told(void **state)
 
 static int make_directory(void **state)
 {
-    (void)state;
     log_set_level(LOG_QUIET);
     strcpy(directory, "test_state_sweep.XXXXXX");
     return mkdtemp(directory) ? 0 : -1;
@@ -241,7 +237,6 @@ static int make_directory(void **state)
 
 static int remove_directory(void **state)
 {
-    (void)state;
     for (int d = 0; d < DRIVES; d++) {
         char path[96];
         snprintf(path, sizeof path, "%s/%d", directory, d);

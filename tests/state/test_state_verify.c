@@ -19,7 +19,6 @@ static uint64_t seed = 20261121;
  * if there are more tiles than the ring has room for. */
 static void intact_runs_are_intact(void **state)
 {
-    (void)state;
     static const struct {
         uint32_t hidden, tile_elems;
         const char *backend;
@@ -46,7 +45,6 @@ static void intact_runs_are_intact(void **state)
 /* Whatever order requests complete in, and also where transfers are cut short and retried. */
 static void troubled_reads_change_nothing(void **state)
 {
-    (void)state;
     fixture_sets sets = make_sets();
     uint64_t hash = train_run_of("run", &sets);
     const io_faults faults = {
@@ -93,7 +91,6 @@ static void flip_in_extent(const struct opened *run, uint64_t round, uint64_t ha
 
 static void flips_in_extents_are_found(void **state)
 {
-    (void)state;
     fixture_sets sets = make_sets();
     uint64_t hash = train_run_of("run", &sets);
     struct opened *run = open_run(fixture_path("run", NULL));
@@ -142,7 +139,6 @@ static void flips_in_extents_are_found(void **state)
 
 static void flips_in_headers_are_found(void **state)
 {
-    (void)state;
     fixture_sets sets = make_sets();
     uint64_t hash = train_run_of("run", &sets);
     struct opened *run = open_run(fixture_path("run", NULL));
@@ -163,7 +159,6 @@ static void flips_in_headers_are_found(void **state)
 /* Slabs that are absent, cut short, or of another run. */
 static void other_slabs_are_found(void **state)
 {
-    (void)state;
     fixture_sets sets = make_sets();
     uint64_t hash = train_run_of("run", &sets);
     struct opened *run = open_run(fixture_path("run", NULL));
@@ -203,7 +198,6 @@ static void other_slabs_are_found(void **state)
  * whole. */
 static void flips_in_manifests_are_found(void **state)
 {
-    (void)state;
     fixture_sets sets = make_sets();
     uint64_t hash = train_run_of("run", &sets);
     struct state_inspect_summary sum;
@@ -256,7 +250,6 @@ static void flips_in_manifests_are_found(void **state)
 /* A drive that fails, or brings other bytes, is told of; one that breaks ends it. */
 static void bad_reads_are_told(void **state)
 {
-    (void)state;
     fixture_sets sets = make_sets();
     uint64_t hash = train_run_of("run", &sets);
     io_faults faults = {.seed = seed, .at_transfer = 7, .at_kind = IO_FAULT_EIO};

@@ -11,7 +11,6 @@
 
 static void runs_that_cannot_be_verified(void **state)
 {
-    (void)state;
     struct state_inspect_summary sum;
     const struct report *report = verify(fixture_path("none", NULL));
     assert_int_equal(report->rc, ERR_INPUT);
@@ -50,7 +49,6 @@ static void runs_that_cannot_be_verified(void **state)
 /* The output of inspect agrees with the manifest and the files. */
 static void inspection_agrees(void **state)
 {
-    (void)state;
     fixture_sets sets = make_sets();
     train_run_of("run", &sets);
     struct opened *run = open_run(fixture_path("run", NULL));
@@ -100,7 +98,6 @@ static fixture_sets make_kept_sets(void)
 
 static int train_kept(void **state)
 {
-    (void)state;
     fixture_sets sets = make_kept_sets();
     kept_hash = train_run_of("run", &sets);
     return 0;
@@ -109,7 +106,6 @@ static int train_kept(void **state)
 /* A kept commit is a run directory: it is verified and inspected as such. */
 static void kept_commits_are_runs(void **state)
 {
-    (void)state;
     struct state_inspect_summary sum, copy;
     assert_ok(state_inspect(fixture_path("run", NULL), &sum));
     assert_int_equal(sum.kept_count, 2);
@@ -168,7 +164,6 @@ static void assert_no_resume(fixture_sets sets, int code, const char *text)
 /* A slab of an earlier commit, copied back from a backup, is told from damage. */
 static void old_slabs_are_named(void **state)
 {
-    (void)state;
     fixture_sets sets = make_kept_sets();
     struct state_inspect_summary now, old;
     assert_ok(state_inspect(fixture_path("run", NULL), &now));
@@ -207,7 +202,6 @@ static void old_slabs_are_named(void **state)
 /* A drive that is not mounted is no damage, and nothing is made in its place. */
 static void drives_that_are_not_mounted(void **state)
 {
-    (void)state;
     fixture_sets sets = make_kept_sets();
     struct state_inspect_summary sum;
     char drive[FILE_PATH_BYTES], away[FILE_PATH_BYTES + 8];

@@ -34,14 +34,12 @@ static uint64_t wrong_count;
 
 static void take_extent(void *user, const struct state_swept *swept)
 {
-    (void)user;
     wrong_count +=
         swept->error || swept->sum != ranks_old.record.extents[swept->extent_idx].checksum;
 }
 
 static void the_hash_is_that_of_one_rank(void **state)
 {
-    (void)state;
     uint64_t expected = expected_hash();
     static const uint32_t worlds[] = {1, 2, 3, 4, RANKS_MANY};
     model_unit units[RANKS_UNITS] = {0};
@@ -106,7 +104,6 @@ static struct state_damage last;
 
 static void note_damage(void *user, const struct state_damage *damage)
 {
-    (void)user;
     last = *damage;
 }
 
@@ -141,7 +138,6 @@ static void flip_byte(uint32_t rank, const manifest_extent *extent)
 
 static void damage_names_its_rank(void **state)
 {
-    (void)state;
     for (int cut = 0; cut < 2; cut++) {
         struct state_verify_summary sum;
         ranks_make_old(4, cut, TILE_ELEMS_STEP);
@@ -168,7 +164,6 @@ static void damage_names_its_rank(void **state)
 
 static void what_is_not_seen_is_counted(void **state)
 {
-    (void)state;
     struct state_verify_summary sum;
     ranks_make_old(4, true, TILE_ELEMS_STEP);
     write_run();
@@ -187,7 +182,6 @@ static void what_is_not_seen_is_counted(void **state)
 
 static void inspection_lists_ranks(void **state)
 {
-    (void)state;
     static struct state_inspect_summary sum;
     ranks_make_old(3, true, TILE_ELEMS_STEP);
     write_run();
@@ -206,7 +200,6 @@ static void inspection_lists_ranks(void **state)
 
 static void a_kept_commit_is_that_of_all_ranks(void **state)
 {
-    (void)state;
     for (int fails = 0; fails < 2; fails++) {
         static struct job asked = {.run = {.keep_every = 77}};
         state_keeper *keepers[3];

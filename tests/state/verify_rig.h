@@ -175,7 +175,6 @@ static uint64_t file_bytes(const char *path)
 
 static int remove_run(void **state)
 {
-    (void)state;
     fixture_remove("run");
     return 0;
 }

@@ -6,7 +6,6 @@
 
 static void forms_are_exact(void **state)
 {
-    (void)state;
     static const chat_message four[] = {{"system", " S ", 3, NULL, false},
                                         {"user", "Q1\n", 3, NULL, false},
                                         {"assistant", " A1 ", 4, NULL, false},
@@ -153,7 +152,6 @@ static void forms_are_exact(void **state)
 /* Order of roles, what begins an answer, and what ends it. */
 static void turns_are_checked(void **state)
 {
-    (void)state;
     static const chat_message said[] = {{"user", "Q", 1, NULL, false},
                                         {"assistant", " A ", 3, NULL, false},
                                         {"user", "R", 1, NULL, false},
@@ -190,7 +188,6 @@ static void turns_are_checked(void **state)
 
 static void reasoning_of_qwen3(void **state)
 {
-    (void)state;
     static const chat_message said[] = {
         {"user", "Q", 1, NULL, false},
         {"assistant", "<think>\nwhy\n</think>\n\nA", 23, NULL, false},
@@ -220,7 +217,6 @@ static void reasoning_of_qwen3(void **state)
 /* The form that a tokenizer's directory tells. */
 static void forms_are_found(void **state)
 {
-    (void)state;
     static const struct {
         const char *config, *name, *system;
     } rows[] = {
@@ -389,7 +385,6 @@ static void make_content(uint64_t seed, char *text, bool is_json)
  * answer. */
 static void answers_of_merged_tokens(void **state)
 {
-    (void)state;
     enum { CHATS = 200, TURNS = 4, LENGTH = 4096 };
     tokenizer *merging = open_merging();
     char content[TURNS][256];
@@ -505,7 +500,6 @@ static tokenizer *open_marking(const char *normalizer, const char *const added[]
 /* Exactly the tokens of the answers count, with the one that ends each. */
 static void answers_of_marked_tokens(void **state)
 {
-    (void)state;
     static const char *const phi3[] = {"<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>",
                                        NULL};
     static const char *const gemma[] = {"<bos>", "<start_of_turn>", "<end_of_turn>", NULL};

@@ -91,7 +91,6 @@ static bool are_equal(const token_list *a, const token_list *b)
 /* The ids of words that are merged window by window are those of the whole words. */
 static void long_words_are_exact(void **state)
 {
-    (void)state;
     enum { TABLES = 150, TEXTS = 12, MOST = 900 };
     static const tokenize_options plain = {0};
     uint64_t refused = 0, compared = 0;
@@ -260,7 +259,6 @@ static const char *const normalizers[] = {"null", "{\"type\": \"NFC\"}", "{\"typ
 /* Texts as streams have the ids of the whole texts, with small buffers and every known pattern. */
 static void streams_are_exact(void **state)
 {
-    (void)state;
     enum { TEXTS = 40, MOST = 1500 };
     static const char *const stages_before[] = {
         "", "{\"type\": \"Digits\", \"individual_digits\": false}, ",
@@ -326,7 +324,6 @@ static unsigned compare_cuts(const tokenizer *self, const char *what, const char
  * where NFKC makes a "/" of another character. */
 static void cuts_are_safe(void **state)
 {
-    (void)state;
     static const char text[] = "aa a1 a\tb.\nc d!\n\xef\xbc\x8f a a\n/a \xc2\xa8\n\xcb\x98 b";
     static const char *const behaviors[] = {"Isolated", "Contiguous", "Removed"};
     has_merges_across = true;

@@ -70,7 +70,6 @@ static void expect(const tokenizer *self, const char *text, const char *shown, s
 
 static void wordpiece_takes_the_longest_pieces(void **state)
 {
-    (void)state;
     tokenizer *self = open_model(WORDPIECE, BERT_REST(""));
     EXPECT(self, "unaffe unaffable", " unaffe unaffable", 10, 9, 10, 5); /* not un ##aff ##able */
     EXPECT(self,
@@ -95,7 +94,6 @@ static void wordpiece_takes_the_longest_pieces(void **state)
 
 static void text_is_cut_between_words(void **state)
 {
-    (void)state;
     static const char text[] = "un un\xe4\xb8\xad\xe4\xb8\xad une\nun\tunaffe unx  un e\xcc\x81 e";
     tokenizer *self = open_model(WORDPIECE, BERT_REST(""));
     token_list whole = {0}, parts = {0};
@@ -130,7 +128,6 @@ static void text_is_cut_between_words(void **state)
 
 static void unigram_takes_the_best_pieces(void **state)
 {
-    (void)state;
     tokenizer *self = open_model(UNIGRAM(""), METASPACE(", \"prepend_scheme\": \"never\""));
     EXPECT(self, "abcdacdxx", NULL, 8, 1, 5, 0); /* what is unknown is one token */
     EXPECT(self, "ab  ab", "ab  ab", 6, 9, 10);
@@ -161,7 +158,6 @@ static void unigram_takes_the_best_pieces(void **state)
  * between cuts of equal probability. */
 static void equal_scores_are_decided_as_in_the_library(void **state)
 {
-    (void)state;
     static const char model[] =
         "\"type\": \"Unigram\", \"unk_id\": 0, \"vocab\": [[\"<unk>\", 0], [\"x\", "
         "-15.355749173219927], [\"ab\", -8.681595205147008], [\"abab\", -10.3230659921062]]";
@@ -175,7 +171,6 @@ static void equal_scores_are_decided_as_in_the_library(void **state)
  * "A" by "a". */
 static void charsmaps_replace(void **state)
 {
-    (void)state;
     /* unit 0: offset 1; unit 1 ^ 'A' = 64: label 'A', a value at 64 ^ 1 = 65: text 0 */
     enum { UNITS = 66, BYTES = 4 + 4 * UNITS + 2 };
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -255,7 +250,6 @@ static void make_bpe_model(const char *more)
 
 static void bytes_stand_for_unknown_characters(void **state)
 {
-    (void)state;
     make_bpe_model(", \"byte_fallback\": true");
     tokenizer *self = open_model(bpe_model, LLAMA2_REST);
     EXPECT(self, "ab ab", " ab ab", 6, 6);
@@ -292,7 +286,6 @@ static void bytes_stand_for_unknown_characters(void **state)
 
 static void long_words_are_as_short_ones(void **state)
 {
-    (void)state;
     enum { COUNT = 20001 };
     make_bpe_model(", \"byte_fallback\": true");
     tokenizer *self = open_model(bpe_model, LLAMA2_REST);
@@ -316,7 +309,6 @@ static void long_words_are_as_short_ones(void **state)
 
 static void refusals_name_the_part(void **state)
 {
-    (void)state;
     static const struct {
         const char *model, *rest, *said;
     } cases[] = {

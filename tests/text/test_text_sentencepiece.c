@@ -28,7 +28,6 @@ static void write_file(const char *name, const void *data, size_t bytes)
 
 static int make_folder(void **state)
 {
-    (void)state;
     return mkdtemp(folder) ? 0 : -1;
 }
 
@@ -37,7 +36,6 @@ static int remove_folder(void **state)
     static const char *const names[] = {
         "text.txt",  "unigram.model", "unigram.vocab", "bpe.model",
         "bpe.vocab", "bad.model",     "some.model",    "tokenizer_config.json"};
-    (void)state;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         unlink(in_folder(names[i]));
     return rmdir(folder);
@@ -115,7 +113,6 @@ static void ids_are_those_of_the_library(void **state)
     };
     static int32_t expected[IDS_MAX];
     static char joined[TEXT_MAX], decoded[TEXT_MAX], path[PATH_BYTES];
-    (void)state;
     for (size_t k = 0; k < 2; k++) {
         tokenizer *self = open_model(kinds[k]);
         snprintf(path, sizeof path, "%s/%s.model", folder, kinds[k]);
@@ -150,7 +147,6 @@ static void what_is_put_around_is_the_files(void **state)
     static const char config[] = "{\"add_bos_token\": true, \"add_eos_token\": true}";
     static const char wrong[] = "{\"add_bos_token\": \"yes\"}";
     const tokenize_options special = {.adds_special = true}, plain = {0};
-    (void)state;
     tokenizer *bare = open_model("bpe");
     write_file("tokenizer_config.json", config, sizeof config - 1);
     tokenizer *self = open_model("bpe");
@@ -175,7 +171,6 @@ static void damaged_models_are_refused(void **state)
 {
     static char data[1 << 20];
     tokenizer *self;
-    (void)state;
     FILE *file = fopen(in_folder("bpe.model"), "rb");
     assert_non_null(file);
     size_t bytes = fread(data, 1, sizeof data, file);
@@ -215,7 +210,6 @@ int main(void)
 static void a_model_is_refused_with_what_to_install(void **state)
 {
     tokenizer *self;
-    (void)state;
     write_file("some.model", "x", 1);
     assert_int_equal(tokenizer_open(in_folder("some.model"), &self), ERR_CONFIG);
     assert_null(self);

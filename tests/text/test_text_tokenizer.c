@@ -77,7 +77,6 @@ static const tokenize_options as_library = {0};
 
 static void merges_go_by_rank(void **state)
 {
-    (void)state;
     write_tokenizer(BYTE_LEVEL, "");
     tokenizer *self = open_it();
     assert_int_equal(tokenizer_vocab(self), FIRST_ADDED);
@@ -93,7 +92,6 @@ static void merges_go_by_rank(void **state)
 
 static void long_words_are_as_short_ones(void **state)
 {
-    (void)state;
     enum { LONG = 1000003 };
     write_tokenizer(BYTE_LEVEL, "");
     tokenizer *self = open_it();
@@ -116,7 +114,6 @@ static void long_words_are_as_short_ones(void **state)
 
 static void added_tokens_are_found(void **state)
 {
-    (void)state;
     write_tokenizer(
         BYTE_LEVEL,
         ", \"normalizer\": {\"type\": \"NFC\"}, \"added_tokens\": [" ADDED("263", "<end>", ", \"special\": true, \"normalized\": false") ", " ADDED(
@@ -180,7 +177,6 @@ static void added_tokens_are_found(void **state)
 
 static void stages_cut(void **state)
 {
-    (void)state;
     static const struct {
         const char *stages;
         int count;
@@ -204,7 +200,6 @@ static void stages_cut(void **state)
 
 static void special_ids_are_known(void **state)
 {
-    (void)state;
     char config[PATH_BYTES + 32];
     snprintf(config, sizeof config, "%s/tokenizer_config.json", folder);
     write_tokenizer(
@@ -240,7 +235,6 @@ static void special_ids_are_known(void **state)
 /* A token that ends the messages of a chat ends no document. */
 static void messages_are_no_documents(void **state)
 {
-    (void)state;
     char config[PATH_BYTES + 32];
     snprintf(config, sizeof config, "%s/tokenizer_config.json", folder);
     FILE *file = fopen(config, "w");
@@ -271,7 +265,6 @@ static void messages_are_no_documents(void **state)
 
 static void refusals_name_the_part(void **state)
 {
-    (void)state;
     static const struct {
         const char *pre_tokenizer, *rest, *said;
     } cases[] = {
@@ -303,7 +296,6 @@ static void refusals_name_the_part(void **state)
 
 static void hostile_patterns_give_up(void **state)
 {
-    (void)state;
     write_tokenizer(STAGES(SPLIT("(a|aa)+[bc]", "Isolated")), "");
     tokenizer *self = open_it();
     char text[4096];

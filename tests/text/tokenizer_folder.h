@@ -23,7 +23,6 @@ static tokenizer *open_it(void)
 /* Setup and teardown of a group of tests. */
 static int make_folder(void **state)
 {
-    (void)state;
     log_set_level(LOG_QUIET);
     snprintf(folder, sizeof folder, "/tmp/sluice-text-XXXXXX");
     if (!mkdtemp(folder))
@@ -34,7 +33,6 @@ static int make_folder(void **state)
 
 static int remove_folder(void **state)
 {
-    (void)state;
     unlink(path);
     return rmdir(folder);
 }

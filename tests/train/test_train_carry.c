@@ -30,7 +30,6 @@ static void train_near(const char *name, const fixture_sets *more, fixture_resul
 
 static void carried_tiles_give_equal_bits(void **state)
 {
-    (void)state;
     static const char *const hosts[] = {"6MiB",  "10MiB", "64MiB",  /* optimizer on nvme */
                                         "16MiB", "20MiB", "64MiB"}; /* on host */
     static fixture_result result;
@@ -57,7 +56,6 @@ static void carried_tiles_give_equal_bits(void **state)
 /* The first steps overflow, and others later: nothing that was carried is used then. */
 static void skipped_steps_drop_what_was_carried(void **state)
 {
-    (void)state;
     static fixture_result near, result;
     fixture_model of_fp32 = {.family = "gpt2", .layers = 3, .hidden = 128};
     shape = of_fp32;
@@ -89,7 +87,6 @@ static void skipped_steps_drop_what_was_carried(void **state)
 /* Each rank carries tiles of its shard, or of the whole state in stage 0. */
 static void ranks_carry_too(void **state)
 {
-    (void)state;
     for (uint32_t stage = 0; stage <= 3; stage++) {
         const struct parts_row near = {RANKS, stage, STEPS, "device"};
         const struct parts_row far = {RANKS, stage, STEPS, "nvme"};
@@ -104,7 +101,6 @@ static void ranks_carry_too(void **state)
 
 static void a_stop_applies_what_was_carried(void **state)
 {
-    (void)state;
     parts_stop_and_move(carry_sets, false, &whole);
 }
 
@@ -128,7 +124,6 @@ static int be_victim(const char *dir, const char *step)
 
 static void a_run_killed_after_any_step_goes_on(void **state)
 {
-    (void)state;
     static fixture_result result;
     for (int step = 1; step < STEPS; step += few ? 3 : 1) {
         char text[16];

@@ -98,7 +98,6 @@ static void train_good(const char *name, const fixture_sets *sets, fixture_resul
 /* Every kind of source, in every order: stopped, and gone on with. */
 static void all_sources_resume_exactly(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     static const char *const sources[] = {
         "\"train\": [\"%1$s/a.jsonl\"]",
@@ -153,7 +152,6 @@ static const char *made_file(const char *name)
 
 static void tokens_are_made_once(void **state)
 {
-    (void)state;
     static fixture_result result, other;
     struct stat before, after;
     char data[2048];
@@ -180,7 +178,6 @@ static void tokens_are_made_once(void **state)
 /* Refused before a run directory is there. */
 static void bad_data_makes_nothing(void **state)
 {
-    (void)state;
     static fixture_result result;
     static const struct {
         const char *text, *word;
@@ -230,7 +227,6 @@ static json_t *line_of(const char *name, size_t idx)
  * targets of all windows, with any number of them in each. */
 static void the_mean_is_over_the_step(void **state)
 {
-    (void)state;
     static fixture_result whole, parts;
     char data[2048];
     write_chats("chat.jsonl", 60, 9);
@@ -267,7 +263,6 @@ static void the_mean_is_over_the_step(void **state)
 /* Where no target of a step counts there is no loss and no gradient, and the run goes on. */
 static void steps_without_targets(void **state)
 {
-    (void)state;
     static fixture_result result;
     char data[2048];
     static const char *const updates[] = {"after_backward", "in_next_forward"};
@@ -299,7 +294,6 @@ static void steps_without_targets(void **state)
  * evaluation cuts into. */
 static void bytes_are_asked_for(void **state)
 {
-    (void)state;
     static fixture_result result;
     char data[1024], from[FIXTURE_PATH_BYTES + 16], path[FIXTURE_PATH_BYTES + 32];
     write_lines("own.jsonl", 0, 300);

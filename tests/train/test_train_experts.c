@@ -84,7 +84,6 @@ static void compare(const char *params, const char *learns, const char *order, c
 
 static void frozen_experts(void **state)
 {
-    (void)state;
     compare("nvme", adapters, "layer_major", "after_backward");
     compare("host", adapters, "batch_major", "in_next_forward");
     compare("nvme", of_experts, "layer_major", "after_backward");
@@ -92,7 +91,6 @@ static void frozen_experts(void **state)
 
 static void packed_experts(void **state)
 {
-    (void)state;
     static const char packed[] = "state.params=nf4";
     fixture_sets sets = sets_of("nvme", adapters);
     static fixture_result all, hit;
@@ -109,7 +107,6 @@ static void packed_experts(void **state)
 
 static void experts_that_learn(void **state)
 {
-    (void)state;
     compare("nvme", NULL, "layer_major", "after_backward");
     compare("host", NULL, "batch_major", "after_backward");
     compare("host", NULL, "layer_major", "in_next_forward");
@@ -118,7 +115,6 @@ static void experts_that_learn(void **state)
 /* On the device nothing moves, and nothing is spared. */
 static void experts_at_home(void **state)
 {
-    (void)state;
     static fixture_result all, hit;
     fixture_sets sets = sets_of("device", NULL);
     fixture_set(&sets, "schedule.experts=hit");
@@ -171,7 +167,6 @@ static void generate(const char *fetch, struct page *page, struct infer_generate
 /* A call with one token fetches one expert of each block. auto finds that out. */
 static void one_token_needs_few_experts(void **state)
 {
-    (void)state;
     static fixture_result trained;
     struct page all, page;
     struct infer_generate_result whole, result;

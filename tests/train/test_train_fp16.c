@@ -121,14 +121,12 @@ static void follow(const char *const *more, uint32_t more_count)
 
 static void follows_pytorch_after_backward(void **state)
 {
-    (void)state;
     static const char *const more[] = {"schedule.update=after_backward"};
     follow(more, 1);
 }
 
 static void follows_pytorch_in_next_forward(void **state)
 {
-    (void)state;
     static const char *const more[] = {"schedule.update=in_next_forward"};
     follow(more, 1);
 }
@@ -136,7 +134,6 @@ static void follows_pytorch_in_next_forward(void **state)
 /* Stops right after an overflow, within a window, and before the step that doubles the scale. */
 static void stops_change_nothing(void **state)
 {
-    (void)state;
     static fixture_result whole, parts;
     static const uint64_t stops[] = {2, 9, 14, 17, 46};
     static const char *const more[] = {"schedule.update=in_next_forward"};

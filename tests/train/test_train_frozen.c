@@ -22,7 +22,6 @@ static fixture_sets make_sets(const char *only, const char *tier, const char *up
 
 static void placements_give_equal_bits(void **state)
 {
-    (void)state;
     static const char *const selections[] = {"[\"blocks.1\",\"norms\"]", "[\"blocks.2\"]",
                                              "[\"head\"]", "[\"embed\",\"blocks.0-1\"]"};
     static const struct {
@@ -64,7 +63,6 @@ static void placements_give_equal_bits(void **state)
  * change. */
 static void frozen_params_never_change(void **state)
 {
-    (void)state;
     static fixture_result result;
     static manifest first, last;
     for (int placed = 0; placed < 2; placed++) {
@@ -113,7 +111,6 @@ static fixture_sets make_middle(const char *tier, const char *update)
 
 static void stopped_and_moved_runs_go_on(void **state)
 {
-    (void)state;
     static fixture_result whole;
     fixture_sets near = make_middle("device", "after_backward");
     fixture_train_good("whole", &shape, &near, &whole);
@@ -123,7 +120,6 @@ static void stopped_and_moved_runs_go_on(void **state)
 
 static void killed_runs_go_on(void **state)
 {
-    (void)state;
     static const char *const tiers[] = {"nvme", "host"};
     static fixture_result whole;
     for (int t = 0; t < 2; t++) {
@@ -139,7 +135,6 @@ static void killed_runs_go_on(void **state)
 
 static void rot_is_found(void **state)
 {
-    (void)state;
     static const char *const tiers[] = {"host", "nvme"};
     static fixture_result whole, result;
     static manifest found;
@@ -202,7 +197,6 @@ static void begin_with(const char *name, const char *from, const fixture_sets *s
  * otherwise unchanged. */
 static void others_may_learn_later(void **state)
 {
-    (void)state;
     static fixture_result result;
     static manifest before, frozen, after;
     fixture_sets all = make_sets(NULL, "host", "after_backward");
@@ -253,7 +247,6 @@ static void others_may_learn_later(void **state)
  * weight. */
 static void ranks_take_over(void **state)
 {
-    (void)state;
     static const struct parts_row rows[] = {{1, 0, 2, "nvme"}, {2, 3, 2, "nvme"}, {2, 3, 4, "host"},
                                             {2, 1, 4, "nvme"}, {2, 2, 5, "host"}, {2, 0, 5, "nvme"},
                                             {2, 0, 6, "host"}, {1, 0, 6, "host"}};

@@ -84,7 +84,6 @@ static void make_combination(struct combination *c, unsigned i, uint64_t unit_co
 
 static void placements_give_equal_bits(void **state)
 {
-    (void)state;
     static struct combination c;
     static fixture_result result;
     fixture_train_good("baseline", &shape, NULL, &baseline);
@@ -114,7 +113,6 @@ static void placements_give_equal_bits(void **state)
 /* The comparison can fail: each of these changes the losses or the weights. */
 static void other_settings_give_other_bits(void **state)
 {
-    (void)state;
     static const char *const changes[] = {"run.seed=8", "data.seed=4",
                                           "optimizer.params.lr=2.001e-3", "gradient_clipping=0.05"};
     static fixture_result result;
@@ -134,7 +132,6 @@ static void other_settings_give_other_bits(void **state)
  * finite and their updates are skipped, in both update modes and wherever states rest. */
 static void skipped_updates_are_equal_too(void **state)
 {
-    (void)state;
     static struct combination c;
     static fixture_result first, result;
     fixture_sets sets = {.count = 0};

@@ -40,7 +40,6 @@ static fixture_sets make_sets(int family, const char *tier, const char *update)
 
 static void placements_give_equal_bits(void **state)
 {
-    (void)state;
     static const struct {
         const char *tiers[4], *inner, *update;
         bool is_tight;
@@ -74,7 +73,6 @@ static void placements_give_equal_bits(void **state)
 
 static void stopped_runs_go_on(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     fixture_sets sets = make_sets(0, "nvme", "in_next_forward");
     fixture_train_good("whole", &shapes[0], &sets, &whole);
@@ -109,7 +107,6 @@ static void stopped_runs_go_on(void **state)
  * other's. */
 static void norms_are_not_taken_over(void **state)
 {
-    (void)state;
     static fixture_result result;
     char from[FIXTURE_PATH_BYTES + 16];
     fixture_sets sets = make_sets(0, "nvme", "in_next_forward"), other = sets;
@@ -127,7 +124,6 @@ static void norms_are_not_taken_over(void **state)
 /* Units of as many elements may hold other tensors: what lies where is the run's own. */
 static void what_learns_is_not_set_anew(void **state)
 {
-    (void)state;
     static fixture_result result;
     static const char *const sets[] = {"train.only=[\"norms\"]", "train.lora.rank=2",
                                        "train.lora.targets=[\"k_proj\"]", "train={}"};
@@ -209,7 +205,6 @@ static void check_kinds(void)
  * with --adapters. GPT-2's matrices are stored transposed; its biases have no adapters. */
 static void exports_agree(void **state)
 {
-    (void)state;
     enum { IN = 128, OUT = 3 * IN, RANK = 3 };
     static const char whole[] = "model.safetensors", apart[] = "adapter_model.safetensors";
     static fixture_result result;

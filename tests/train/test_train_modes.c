@@ -197,7 +197,6 @@ static void make_combination(struct combination *c, unsigned i, uint64_t unit_co
 
 static void modes_give_equal_bits(void **state)
 {
-    (void)state;
     static struct combination c;
     static fixture_result result;
     static fixture_sets plain;
@@ -234,7 +233,6 @@ static void modes_give_equal_bits(void **state)
 /* The canary, and what is not exact: gradients one step late give other losses from step 3 on. */
 static void a_late_update_gives_other_bits(void **state)
 {
-    (void)state;
     static fixture_result result, again;
     static fixture_sets sets;
     set_group(&sets);
@@ -257,7 +255,6 @@ static void a_late_update_gives_other_bits(void **state)
 static void a_warm_up_is_exact(void **state)
 {
     enum { DELAYED_FROM = 6 };
-    (void)state;
     static fixture_result result;
     static fixture_sets sets;
     if (are_few())
@@ -280,7 +277,6 @@ static void a_warm_up_is_exact(void **state)
 /* The canary: without dropout, or with that of other seeds, each step has another loss. */
 static void dropout_gives_other_bits(void **state)
 {
-    (void)state;
     static const char *const canaries[] = {"train.dropout=0", "run.seed=2"};
     static fixture_result result;
     for (size_t i = 0; i < 2 && is_group("dropout"); i++) {

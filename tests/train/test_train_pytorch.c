@@ -49,13 +49,11 @@ static void follow(const char *update)
 
 static void follows_pytorch_after_backward(void **state)
 {
-    (void)state;
     follow("schedule.update=after_backward");
 }
 
 static void follows_pytorch_in_next_forward(void **state)
 {
-    (void)state;
     follow("schedule.update=in_next_forward");
 }
 

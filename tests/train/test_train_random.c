@@ -102,7 +102,6 @@ static void plan_ranks(drawn_job *drawn, const fixture_sets *asked_sets, struct 
 
 static void random_programs(void **state)
 {
-    (void)state;
     static drawn_job drawn;
     static fixture_sets sets;
     static fixture_result in_memory, moved;

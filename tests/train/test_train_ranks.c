@@ -90,7 +90,6 @@ static void run_all(struct run_of *run, comm_fixture *ranks)
 
 static void all_read_the_same_data(void **state)
 {
-    (void)state;
     static const char *const keys[] = {"data.train", "data.valid"};
     static const char *const fewer = "the end of it was cut off on the way to this host";
     char path[FIXTURE_PATH_BYTES + 16];
@@ -138,7 +137,6 @@ static void read_manifest(const char *name, manifest *found)
 
 static void die(const struct run_of *run)
 {
-    (void)run;
     _exit(1);
 }
 
@@ -146,7 +144,6 @@ static void die(const struct run_of *run)
  * goes on naming them, and the next start removes them. */
 static void a_start_cut_short_is_cleared_by_the_next(void **state)
 {
-    (void)state;
     static manifest found;
     struct run_of run = plain_run("cut");
     run.point = "slab.create";
@@ -189,7 +186,6 @@ static void kill_the_other(const struct run_of *run)
 /* Rank 0's slot is the decision: what it says after a failure is what the next start finds. */
 static void a_decided_commit_counts_though_a_rank_is_gone(void **state)
 {
-    (void)state;
     static manifest found;
     struct run_of run = plain_run("decided");
     run.point = "manifest.synced";
@@ -218,7 +214,6 @@ static uint64_t file_bytes(const char *path)
 /* Two drives of one file system, so equally fast; what the small one holds is divided too. */
 static void a_shared_drive_holds_no_more_than_its_budget(void **state)
 {
-    (void)state;
     enum { SMALL_BYTES = 34 << 20 };
     static const fixture_model wide = {.family = "gpt2", .layers = 2, .hidden = 384};
     static manifest found;
@@ -255,7 +250,6 @@ static void a_shared_drive_holds_no_more_than_its_budget(void **state)
  * each. */
 static void ranks_may_have_other_numbers_of_threads(void **state)
 {
-    (void)state;
     fixture_sets sets = plain_sets(), more = sets;
     fixture_set(&more, "device.threads=2");
     struct run_of run = {.jobs = {make_job("threads", &sets), make_job("threads", &more)}};
@@ -269,7 +263,6 @@ static void ranks_may_have_other_numbers_of_threads(void **state)
 /* Hosts whose machine files differ, or of which one has none: all plan with rank 0's. */
 static void ranks_may_have_other_machine_files(void **state)
 {
-    (void)state;
     static machine fast, slow;
     fixture_sets sets = plain_sets();
     fast = (machine){.name = "fast", .measured_at = "2026-01-01T00:00:00Z"};
@@ -295,7 +288,6 @@ static void ranks_may_have_other_machine_files(void **state)
  * twice as many micro-batches, so that their losses differ by the order of sums only. */
 static void ranks_drop_the_same(void **state)
 {
-    (void)state;
     static fixture_result alone, other, both;
     fixture_sets sets = plain_sets();
     fixture_set(&sets, "train.dropout=0.2");

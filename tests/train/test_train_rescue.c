@@ -28,7 +28,6 @@ static void whole_run(const fixture_sets *sets, fixture_result *whole)
 /* trace.json cannot be written: a warning, and the run is complete and committed. */
 static void trace_cannot_be_written(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     fixture_sets sets = {.count = 0};
     fixture_set(&sets, "run.steps=6");
@@ -87,7 +86,6 @@ static void close_for_writing(uint64_t step)
  * is pending when it happens. */
 static void metrics_cannot_be_written(void **state)
 {
-    (void)state;
     static fixture_result whole, result;
     static const char *const updates[] = {"after_backward", "in_next_forward"};
     for (int i = 0; i < 2; i++) {
@@ -128,7 +126,6 @@ static void metrics_cannot_be_written(void **state)
 /* Ten steps without a finite gradient end the run with the step and the learning rate. */
 static void divergence_is_an_error(void **state)
 {
-    (void)state;
     static fixture_result result;
     fixture_sets sets = {.count = 0};
     fixture_set(&sets, "run.steps=30");
@@ -141,7 +138,6 @@ static void divergence_is_an_error(void **state)
 /* data.valid of few windows: each counts once, however long an evaluation is asked for. */
 static void short_validation_data(void **state)
 {
-    (void)state;
     static fixture_result few, many;
     fixture_sets sets = {.count = 0};
     fixture_set(&sets, "run.steps=3");

@@ -146,7 +146,6 @@ static uint64_t stop_until_done(double seconds)
  * and gets half the time: how fast the machine is decides nothing. */
 static void stopped_runs_go_on(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= CASES; seed++) {
         begin_case(seed);
         for (double seconds = whole_seconds; stop_until_done(seconds) == 0; seconds /= 2)
@@ -158,7 +157,6 @@ static void stopped_runs_go_on(void **state)
 /* Commits take so long here that the signal meets one. */
 static void stops_within_commits_go_on(void **state)
 {
-    (void)state;
     static const char *const points[] = {"commit.begin", "commit.synced", "manifest.half",
                                          "manifest.synced"};
     for (uint64_t i = 0; i < 4; i++) {
@@ -178,7 +176,6 @@ static void stops_within_commits_go_on(void **state)
 /* `timeout -s INT` and some launchers signal a process and then its process group. */
 static void signals_at_once_are_one_request(void **state)
 {
-    (void)state;
     begin_case(21);
     pid_t child = start("commit.synced=sleep:50ms");
     await_commit(child, 1);
@@ -191,7 +188,6 @@ static void signals_at_once_are_one_request(void **state)
 /* A terminal that closes sends more than one. */
 static void hangups_never_end_it_at_once(void **state)
 {
-    (void)state;
     begin_case(12);
     pid_t child = start("commit.synced=sleep:600ms");
     await_commit(child, 1);
@@ -207,7 +203,6 @@ static void hangups_never_end_it_at_once(void **state)
 /* nohup ignores SIGHUP before it starts the program. */
 static void an_ignored_hangup_stays_ignored(void **state)
 {
-    (void)state;
     begin_case(12);
     signal(SIGHUP, SIG_IGN);
     pid_t child = start("commit.synced=sleep:20ms");
@@ -222,7 +217,6 @@ static void an_ignored_hangup_stays_ignored(void **state)
  * there. */
 static void second_signal_ends_it_at_once(void **state)
 {
-    (void)state;
     begin_case(21);
     pid_t child = start("commit.synced=sleep:800ms");
     await_commit(child, 1);
@@ -239,7 +233,6 @@ static void second_signal_ends_it_at_once(void **state)
 
 static void a_stop_before_the_first_step_goes_on(void **state)
 {
-    (void)state;
     begin_case(31);
     pid_t child = start("slab.create=sleep:200ms");
     while (!fixture_exists(fixture_path(name, "state/lock")) && !crash_ends_within(child, POLL_NS))
@@ -251,7 +244,6 @@ static void a_stop_before_the_first_step_goes_on(void **state)
 
 static void second_process_is_refused(void **state)
 {
-    (void)state;
     begin_case(41);
     pid_t first = start("commit.synced=sleep:150ms");
     await_commit(first, 1);

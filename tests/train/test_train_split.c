@@ -83,7 +83,6 @@ static const struct bits_case cases[] = {
 
 static void split_masters_give_the_bits_of_whole_ones(void **state)
 {
-    (void)state;
     static fixture_result baseline, result;
     int skipped = 0;
     size_t count = few ? 3 : sizeof cases / sizeof cases[0];
@@ -121,7 +120,6 @@ static void split_masters_give_the_bits_of_whole_ones(void **state)
  * say. */
 static void both_halves_are_committed(void **state)
 {
-    (void)state;
     static fixture_result result;
     static manifest found;
     for (int placed = 0; placed < 2; placed++) {
@@ -210,7 +208,6 @@ static void export_to(const char *name, const char *type, char target[FIXTURE_PA
 
 static void exports_are_the_same(void **state)
 {
-    (void)state;
     static const char *const types[] = {"fp32", "bf16"};
     static fixture_result result;
     static const char *const masters[] = {"fp32", "split"};
@@ -233,7 +230,6 @@ static void exports_are_the_same(void **state)
 
 static void stopped_and_moved_runs_go_on(void **state)
 {
-    (void)state;
     static fixture_result whole;
     fixture_sets near = make_whole("device", "after_backward");
     fixture_train_good("whole", &shape, &near, &whole);
@@ -243,7 +239,6 @@ static void stopped_and_moved_runs_go_on(void **state)
 
 static void killed_runs_go_on(void **state)
 {
-    (void)state;
     static const char *const tiers[] = {"nvme", "host"};
     static fixture_result whole;
     for (int t = 0; t < 2; t++) {
@@ -259,7 +254,6 @@ static void killed_runs_go_on(void **state)
 /* A run with whole masters does not go on with split ones, nor the other way round. */
 static void other_masters_are_refused(void **state)
 {
-    (void)state;
     static const char *const masters[] = {"fp32", "split"};
     static fixture_result result;
     for (int i = 0; i < 2; i++) {
@@ -276,7 +270,6 @@ static void other_masters_are_refused(void **state)
 
 static void rot_of_either_half_is_found(void **state)
 {
-    (void)state;
     static const char *const tiers[] = {"host", "nvme"};
     static fixture_result whole, result;
     static manifest found;
@@ -329,7 +322,6 @@ static void rot_of_either_half_is_found(void **state)
  * weights. */
 static void ranks_take_over(void **state)
 {
-    (void)state;
     static const struct parts_row rows[] = {{1, 0, 2, "nvme"}, {2, 3, 2, "nvme"}, {2, 3, 4, "host"},
                                             {2, 1, 4, "nvme"}, {2, 2, 5, "host"}, {2, 0, 5, "nvme"},
                                             {2, 1, 6, "host"}, {1, 0, 6, "host"}};

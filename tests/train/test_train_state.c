@@ -45,7 +45,6 @@ int __wrap_setupi_choose_backend(struct setup *self)
 
 static void a_backend_without_it_is_refused(void **state)
 {
-    (void)state;
     static const struct {
         const char *set, *named;
     } cases[] = {{"state.master=split", "state.master is \"split\""},
@@ -210,7 +209,6 @@ static void assert_alike(const struct life *a, const struct life *b)
 
 static void runs_live_with_it(void **state)
 {
-    (void)state;
     static const char *const moments[] = {"fp32", "bf16", "8bit"};
     job *asked = fixture_job("model", &shape, NULL);
     const struct job_model *from = &asked->model;
@@ -250,7 +248,6 @@ static void runs_live_with_it(void **state)
  * other tiles. */
 static void adapters_learn_with_it(void **state)
 {
-    (void)state;
     static const char *const moments[] = {"fp32", "bf16", "8bit"};
     static const char *const masters[] = {"fp32", "fp32", "split"};
     static fixture_result results[3];

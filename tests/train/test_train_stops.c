@@ -229,7 +229,6 @@ static void make_whole(void)
 
 static void stops_at_random_steps(void **state)
 {
-    (void)state;
     static fixture_result result;
     make_whole();
     for (uint64_t t = 0; t < TRIALS; t++) {
@@ -275,7 +274,6 @@ static int train_until(const fixture_sets *sets, struct late_stop *stop)
 
 static void stop_before_the_first_step(void **state)
 {
-    (void)state;
     static fixture_sets sets;
     static fixture_result result;
     make_whole();
@@ -301,7 +299,6 @@ static void stop_before_the_first_step(void **state)
  * steps. */
 static void stops_within_evaluations(void **state)
 {
-    (void)state;
     static fixture_sets sets;
     static fixture_result result;
     int stops = 0;
@@ -361,7 +358,6 @@ static void refused(const char *setting, const char *word)
 
 static void other_numerics_are_refused(void **state)
 {
-    (void)state;
     static fixture_sets sets;
     static fixture_result result;
     make_whole();

@@ -73,7 +73,6 @@ static void train_on(const char *file, const char *format, uint64_t vocab, fixtu
 
 static void every_format_gives_the_same_bits(void **state)
 {
-    (void)state;
     static fixture_result first, other;
     write_tokens("v1.bin", 20240520, 1, 2);
     write_tokens("v7.bin", 20240801, 7, 4);
@@ -100,7 +99,6 @@ static void every_format_gives_the_same_bits(void **state)
 
 static void bad_files_end_the_start(void **state)
 {
-    (void)state;
     static fixture_result result;
     write_tokens("v1.bin", 20240520, 1, 2);
     write_tokens("raw.bin", 0, 0, 2);

@@ -18,9 +18,6 @@ char fixture_dir[FIXTURE_PATH_BYTES];
 
 static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *place)
 {
-    (void)status;
-    (void)type;
-    (void)place;
     return remove(path);
 }
 
@@ -61,7 +58,6 @@ const char *fixture_rows(const char *name, uint64_t first, uint64_t rows, uint64
 
 int fixture_setup(void **state)
 {
-    (void)state;
     log_set_level(LOG_WARN);
     char reason[DEVICE_TEXT_BYTES];
     const char *backend = getenv("SLUICE_TEST_BACKEND");
@@ -84,7 +80,6 @@ int fixture_setup(void **state)
 
 int fixture_teardown(void **state)
 {
-    (void)state;
     return nftw(fixture_dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
 }
 
