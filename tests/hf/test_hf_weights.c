@@ -246,7 +246,7 @@ static void the_identity_is_of_the_contents(void **state)
         {.type = DTYPE_FP32}, {.type = DTYPE_FP32}, {.type = DTYPE_FP32, .shards = 2}};
     model *net = hf_fixture_model(&llama);
     for (int i = 0; i < 3; i++) {
-        char name[16];
+        char name[20];
         hf_weights *opened;
         snprintf(name, sizeof name, "same-%d", i);
         hf_fixture_write(hf_fixture_path(name), &llama, &forms[i]);

@@ -162,7 +162,7 @@ static void other_slabs_are_found(void **state)
     fixture_sets sets = make_sets();
     uint64_t hash = train_run_of("run", &sets);
     struct opened *run = open_run(fixture_path("run", NULL));
-    static char paths[2][FILE_PATH_BYTES], moved[2][FILE_PATH_BYTES + 8];
+    static char paths[2][FILE_PATH_BYTES], moved[2][2 * FILE_PATH_BYTES + 8];
     for (int i = 0; i < 2; i++) {
         strcpy(paths[i], run->disk.files[i].path);
         snprintf(moved[i], sizeof moved[i], "%s.moved", paths[i]);

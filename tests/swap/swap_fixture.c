@@ -1,7 +1,7 @@
 /* See swap_fixture.h: programs that are built by hand. Aborts where a test asks for the impossible.
  */
-#include "base/mem.h"
 #include "tests/swap/swap_fixture.h"
+#include "base/mem.h"
 #include "tests/unit.h"
 
 void must(bool good, const char *what)
