@@ -380,7 +380,6 @@ static void try_monotony(const struct question *open, uint64_t seed, double auto
 
 static void automatic_plans_are_the_best_known(void **state)
 {
-    (void)state;
     static struct question q;
     uint64_t longer = 0, pairs = 0, count = job_count ? job_count : SHORT_JOBS;
     for (uint64_t i = 0; i < count; i++) {

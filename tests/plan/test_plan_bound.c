@@ -252,7 +252,6 @@ static void build(struct built *self)
  * behind the backward. */
 static void a_known_chain_is_found(void **state)
 {
-    (void)state;
     struct built it;
     struct plan_wait waits[PLAN_WAITS_MAX];
     build(&it);
@@ -287,7 +286,6 @@ static void a_known_chain_is_found(void **state)
  * has left it; in memory for both, it is hidden. */
 static void waiting_for_memory_is_named(void **state)
 {
-    (void)state;
     enum { TILE_BYTES = 1 << 20 };
     for (int room = 1; room <= 2; room++) {
         struct built it;
@@ -314,7 +312,6 @@ static void waiting_for_memory_is_named(void **state)
 
 static void no_order_is_below_a_bound(void **state)
 {
-    (void)state;
     uint64_t reached = 0, caught = 0;
     for (uint64_t seed = 1; seed <= PROGRAMS; seed++) {
         struct dice d = {.seed = seed};
@@ -360,7 +357,6 @@ static void no_order_is_below_a_bound(void **state)
  * the speed. Checksums that need more than a core share the cores with computing. */
 static void full_cores_do_not_slow_checksums(void **state)
 {
-    (void)state;
     plan_machine machine;
     plan_machine_default_cpu(&machine, 2, false);
     machine.drive_read_bytes_per_second = machine.drive_write_bytes_per_second = 1e9;
@@ -391,7 +387,6 @@ static void full_cores_do_not_slow_checksums(void **state)
  * that do more in both directions at once lose the same part. */
 static void memory_traffic_slows_drives(void **state)
 {
-    (void)state;
     plan_machine machine;
     plan_machine_default_cpu(&machine, 2, false);
     machine.drive_read_bytes_per_second = machine.drive_write_bytes_per_second = 1e9;

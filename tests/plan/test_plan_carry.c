@@ -49,7 +49,6 @@ static int compile_parts(const random_job *r, uint32_t copy_parts, uint32_t carr
 
 static void every_update_finds_what_was_carried(void **state)
 {
-    (void)state;
     uint64_t with_state = 0, with_grads = 0, jobs = 0, saves = 0, used = 0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
@@ -122,7 +121,6 @@ static uint64_t count_moves(const plan_set *set, enum program_kind which, const 
 
 static void what_is_carried_is_read_ahead(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= SEEDS / 2; seed++) {
         random_job r;
         carried_job(&r, seed);
@@ -145,7 +143,6 @@ static void what_is_carried_is_read_ahead(void **state)
 /* The programs of a set in the places of another one do not fit together. */
 static void a_wrong_seam_is_found(void **state)
 {
-    (void)state;
     random_job r;
     carried_job(&r, 1);
     plan_set set, other;
@@ -197,7 +194,6 @@ static uint64_t shortest_of_parts(const random_job *r, uint32_t held, bool *is_s
 /* Jobs in which some program has no room for all that the shortest step would copy and carry. */
 static void fewer_tiles_are_carried_where_room_is_short(void **state)
 {
-    (void)state;
     static const uint64_t seeds[] = {43, 111};
     for (size_t i = 0; i < sizeof seeds / sizeof seeds[0]; i++) {
         random_job r;
@@ -218,7 +214,6 @@ static void fewer_tiles_are_carried_where_room_is_short(void **state)
 
 static void carrying_makes_the_step_shorter(void **state)
 {
-    (void)state;
     uint64_t jobs = 0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
@@ -245,7 +240,6 @@ static void carrying_makes_the_step_shorter(void **state)
 
 static void nothing_is_carried_with_other_updates(void **state)
 {
-    (void)state;
     static const enum update others[] = {UPDATE_AFTER_BACKWARD, UPDATE_IN_BACKWARD,
                                          UPDATE_DELAYED_ONE_STEP};
     for (uint64_t seed = 1; seed <= SEEDS / 4; seed++) {

@@ -166,7 +166,6 @@ static bool can_commit_so(const random_job *r, enum plan_commit commit)
 
 static void commits_are_where_the_update_wants_them(void **state)
 {
-    (void)state;
     int fitted = 0, counts[3] = {0}, staged = 0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
@@ -247,7 +246,6 @@ static bool is_same_op(const op *one, const op *two)
 /* The ops that a step without a commit skips are exactly those that commits add to the program. */
 static void other_ops_are_the_same(void **state)
 {
-    (void)state;
     uint64_t skipped = 0;
     for (uint64_t seed = 1; seed <= 60; seed++)
         for (int kind = 0; kind < PROGRAM_KIND_COUNT; kind++)
@@ -285,7 +283,6 @@ static void other_ops_are_the_same(void **state)
 
 static void without_commits_there_is_one_place(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 40; seed++) {
         random_job r;
         fixture_committing_job(&r, seed);
@@ -315,7 +312,6 @@ static void without_commits_there_is_one_place(void **state)
  * where. */
 static void steps_that_do_not_commit_decide(void **state)
 {
-    (void)state;
     int held = 0, otherwise = 0;
     for (uint64_t seed = 1; seed <= 60; seed++) {
         random_job r;
@@ -367,7 +363,6 @@ static uint64_t figure_at(const char *key)
  * true. */
 static void a_refusal_names_the_second_places(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 30; seed++) {
         random_job r;
         fixture_committing_job(&r, seed);

@@ -109,26 +109,22 @@ static void try_random_jobs(uint64_t first, uint64_t last, bool frozen, bool spl
 
 static void random_jobs(void **state)
 {
-    (void)state;
     try_random_jobs(1, 400, false, false, 20);
 }
 
 static void random_jobs_with_frozen_units(void **state)
 {
-    (void)state;
     try_random_jobs(401, 600, true, false, 8);
 }
 
 static void random_jobs_with_split_masters(void **state)
 {
-    (void)state;
     try_random_jobs(601, 800, false, true, 8);
     try_random_jobs(801, 900, true, true, 2);
 }
 
 static void nothing_leaks(void **state)
 {
-    (void)state;
     mem_stats before, after;
     mem_get_stats(&before);
     random_job r;
@@ -144,7 +140,6 @@ static void nothing_leaks(void **state)
 
 static void equal_jobs_give_equal_programs(void **state)
 {
-    (void)state;
     random_job r;
     fixture_random_job(&r, 3);
     for (int a = 0; a < TIER_COUNT; a++)
@@ -188,7 +183,6 @@ static double update_seconds(uint64_t seed, uint32_t streams)
  * measured. */
 static void packed_updates_cost_more(void **state)
 {
-    (void)state;
     int compared = 0;
     for (uint64_t seed = 1; seed <= 12; seed++) {
         double plain = update_seconds(seed, 3);
@@ -216,7 +210,6 @@ static const operand *find_role(const op *item, enum operand_role role)
 /* One rank makes fp32 gradients that rest on the device where they rest, and closes them there. */
 static void fp32_gradients_are_closed_in_place(void **state)
 {
-    (void)state;
     uint64_t in_place = 0, elsewhere = 0;
     for (uint64_t seed = 1; seed <= 80; seed++) {
         random_job r;
@@ -280,7 +273,6 @@ static uint64_t check_waits(const random_job *r, const plan_set *set, const prog
  * rows, in a further step. */
 static void reading_back_takes_time(void **state)
 {
-    (void)state;
     static const enum phase phases[] = {PHASE_FORWARD, PHASE_BACKWARD};
     uint64_t counts[STEP_COMBINE + 1] = {0};
     for (uint64_t seed = 1; seed <= 80; seed++) {
@@ -313,7 +305,6 @@ static void reading_back_takes_time(void **state)
  * for that. */
 static void telling_hits_takes_time(void **state)
 {
-    (void)state;
     static const enum phase phases[] = {PHASE_FORWARD, PHASE_BACKWARD};
     uint64_t counts[STEP_COMBINE + 1] = {0}, told = 0;
     for (uint64_t seed = 3; seed <= 150; seed += 3) { /* these have a GPU */

@@ -26,7 +26,6 @@ static void copied_job(random_job *r, uint64_t seed)
 
 static void every_update_finds_the_one_before(void **state)
 {
-    (void)state;
     int with_copies = 0, in_part = 0;
     uint64_t reloaded = 0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
@@ -84,7 +83,6 @@ static uint64_t carried_state_bytes(const plan_job *job, const plan_set *set)
 /* A step reads carried tiles for the next one, so a flush finds them. */
 static void a_step_reads_what_has_no_copy(void **state)
 {
-    (void)state;
     int seen = 0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
@@ -132,7 +130,6 @@ static uint64_t ns_without(const random_job *r, const plan_set *with)
 
 static void copies_make_the_step_shorter(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
         copied_job(&r, seed);
@@ -173,7 +170,6 @@ static uint64_t compile_large(uint64_t host_bytes, uint64_t tile_elems, plan_set
  * that the job names stays, and the step is as short as with it. */
 static void copies_leave_room_for_tiles(void **state)
 {
-    (void)state;
     enum { ELEM_BYTES = 12 + 2 + 2, UNDER_WAY = 2 };
     bool was_smaller = false;
     for (uint64_t host = 512 * MIB; host <= 2 * GIB; host *= 2) {
@@ -202,7 +198,6 @@ static void copies_leave_room_for_tiles(void **state)
 
 static void none_where_nothing_begins_with_an_update(void **state)
 {
-    (void)state;
     static const enum update others[] = {UPDATE_AFTER_BACKWARD, UPDATE_IN_BACKWARD,
                                          UPDATE_DELAYED_ONE_STEP};
     for (uint64_t seed = 1; seed <= SEEDS / 4; seed++) {

@@ -22,7 +22,6 @@ static void frozen_job(random_job *r, uint64_t seed)
 
 static void every_op_finds_its_params(void **state)
 {
-    (void)state;
     uint64_t read = 0, reloaded = 0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
@@ -76,7 +75,6 @@ static void assert_left_alone(const random_job *r, const plan_set *set, int kind
 
 static void nothing_is_done_for_what_is_frozen(void **state)
 {
-    (void)state;
     int shorter = 0, for_good = 0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
@@ -189,7 +187,6 @@ static uint64_t check_expansions(const random_job *r, const program *prog)
 
 static void micro_batches_share_what_is_expanded(void **state)
 {
-    (void)state;
     uint64_t count = 0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
@@ -207,7 +204,6 @@ static void micro_batches_share_what_is_expanded(void **state)
 
 static void a_model_that_learns_nothing_is_refused(void **state)
 {
-    (void)state;
     random_job r;
     plan_set set;
     fixture_random_job(&r, 3);
@@ -255,7 +251,6 @@ static void tight_job(struct asked *a, uint64_t seed)
 
 static void placement_finds_what_fits(void **state)
 {
-    (void)state;
     static struct asked a;
     static struct plan_place_found found;
     for (uint64_t seed = 1; seed <= 20; seed++) {

@@ -110,7 +110,6 @@ static double placed_ns(struct placed *l, double *work)
 
 static void hand_placements_are_not_faster(void **state)
 {
-    (void)state;
     static struct placed automatic, hand;
     uint64_t fitting = 0, worse = 0;
     for (uint64_t seed = 1; seed <= job_count; seed++) {
@@ -155,7 +154,6 @@ static void hand_placements_are_not_faster(void **state)
 
 static void rules_win(void **state)
 {
-    (void)state;
     static struct placed l;
     draw_job(&l, 2);
     for (uint32_t u = 0; u < l.job.unit_count; u++) {
@@ -178,7 +176,6 @@ static void rules_win(void **state)
 
 static void without_drives_nothing_goes_there(void **state)
 {
-    (void)state;
     static struct placed l;
     make_job(&l, 4, 512);
     l.asked.has_drives = false;
@@ -193,7 +190,6 @@ static void without_drives_nothing_goes_there(void **state)
  * fits alone. */
 static void the_order_is_chosen(void **state)
 {
-    (void)state;
     static struct placed open, given[2];
     double ns[2];
     static const struct {
@@ -243,7 +239,6 @@ static void the_order_is_chosen(void **state)
 /* Equal inputs give equal answers, to the letter. */
 static void it_is_deterministic(void **state)
 {
-    (void)state;
     static struct placed one, other;
     draw_job(&one, 3);
     draw_job(&other, 3);
@@ -260,7 +255,6 @@ static void it_is_deterministic(void **state)
 
 static void a_thousand_billion_parameters_are_placed(void **state)
 {
-    (void)state;
     static struct placed l;
     static const uint32_t worlds[] = {1, 16, 512};
     for (size_t i = 0; i < sizeof worlds / sizeof worlds[0]; i++) {
@@ -341,7 +335,6 @@ static uint64_t parked_in(const struct placed *l, enum tier arena)
  * the host, not on nvme with the checkpoints. */
 static void what_waits_between_parts_is_near(void **state)
 {
-    (void)state;
     static random_job r;
     static struct placed l;
     uint32_t before = 0;
@@ -367,7 +360,6 @@ static void what_waits_between_parts_is_near(void **state)
  * device has room for: with these the job fits, with a block less it does not. */
 static void a_refusal_parks_on_the_device_first(void **state)
 {
-    (void)state;
     static random_job r;
     static struct placed l;
     for (uint64_t room = 4; room <= 32; room += 7) {
@@ -410,7 +402,6 @@ static uint64_t device_need(struct placed *l)
  * that part is kept. The step is shorter than those of the two other ways. */
 static void activations_are_kept_selectively(void **state)
 {
-    (void)state;
     enum { LAYERS = 6, HIDDEN = 1024, CASES = 3 };
     static struct placed l;
     double ns[CASES], work;
@@ -440,7 +431,6 @@ static void activations_are_kept_selectively(void **state)
 /* The budget that a refusal names is enough, and a smaller one is not. */
 static void refusals_name_what_fits(void **state)
 {
-    (void)state;
     static struct placed l;
     make_job(&l, 4, 512);
     uint64_t need = device_need(&l);
@@ -475,7 +465,6 @@ static double told_bytes(const struct placed *l, const char *kind, const char *t
 /* The sentences' bytes are the plan's, and what is said not to fit does not. */
 static void reasons_are_true(void **state)
 {
-    (void)state;
     static struct placed l;
     static const char *const kinds[] = {"params", "grads", "optimizer"};
     make_job(&l, 12, 1024);

@@ -141,7 +141,6 @@ static void print_verdicts(double ratios[VERDICTS][JOBS_LONG], const uint64_t *c
 
 static void schedules_are_near_their_bounds(void **state)
 {
-    (void)state;
     static double ratios[VERDICTS][JOBS_LONG];
     uint64_t counts[VERDICTS] = {0};
     for (uint64_t seed = first_seed; seed < first_seed + job_count; seed++) {

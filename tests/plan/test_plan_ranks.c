@@ -46,7 +46,6 @@ static void assert_state(ranks_run *run, uint32_t version)
 
 static void every_element_is_updated_once_a_step(void **state)
 {
-    (void)state;
     uint64_t params_read = 0, added = 0, closed = 0, many_parts = 0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
@@ -194,7 +193,6 @@ static void count_elems(const random_job *r, const program *prog, uint64_t *redu
 
 static void ranks_send_what_their_stage_says(void **state)
 {
-    (void)state;
     int plain = 0, more = 0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
@@ -261,7 +259,6 @@ static uint64_t shared_elems(const random_job *r, uint32_t held)
  * and with room for them of all. */
 static void parts_share_their_gathers(void **state)
 {
-    (void)state;
     int cut = 0, all = 0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
@@ -291,7 +288,6 @@ static void parts_share_their_gathers(void **state)
 
 static void states_rest_by_the_formulas(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
         roomy_job(&r, seed);
@@ -380,7 +376,6 @@ static uint64_t elems_at(const random_job *r, const program *prog, uint64_t at, 
 
 static void caps_hold(void **state)
 {
-    (void)state;
     int reached = 0, capped = 0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
@@ -413,7 +408,6 @@ static void caps_hold(void **state)
  * for them: neither the next gather nor the next pass waits for a reduction. */
 static void collectives_hide_behind_computing(void **state)
 {
-    (void)state;
     int tried = 0;
     uint64_t waited = 0, talked = 0;
     for (uint64_t seed = 3; seed <= SEEDS; seed += 3) { /* of a GPU */
@@ -453,7 +447,6 @@ static void collectives_hide_behind_computing(void **state)
 
 static void what_a_refusal_names_is_enough(void **state)
 {
-    (void)state;
     static const char *const keys[TIER_COUNT] = {
         "tiers.device.budget=", "tiers.host.budget=", "tiers.nvme[].budget="};
     int fitted = 0, refused = 0;
@@ -497,7 +490,6 @@ static void what_a_refusal_names_is_enough(void **state)
  * without a limit. */
 static void norm_takes_what_its_limit_says(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 16; seed++) {
         random_job r;
         roomy_job(&r, seed);
@@ -536,7 +528,6 @@ static void norm_takes_what_its_limit_says(void **state)
 
 static void stages_are_without_effect_for_one_rank(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 60; seed++) {
         random_job r;
         roomy_job(&r, seed);

@@ -23,7 +23,6 @@ static uint64_t predicted(enum update update, double sync_seconds, enum plan_com
 
 static void the_sync_is_waited_for(void **state)
 {
-    (void)state;
     for (int u = 0; u <= UPDATE_DELAYED_ONE_STEP; u++) {
         enum plan_commit commit;
         uint64_t none = predicted((enum update)u, 0, &commit);
@@ -43,7 +42,6 @@ static void the_sync_is_waited_for(void **state)
  * it. */
 static void nothing_else_waits_for_the_sync(void **state)
 {
-    (void)state;
     uint64_t ns[2] = {0};
     for (uint64_t seed = 1; seed <= 20; seed++)
         for (int slow = 0; slow < 2; slow++) {
@@ -74,7 +72,6 @@ static void nothing_else_waits_for_the_sync(void **state)
  * that costs more. */
 static void saves_come_first_where_that_is_shorter(void **state)
 {
-    (void)state;
     int first = 0, behind = 0;
     for (uint64_t seed = 1; seed <= 100; seed++) {
         random_job r;
@@ -98,7 +95,6 @@ static void saves_come_first_where_that_is_shorter(void **state)
 /* State homed on the device goes through host memory to its place, not all of it at once. */
 static void saves_do_not_fill_the_host(void **state)
 {
-    (void)state;
     int large[2] = {0};
     for (uint64_t seed = 1; seed <= 40; seed++) {
         random_job r;
@@ -149,7 +145,6 @@ static double least_seconds(const random_job *r, const plan_set *set)
  * params from a drive. */
 static void computing_does_not_wait_for_saves(void **state)
 {
-    (void)state;
     for (int on_drive = 0; on_drive < 2; on_drive++)
         for (int behind = 0; behind < 2; behind++) {
             double sum = 0;

@@ -76,7 +76,6 @@ static void assert_refused(struct large_job *l, enum tier arena, const char *key
 
 static void large_jobs_are_refused(void **state)
 {
-    (void)state;
     struct large_job l;
     make_job(&l, 50, 4096);
     l.job.budget_bytes[TIER_NVME] = 20 * GIB;
@@ -96,7 +95,6 @@ static uint64_t tiles_of(const struct large_job *l, uint64_t tile_elems)
 
 static void a_thousand_billion_parameters_are_planned(void **state)
 {
-    (void)state;
     struct large_job l;
     make_job(&l, 128, 25600);
     l.job.budget_bytes[TIER_DEVICE] = l.job.budget_bytes[TIER_HOST] = 96 * GIB;
@@ -134,7 +132,6 @@ static uint64_t last_tile(const plan_job *job)
  * larger the more that is, so that the step does not outgrow what can be looked at. */
 static void what_moves_with_each_micro_batch_is_bounded(void **state)
 {
-    (void)state;
     struct large_job l;
     uint64_t elems = 0;
     make_job(&l, 50, 4096);
@@ -166,7 +163,6 @@ static void count_notes(void *user, const plan_watch *watch)
 /* Homes that are open, of a model whose state needs all three tiers. */
 static void no_step_is_simulated_twice(void **state)
 {
-    (void)state;
     struct large_job l;
     uint8_t homes[STATE_KIND_COUNT][UNITS_MAX], open[UNITS_MAX];
     uint32_t notes = 0;
@@ -198,7 +194,6 @@ static void no_step_is_simulated_twice(void **state)
 /* A walk over all stages for each unit took minutes at this depth. */
 static void very_deep_models_are_looked_at(void **state)
 {
-    (void)state;
     enum { DEEP = 200000 };
     struct large_job one;
     uint64_t *elems = calloc(DEEP, sizeof *elems);
@@ -232,7 +227,6 @@ static void very_deep_models_are_looked_at(void **state)
 
 static void chosen_tiles_keep_to_the_cap(void **state)
 {
-    (void)state;
     struct large_job l;
     make_job(&l, 4, 1024);
     plan_set set;
@@ -251,7 +245,6 @@ static void chosen_tiles_keep_to_the_cap(void **state)
 
 static void what_cannot_be_counted_is_an_error(void **state)
 {
-    (void)state;
     struct large_job l;
     make_job(&l, 2, 256);
     plan_set set;
@@ -294,7 +287,6 @@ static void slab_offsets(struct large_job *l, uint64_t *offsets)
 
 static void optimizer_state_stays_where_it_is(void **state)
 {
-    (void)state;
     struct large_job l;
     uint64_t before[UNITS_MAX], after[UNITS_MAX];
     make_job(&l, 4, 512);
@@ -346,7 +338,6 @@ static int no_order(void *context, uint32_t held_idx, uint32_t fresh_idx)
 
 static void space_is_first_fit(void **state)
 {
-    (void)state;
     static const uint64_t residues[] = {PLANI_ANY, TILE_RESIDUE_STATE, TILE_RESIDUE_GRADS};
     static const uint64_t from_bytes[] = {0, SPACE_BUDGET / 2};
     int found = 0, full = 0;

@@ -23,7 +23,6 @@ static void split_job(random_job *r, uint64_t seed)
 
 static void every_update_finds_both_halves(void **state)
 {
-    (void)state;
     uint64_t read = 0, reloaded = 0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
@@ -99,7 +98,6 @@ static void assert_places(const random_job *r, const plan_set *set, uint32_t u, 
 
 static void both_halves_have_two_places(void **state)
 {
-    (void)state;
     int counts[3] = {0};
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
@@ -144,7 +142,6 @@ static uint64_t drive_bytes(const program *prog, bool reads)
  * is 4. */
 static void bytes_are_as_few_as_said(void **state)
 {
-    (void)state;
     for (int i = 0; i < 4; i++) {
         bool near = i % 2, are_params = i / 2;
         uint64_t less = are_params ? 4 : 2;
@@ -183,7 +180,6 @@ static void bytes_are_as_few_as_said(void **state)
 
 static void params_of_other_widths_are_refused(void **state)
 {
-    (void)state;
     random_job r;
     plan_set set;
     split_job(&r, 1);

@@ -17,7 +17,6 @@ static void near(double found, double expected, double tolerance)
 
 static void memory_and_its_inverse(void **state)
 {
-    (void)state;
     zero_states each = zero_mixed_adam();
     near(zero_rank_bytes(&each, 0, 1.5e9, 64), 24e9, 1e-12); /* 16 bytes of each, any ranks */
     near(zero_rank_bytes(&each, 1, 1.5e9, 3), 4 * 1.5e9 + 12 * 0.5e9, 1e-12);
@@ -39,7 +38,6 @@ static void memory_and_its_inverse(void **state)
  * written. */
 static void full_overlap(void **state)
 {
-    (void)state;
     const double params = 3e9, peak = 700e12, rate = 55e9, tokens = 4096;
     double computing = 8 * params * tokens / peak;
     near(zero_hidden_tokens(8 * params / rate, 0, computing, tokens), peak / rate, 1e-12);
@@ -103,7 +101,6 @@ static void check_stage(uint32_t stage, uint32_t world)
 
 static void the_planner_agrees(void **state)
 {
-    (void)state;
     for (uint32_t stage = 0; stage < ZERO_STAGE_COUNT; stage++) {
         check_stage(stage, 4);
         check_stage(stage, 1);

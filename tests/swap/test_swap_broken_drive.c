@@ -107,19 +107,16 @@ static int mount_medium(void)
 /* Each test has a fresh drive. */
 static int mount_full(void **state)
 {
-    (void)state;
     return mount_tmpfs();
 }
 
 static int mount_lost(void **state)
 {
-    (void)state;
     return mount_medium();
 }
 
 static int unmount(void **state)
 {
-    (void)state;
     int rc = umount2(mount_point, MNT_DETACH);
     if (medium >= 0)
         close(medium);
@@ -165,19 +162,16 @@ static void protect_medium(const slab *drive)
 
 static void a_full_drive_stops_the_run(void **state)
 {
-    (void)state;
     run_on_broken_drive(exhaust, -ENOSPC, "write of unit 3, tile ");
 }
 
 static void a_lost_medium_stops_the_run(void **state)
 {
-    (void)state;
     run_on_broken_drive(lose_medium, -EIO, "read of unit 3, tile ");
 }
 
 static void a_protected_medium_stops_the_run(void **state)
 {
-    (void)state;
     run_on_broken_drive(protect_medium, -EIO, "write of unit 3, tile ");
 }
 
@@ -241,19 +235,16 @@ static void submit_to_broken_drive(void (*breaks)(const slab *drive), enum io_di
 
 static void a_full_drive_fails_all_writes(void **state)
 {
-    (void)state;
     submit_to_broken_drive(exhaust, IO_WRITE, -ENOSPC);
 }
 
 static void a_lost_medium_fails_all_reads(void **state)
 {
-    (void)state;
     submit_to_broken_drive(lose_medium, IO_READ, -EIO);
 }
 
 static void a_protected_medium_fails_all_writes(void **state)
 {
-    (void)state;
     submit_to_broken_drive(protect_medium, IO_WRITE, -EIO);
 }
 

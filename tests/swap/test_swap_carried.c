@@ -103,7 +103,6 @@ static void must_pass(const program *prog)
 
 static void good_programs_fit_together(void **state)
 {
-    (void)state;
     program fill, use, pass;
     build_fill(&fill);
     build_use(&use);
@@ -285,7 +284,6 @@ struct fault {
 
 static void each_fault_is_named(void **state)
 {
-    (void)state;
     static const struct fault faults[] = {
         {build_pass, move_to_device, "only transients in host memory"},
         {build_fill, carry_home, "only transients in host memory"},
@@ -330,7 +328,6 @@ static void each_fault_is_named(void **state)
 
 static void each_fault_of_a_seam_is_found(void **state)
 {
-    (void)state;
     for (int fault = 0; fault < 10; fault++) {
         program fill, use;
         build_fill(&fill);
@@ -369,7 +366,6 @@ static bool is_poisoned(const unsigned char *bytes, uint64_t count)
 
 static void the_executor_keeps_what_is_carried(void **state)
 {
-    (void)state;
     program programs[3];
     build_fill(&programs[0]);
     build_pass(&programs[1]);

@@ -10,7 +10,6 @@
 
 static void accepts_the_step(void **state)
 {
-    (void)state;
     program prog;
     build_step(&prog);
     assert_ok(program_check(&prog));
@@ -314,7 +313,6 @@ static const struct program_fault faults[] = {
 
 static void names_each_fault(void **state)
 {
-    (void)state;
     program_check_faults(build_step, faults, sizeof faults / sizeof *faults);
 }
 
@@ -322,7 +320,6 @@ static void names_each_fault(void **state)
 
 static void agrees_with_all_pairs(void **state)
 {
-    (void)state;
     enum { PROGRAMS = 60, DROPS = 12 };
     uint64_t accepted = 0, refused = 0;
     for (uint64_t seed = 1; seed <= PROGRAMS; seed++) {
@@ -395,7 +392,6 @@ static void build_stream(uint32_t tile_count, uint32_t slots, program *out)
 
 static void checks_large_programs(void **state)
 {
-    (void)state;
     enum { TILES = 40000, SLOTS = 8 };
     program prog;
     build_stream(TILES, SLOTS, &prog);
@@ -412,7 +408,6 @@ static void checks_large_programs(void **state)
 /* A backward lends the gradients of unit 0 in one half of a home; an update reads it. */
 static void lent_gradients_are_of_their_unit(void **state)
 {
-    (void)state;
     enum { LENT, SUMS, TILES, NEW, HALF = 2048 };
     builder b;
     program prog;
@@ -447,7 +442,6 @@ static void lent_gradients_are_of_their_unit(void **state)
 /* Each backward that lends uses the other half than the one before it. */
 static void backwards_lend_by_turns(void **state)
 {
-    (void)state;
     enum { HALF = 2048 };
     builder b;
     program prog;
@@ -470,7 +464,6 @@ static void backwards_lend_by_turns(void **state)
 
 static void hash_sees_each_field(void **state)
 {
-    (void)state;
     program a, b;
     build_step(&a);
     build_step(&b);
@@ -528,7 +521,6 @@ static void hash_sees_each_field(void **state)
 
 static void sizes_and_names(void **state)
 {
-    (void)state;
     program prog;
     build_step(&prog);
     assert_int_equal(op_moved_bytes(&prog.ops[0]), TILE);
@@ -551,7 +543,6 @@ static void sizes_and_names(void **state)
 
 static void check_leaves_nothing(void **state)
 {
-    (void)state;
     mem_stats before, after;
     mem_get_stats(&before);
     program prog;

@@ -51,7 +51,6 @@ static void lose_dep(program *prog, uint32_t op_idx, uint32_t dep)
 
 static void commits_and_writes_name_each_other(void **state)
 {
-    (void)state;
     static const struct {
         uint32_t op_idx, dep;
         const char *commit, *write;
@@ -97,7 +96,6 @@ static void commits_and_writes_name_each_other(void **state)
  * commits. */
 static void state_is_moved_as_state(void **state)
 {
-    (void)state;
     program prog;
     build_commits(&prog);
     prog.buffers[0].state_kind = STATE_OPTIMIZER; /* the home on nvme */
@@ -120,7 +118,6 @@ static void state_is_moved_as_state(void **state)
 
 static void a_commit_has_all_its_writes(void **state)
 {
-    (void)state;
     program prog;
     build_commits(&prog);
     prog.ops[1].if_commits = 1;
@@ -137,7 +134,6 @@ static void a_commit_has_all_its_writes(void **state)
 /* Bytes written under one condition may be read under both, but not vice versa. */
 static void conditions_go_together(void **state)
 {
-    (void)state;
     enum { NONE, APPLIED, COMMITS, BOTH };
     for (unsigned writer = NONE; writer <= BOTH; writer++)
         for (unsigned reader = NONE; reader <= BOTH; reader++) {

@@ -59,7 +59,6 @@ enum { CODES = sizeof codes / sizeof codes[0] };
 
 static void padding_does_not_count(void **state)
 {
-    (void)state;
     const uint64_t elems = 3 * 4096 + 5 * 1024;
     for (uint32_t c = 0; c < CODES; c++) {
         uint32_t streams = codes[c];
@@ -97,7 +96,6 @@ static void padding_does_not_count(void **state)
 
 static void fresh_tiles_have_the_sum_of_their_zeros(void **state)
 {
-    (void)state;
     static const uint64_t sizes[] = {1, 13, 4096, 5 * 4096, 100000};
     for (uint32_t c = 0; c < 5; c++) /* of an fp32 master */
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
@@ -115,7 +113,6 @@ static void fresh_tiles_have_the_sum_of_their_zeros(void **state)
 
 static void the_table_knows_the_programs_writes(void **state)
 {
-    (void)state;
     static const uint32_t first[][2] = {{0, 2}, {2, 2}, {8, 4}, {0, 2}};
     static const uint32_t second[][2] = {{2, 2}, {0, 4}, {20, 1}};
     static unsigned char data[NVME_PAGES * PAGE];
@@ -162,7 +159,6 @@ static void the_table_knows_the_programs_writes(void **state)
 
 static void ranges_that_no_program_writes(void **state)
 {
-    (void)state;
     static const uint32_t written[][2] = {{2, 2}, {8, 4}};
     static unsigned char data[NVME_PAGES * PAGE];
     program prog;
@@ -191,7 +187,6 @@ static void ranges_that_no_program_writes(void **state)
 /* Random overlapping ranges, put and forgotten at random, against a plain list. */
 static void random_ranges_against_a_list(void **state)
 {
-    (void)state;
     enum { RANGES = 40, STEPS = 3000 };
     print_message("seed %d\n", SEED);
     static uint32_t ranges[RANGES][2];

@@ -310,7 +310,6 @@ static const struct program_fault faults[] = {
 
 static void names_each_fault(void **state)
 {
-    (void)state;
     program_check_faults(build_step, faults, sizeof faults / sizeof *faults);
 }
 
@@ -388,7 +387,6 @@ static const struct program_fault exchange_faults[] = {
 
 static void names_each_fault_of_an_exchange(void **state)
 {
-    (void)state;
     program_check_faults(build_exchange, exchange_faults,
                          sizeof exchange_faults / sizeof *exchange_faults);
 }
@@ -398,7 +396,6 @@ static void names_each_fault_of_an_exchange(void **state)
 /* World 0 acts as 1: a gather of one rank is a copy, and its norm needs no other sums. */
 static void one_rank_is_no_special_case(void **state)
 {
-    (void)state;
     for (uint32_t world = 0; world <= 1; world++) {
         program prog;
         build_step(&prog);
@@ -418,7 +415,6 @@ static void one_rank_is_no_special_case(void **state)
 
 static void the_hash_holds_the_world(void **state)
 {
-    (void)state;
     program prog;
     build_step(&prog);
     uint64_t hash = program_hash(&prog);
@@ -441,7 +437,6 @@ static void the_hash_holds_the_world(void **state)
  * nothing. */
 static void totals_count_what_is_sent(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 24; seed++) {
         program prog;
         build_step(&prog);
@@ -502,7 +497,6 @@ static int exchange_run(void *user, const program *prog, const op *item)
 
 static void paranoid_mode_sees_collectives(void **state)
 {
-    (void)state;
     program prog;
     build_step(&prog);
     static const char *const caught[] = {

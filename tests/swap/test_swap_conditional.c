@@ -108,7 +108,6 @@ static void run_random(uint64_t seed, bool threaded, struct coverage *seen)
 
 static void random_flags_give_serial_values(void **state)
 {
-    (void)state;
     enum { PROGRAMS = 100 };
     struct coverage seen = {0};
     for (uint64_t seed = 11000; seed < 11000 + PROGRAMS; seed++)
@@ -121,7 +120,6 @@ static void random_flags_give_serial_values(void **state)
 
 static void random_threads_give_serial_values(void **state)
 {
-    (void)state;
     enum { PROGRAMS = 16 };
     struct coverage seen = {0};
     for (uint64_t seed = 12000; seed < 12000 + PROGRAMS; seed++)
@@ -133,7 +131,6 @@ static void random_threads_give_serial_values(void **state)
 /* Compute and update on one real worker, which sets the flag on its thread. */
 static void real_worker(void **state)
 {
-    (void)state;
     enum { PROGRAMS = 16 };
     for (uint64_t seed = 13000; seed < 13000 + PROGRAMS; seed++) {
         bool decides = seed % 4 != 0, skip = seed % 3 != 0, commits = true;
@@ -215,7 +212,6 @@ static void real_worker(void **state)
  * thing. */
 static void a_wrong_flag_shows(void **state)
 {
-    (void)state;
     for (uint64_t seed = 14000; seed < 14002; seed++) {
         bool decides = seed % 2 == 0;
         program prog;
@@ -237,7 +233,6 @@ static void a_wrong_flag_shows(void **state)
 /* The same of the other flag. */
 static void a_wrong_commit_shows(void **state)
 {
-    (void)state;
     for (uint64_t seed = 14100; seed < 14102; seed++) {
         program prog;
         random_committing_program(seed, 120, seed % 2 == 0, &prog);
@@ -259,7 +254,6 @@ static void a_wrong_commit_shows(void **state)
  * completes in order. */
 static void a_commit_is_met_in_order(void **state)
 {
-    (void)state;
     enum { SAVE, BUSY, COMMIT, UPDATE, WRITE };
     builder b;
     program prog;
@@ -320,7 +314,6 @@ static void a_commit_is_met_in_order(void **state)
 /* A commit that fails stops the run, and what waits for it is never issued. */
 static void a_failed_commit_stops_the_run(void **state)
 {
-    (void)state;
     program prog;
     random_committing_program(15100, 90, true, &prog);
     for (uint32_t i = 0; i < prog.op_count; i++) {
@@ -399,7 +392,6 @@ static int run_slow_commit(bool is_broken, uint64_t stuck_ns, char *text, size_t
  * would else not be told before a drive that hangs answers. */
 static void a_slow_commit_is_named(void **state)
 {
-    (void)state;
     char text[4096];
     assert_int_equal(run_slow_commit(false, 20000000, text, sizeof text), 0);
     if (!strstr(text, "step 7: the commit behind it has been in flight for ") ||
@@ -416,7 +408,6 @@ static void a_slow_commit_is_named(void **state)
 /* Errors among conditional ops: a skipped op never fails, and all others fail as usual. */
 static void errors_meet_skips(void **state)
 {
-    (void)state;
     program prog;
     random_conditional_program(15000, 90, true, &prog);
     uint32_t stride = rig_is_paranoid ? 3 : 1; /* its rigs are large */
@@ -440,7 +431,6 @@ static void errors_meet_skips(void **state)
 /* A pending update whose every op is skipped: the run ends though no lane ever had work. */
 static void a_program_of_skips_ends(void **state)
 {
-    (void)state;
     builder b;
     program prog;
     builder_init(&b, PROGRAM_FLUSH, 4096, 4096, 4096);
@@ -470,7 +460,6 @@ static void a_program_of_skips_ends(void **state)
 /* Where a norm decides, nothing conditional may write a home before it. */
 static void creation_refuses_a_home_ahead(void **state)
 {
-    (void)state;
     program prog;
     random_conditional_program(16000, 90, true, &prog);
     rig r;

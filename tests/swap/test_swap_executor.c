@@ -62,7 +62,6 @@ static void run_random(uint64_t seed, bool threaded, struct coverage *seen)
 
 static void random_timing_gives_serial_values(void **state)
 {
-    (void)state;
     enum { PROGRAMS = 80 };
     struct coverage seen = {0};
     for (uint64_t seed = 1000; seed < 1000 + PROGRAMS; seed++)
@@ -80,7 +79,6 @@ static void random_timing_gives_serial_values(void **state)
 
 static void random_threads_give_serial_values(void **state)
 {
-    (void)state;
     enum { PROGRAMS = 24 };
     struct coverage seen = {0};
     for (uint64_t seed = 2000; seed < 2000 + PROGRAMS; seed++)
@@ -93,7 +91,6 @@ static void random_threads_give_serial_values(void **state)
  * after what that one releases was poisoned. */
 static void workers_are_fed_ahead(void **state)
 {
-    (void)state;
     builder b;
     program prog;
     builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);
@@ -118,7 +115,6 @@ static void workers_are_fed_ahead(void **state)
  * above would prove nothing. */
 static void a_lost_dependency_shows(void **state)
 {
-    (void)state;
     uint64_t differing = 0;
     for (uint64_t seed = 1; seed <= 40 && differing == 0; seed++) {
         program prog;
@@ -170,7 +166,6 @@ static void run_failing(const program *prog, uint32_t failing, uint64_t seed, ri
 
 static void any_error_drains_and_poisons(void **state)
 {
-    (void)state;
     program prog;
     random_program(4000, 90, &prog);
     uint32_t stride = rig_is_paranoid ? 5 : 1; /* its rigs are large */
@@ -191,7 +186,6 @@ static void any_error_drains_and_poisons(void **state)
  * executor. */
 static void a_deadlock_is_named(void **state)
 {
-    (void)state;
     program prog;
     random_program(5000, 60, &prog);
     uint32_t victim = 0;
@@ -219,7 +213,6 @@ static void a_deadlock_is_named(void **state)
 
 static void creation_refuses(void **state)
 {
-    (void)state;
     program prog;
     random_program(6000, 60, &prog);
     const program *programs = &prog;
@@ -243,7 +236,6 @@ static void creation_refuses(void **state)
 
 static void runs_repeat_without_allocation(void **state)
 {
-    (void)state;
     program prog, empty = {.kind = PROGRAM_FLUSH};
     random_program(7000, 150, &prog);
     rig r;
@@ -271,7 +263,6 @@ static void runs_repeat_without_allocation(void **state)
 /* Every op once in the ring, with its own times and places. */
 static void trace_holds_each_op(void **state)
 {
-    (void)state;
     program prog;
     random_program(8000, 100, &prog);
     rig r;
@@ -339,7 +330,6 @@ static const struct lane_ops clock_ops = {
 
 static void stalls_go_to_the_lane_waited_for(void **state)
 {
-    (void)state;
     builder b;
     program prog;
     builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);
@@ -416,7 +406,6 @@ static void stalls_go_to_the_lane_waited_for(void **state)
  * same, and for the updates of a worker of their own. */
 static void a_gpu_waits_for_its_copies(void **state)
 {
-    (void)state;
     builder b;
     program prog;
     builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);

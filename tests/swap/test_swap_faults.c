@@ -79,7 +79,6 @@ static void sweep_one(const program *prog, const fixture_arenas *serial, enum io
 
 static void every_transfer_fails_in_turn(void **state)
 {
-    (void)state;
     program prog;
     io_rig_program(&prog);
     fixture_arenas serial;
@@ -120,7 +119,6 @@ static void every_transfer_fails_in_turn(void **state)
 /* The canary: without sums a flipped bit goes through, so it is they that catch it above. */
 static void without_sums_a_flip_goes_through(void **state)
 {
-    (void)state;
     program prog;
     io_rig_program(&prog);
     fixture_arenas serial;
@@ -140,7 +138,6 @@ static void without_sums_a_flip_goes_through(void **state)
  * for. */
 static void a_stuck_transfer_is_named_by_its_op(void **state)
 {
-    (void)state;
     program prog;
     io_rig_program(&prog);
     char log_path[512], text[8192];

@@ -113,7 +113,6 @@ static struct expected run_serial(fixture_arenas *arenas, const program *prog, b
 
 static void what_is_not_hit_does_not_move(void **state)
 {
-    (void)state;
     uint64_t skipped = 0, ran = 0;
     program prog;
     make_program(&prog);
@@ -223,7 +222,6 @@ static void update_of_hits(program *prog)
 
 static void wrong_programs_are_refused(void **state)
 {
-    (void)state;
     program good;
     make_program(&good);
     expect_refused(&good, forget_router, "order");
@@ -241,7 +239,6 @@ static void wrong_programs_are_refused(void **state)
  * they may be missing although the unit is hit then. */
 static void a_fetch_is_of_its_round(void **state)
 {
-    (void)state;
     program prog;
     builder b;
     struct homes at;
@@ -325,7 +322,6 @@ static void gather_in_any_case(program *prog)
 
 static void ranks_gather_what_is_hit_on_one(void **state)
 {
-    (void)state;
     program good;
     make_gathers(&good);
     assert_ok(program_check(&good));
@@ -340,7 +336,6 @@ static void ranks_gather_what_is_hit_on_one(void **state)
 
 static void hits_need_host_memory(void **state)
 {
-    (void)state;
     program prog;
     rig r;
     executor *exec;

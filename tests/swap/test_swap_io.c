@@ -46,7 +46,6 @@ static void run_random(uint64_t seed, const io_faults *faults)
 
 static void values_over_a_real_drive(void **state)
 {
-    (void)state;
     enum { PROGRAMS = 12 };
     for (uint64_t seed = 100; seed < 100 + PROGRAMS; seed++)
         run_random(seed, NULL);
@@ -55,7 +54,6 @@ static void values_over_a_real_drive(void **state)
 
 static void values_over_a_bad_drive(void **state)
 {
-    (void)state;
     enum { PROGRAMS = 12 };
     for (uint64_t seed = 200; seed < 200 + PROGRAMS; seed++) {
         io_faults faults = {
@@ -67,7 +65,6 @@ static void values_over_a_bad_drive(void **state)
 
 static void drive_errors_stop_the_run(void **state)
 {
-    (void)state;
     uint64_t failed = 0;
     for (uint64_t seed = 300; seed < 308; seed++) {
         program prog;
@@ -102,7 +99,6 @@ static void drive_errors_stop_the_run(void **state)
  * can be taken down, in the order that the engine uses. */
 static void a_broken_queue_ends_the_run(void **state)
 {
-    (void)state;
     for (uint64_t seed = 500; seed < 506; seed++) {
         program prog;
         random_program(seed, 160, &prog);
@@ -165,7 +161,6 @@ static void wake_for_the_rest(enum op_kind kind, bool verify)
 
 static void what_is_left_wakes_again(void **state)
 {
-    (void)state;
     for (int i = 0; i < 4; i++)
         wake_for_the_rest(i % 2 ? OP_WRITE : OP_READ, i >= 2);
 }
@@ -226,7 +221,6 @@ static void fail_nth(int first_kind, bool verify, uint64_t n, int result[2])
  * being summed; a failure of the other op lets it go. */
 static void lanes_keep_behind(void **state)
 {
-    (void)state;
     for (int i = 0; i < 4; i++) {
         int result[2];
         fail_nth(i % 2 ? LANE_WRITE : LANE_READ, i >= 2, i % 2 ? 1 : 2, result);
@@ -244,7 +238,6 @@ static int refuse(void *user)
 /* The thread that sums runs its caller's start first; what that says is the result of creation. */
 static void a_thread_that_cannot_start(void **state)
 {
-    (void)state;
     program prog;
     random_program(600, 160, &prog);
     io_rig r;
@@ -274,7 +267,6 @@ static void a_thread_that_cannot_start(void **state)
 
 static void threads_follow_the_drives(void **state)
 {
-    (void)state;
     const double second = 1 / 20e9;
     assert_int_equal(lane_io_sum_threads(6e9, second, 2), 1);
     assert_int_equal(lane_io_sum_threads(6e9, second, 64), 1);

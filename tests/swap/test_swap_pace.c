@@ -214,7 +214,6 @@ static void must_take(rig *self, const program *prog, double seconds, const char
 
 static void random_runs_take_their_time(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 8; seed++) {
         program prog;
         bool skips = seed % 4 == 3;
@@ -321,7 +320,6 @@ static const struct pair pairs[] = {
 /* Lanes without work of their own, so the times are those of the clock alone. */
 static void resources_are_shared(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         const struct pair *pair = &pairs[i];
         program prog;
@@ -343,7 +341,6 @@ static void resources_are_shared(void **state)
  * not. */
 static void lateness_does_not_add_up(void **state)
 {
-    (void)state;
     enum { OPS = 200 };
     static const uint8_t kinds[] = {OP_FORWARD, OP_ALL_GATHER, OP_UPDATE, OP_H2D};
     builder b;
@@ -383,7 +380,6 @@ static int sleep_or_fail(void *user, const program *prog, const op *item)
  * reported. */
 static void work_that_takes_longer_counts(void **state)
 {
-    (void)state;
     builder b;
     program prog;
     builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);
@@ -429,7 +425,6 @@ static void work_that_takes_longer_counts(void **state)
 
 static void small_functions(void **state)
 {
-    (void)state;
     op item = {.demand = {.comm_bytes = 3000, .core_seconds = 0.004, .wait_seconds = 0.5}};
     assert_true(lane_pace_alone_seconds(&unit_rates, &item) > 0.50309);
     assert_true(lane_pace_alone_seconds(&unit_rates, &item) < 0.50311);

@@ -59,7 +59,6 @@ static double measure(const program *prog, const plan_machine *machine)
 
 static void steps_take_what_was_predicted(void **state)
 {
-    (void)state;
     uint32_t runs = 0;
     for (uint64_t seed = 1; seed <= 200 && runs < RUNS; seed++) {
         random_job r;

@@ -125,7 +125,6 @@ static int copy_input(bench *self, const program *prog, const op *item)
 
 static void a_correct_op_is_undisturbed(void **state)
 {
-    (void)state;
     bench b;
     bench_forward(&b);
     b.act = copy_input;
@@ -158,7 +157,6 @@ static int fail_after_writing(bench *self, const program *prog, const op *item)
 
 static void a_failed_op_changes_nothing(void **state)
 {
-    (void)state;
     bench b;
     bench_forward(&b);
     b.act = fail_after_writing;
@@ -184,7 +182,6 @@ static int add_one(bench *self, const program *prog, const op *item)
  * half of it as a third. */
 static void operands_may_overlap(void **state)
 {
-    (void)state;
     bench b;
     bench_init(&b, OP_GRAD_CLOSE);
     builder_use(&b.build, ROLE_GRADS0, ACCESS_READ, BUFFER_SHARED, 64, SPAN);
@@ -239,7 +236,6 @@ static int read_around(bench *self, const program *prog, const op *item)
 
 static void undeclared_reads_get_nan(void **state)
 {
-    (void)state;
     bench b;
     bench_forward(&b);
     b.act = read_around;
@@ -263,7 +259,6 @@ static int accumulate(bench *self, const program *prog, const op *item)
 
 static void an_accumulator_must_be_zeroed(void **state)
 {
-    (void)state;
     for (int first = 0; first < 2; first++) {
         bench b;
         bench_init(&b, OP_BACKWARD);
@@ -289,7 +284,6 @@ static int use_workspace(bench *self, const program *prog, const op *item)
 /* Whatever its access says: nothing comes in by it and nothing goes out. */
 static void a_workspace_carries_nothing(void **state)
 {
-    (void)state;
     static const enum operand_access accesses[] = {ACCESS_WRITE, ACCESS_UPDATE};
     for (int i = 0; i < 2; i++) {
         bench b;
@@ -317,7 +311,6 @@ static int keep_address(bench *self, const program *prog, const op *item)
 
 static void a_kept_address_gives_nan(void **state)
 {
-    (void)state;
     bench b;
     bench_forward(&b);
     b.act = keep_address;
@@ -365,7 +358,6 @@ static int write_gap(bench *self, const program *prog, const op *item)
 
 static void undeclared_writes_are_caught(void **state)
 {
-    (void)state;
     static const struct {
         int (*act)(bench *, const program *, const op *);
         const char *reason;
@@ -394,7 +386,6 @@ static void undeclared_writes_are_caught(void **state)
 
 static void unfit_ops(void **state)
 {
-    (void)state;
     bench b;
     bench_forward(&b);
     b.prog.ops[0].operands[0].size_bytes = DEVICE * 100; /* not what creation saw */
@@ -473,7 +464,6 @@ static void build_release(program *out)
 
 static void nothing_outlives_its_users(void **state)
 {
-    (void)state;
     for (int mode = 0; mode < 2; mode++) {
         program prog;
         build_release(&prog);

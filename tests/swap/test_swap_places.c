@@ -55,7 +55,6 @@ static place_table *create(const place_entry *entries, uint64_t count)
 
 static void finds_what_is_there(void **state)
 {
-    (void)state;
     place_entry entries[EXTENTS];
     make_entries(entries, true);
     place_table *table = create(entries, EXTENTS);
@@ -156,7 +155,6 @@ static void run_sequence(bool has_two)
 
 static void a_committed_place_is_never_written(void **state)
 {
-    (void)state;
     print_message("seed %d\n", SEED);
     run_sequence(true);
     run_sequence(false);
@@ -173,7 +171,6 @@ static void expect_refused(const place_entry *entries, uint64_t count, const cha
 
 static void refuses_what_overlaps(void **state)
 {
-    (void)state;
     const place_entry good[3] = {
         {.unit = 3,
          .tile = 0,

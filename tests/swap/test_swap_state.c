@@ -12,7 +12,6 @@
  * last commit names, what that commit found, and at the newest place what was written last. */
 static void commits_stay_as_they_were(void **state)
 {
-    (void)state;
     enum { STEPS = 60 };
     uint64_t newest[EXTENTS] = {0}, durable[TILES] = {0}, commit_count = 0, moved = 0;
     print_message("%s: seed %d\n", transport_name, SEED);
@@ -114,7 +113,6 @@ static void make_committing_program(program *out)
 /* The commit runs on a thread of its own, and needs no lock. */
 static void a_commit_runs_beside_reads(void **state)
 {
-    (void)state;
     state_rig r;
     rig_open(&r);
     lanes_open(&r, (struct lanes_config){0});
@@ -182,7 +180,6 @@ static void expect_corrupt(state_rig *r, uint32_t i, uint64_t offset, uint64_t e
 
 static void wrong_bytes_are_found_where_they_count(void **state)
 {
-    (void)state;
     state_rig r;
     rig_open(&r);
     lanes_open(&r, (struct lanes_config){0});
@@ -223,7 +220,6 @@ static void wrong_bytes_are_found_where_they_count(void **state)
  * again. */
 static void a_failed_write_leaves_the_commit(void **state)
 {
-    (void)state;
     static const enum io_fault_kind kinds[] = {IO_FAULT_TORN, IO_FAULT_EIO, IO_FAULT_ENOSPC};
     state_rig r;
     rig_open(&r);
@@ -282,7 +278,6 @@ static uint64_t count_sums(state_rig *r)
  * compared. */
 static void places_and_sums_go_together(void **state)
 {
-    (void)state;
     for (unsigned which = 0; which < 8; which++) {
         struct lanes_config config = {
             .no_places = which & 1, .no_sums = which & 2, .compares_not = which & 4};
@@ -331,7 +326,6 @@ static void expect_refused(state_rig *r, const program *prog, const char *op_tex
 /* Extents that the table lacks, and reads of what was never written, are named. */
 static void what_has_no_place_is_refused(void **state)
 {
-    (void)state;
     state_rig r;
     rig_open(&r);
     place_table_destroy(r.places);
@@ -361,7 +355,6 @@ static void what_has_no_place_is_refused(void **state)
  * that goes behind the write. */
 static void writes_do_not_overtake_each_other(void **state)
 {
-    (void)state;
     state_rig r;
     rig_open(&r);
     lanes_open(&r, (struct lanes_config){.compares_not = true});

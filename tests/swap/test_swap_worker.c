@@ -105,7 +105,6 @@ static void build_mixed(program *out)
 
 static void priority_within_dependencies(void **state)
 {
-    (void)state;
     program prog;
     build_mixed(&prog);
     script plan = {.gated = true, .fail_op_idx = PROGRAM_NONE};
@@ -146,7 +145,6 @@ static void note_rest(void)
 /* Once at the start and once after each batch of requests, however long it sleeps. */
 static void a_worker_rests_before_it_sleeps(void **state)
 {
-    (void)state;
     program prog;
     build_mixed(&prog);
     script plan = {.fail_op_idx = PROGRAM_NONE};
@@ -176,7 +174,6 @@ static void a_worker_rests_before_it_sleeps(void **state)
 
 static void failure_stops_the_worker(void **state)
 {
-    (void)state;
     program prog;
     build_mixed(&prog);
     script plan = {.gated = true, .fail_op_idx = 1};
@@ -200,7 +197,6 @@ static void failure_stops_the_worker(void **state)
 
 static void configuration(void **state)
 {
-    (void)state;
     lane *worker;
     script plan = {.fail_op_idx = PROGRAM_NONE};
     lane_worker_config config = {.name = "cores",
@@ -224,7 +220,6 @@ static void configuration(void **state)
 /* Random programs with compute and update on one real worker, the other lanes random threads. */
 static void values_under_the_executor(void **state)
 {
-    (void)state;
     enum { PROGRAMS = 30 };
     for (uint64_t seed = 9000; seed < 9000 + PROGRAMS; seed++) {
         program prog;

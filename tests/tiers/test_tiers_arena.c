@@ -23,7 +23,6 @@ static int is_mapped(const unsigned char *page)
 
 static void exact_size_and_alignment(void **state)
 {
-    (void)state;
     static const uint64_t sizes[] = {1,       4096,           4097,    2 * MIB - 4096,
                                      2 * MIB, 2 * MIB + 4096, 5 * MIB, 33 * MIB + 12288,
                                      64 * MIB};
@@ -47,7 +46,6 @@ static void exact_size_and_alignment(void **state)
 
 static void every_page_is_resident(void **state)
 {
-    (void)state;
     arena_config config = config_of(48 * MIB);
     uint64_t before, after, peak, mapped;
     assert_int_equal(arena_process_memory(&before, NULL, NULL), 0);
@@ -87,7 +85,6 @@ static int sum_in_child(const arena *of)
 
 static void forks_read_zeros_until_they_get_a_copy(void **state)
 {
-    (void)state;
     arena_config config = config_of(4 * MIB);
     arena host;
     assert_int_equal(arena_init(&host, &config), 0);
@@ -108,7 +105,6 @@ static void forks_read_zeros_until_they_get_a_copy(void **state)
 
 static void too_much_is_refused(void **state)
 {
-    (void)state;
     uint64_t available;
     assert_int_equal(arena_available_memory(&available), 0);
     assert_true(available > 64 * MIB && available < (uint64_t)1 << 50);
@@ -129,7 +125,6 @@ static void too_much_is_refused(void **state)
 
 static void two_arenas_are_counted_apart(void **state)
 {
-    (void)state;
     arena_config config = config_of(8 * MIB);
     arena first, second;
     assert_int_equal(arena_init(&first, &config), 0);
@@ -145,7 +140,6 @@ static void two_arenas_are_counted_apart(void **state)
 
 static void process_memory_allocates_nothing(void **state)
 {
-    (void)state;
     mem_stats before, after;
     mem_get_stats(&before);
     uint64_t resident, peak, mapped;

@@ -27,7 +27,6 @@ static uint64_t free_bytes_of(const char *path)
 
 static void measured_and_nothing_left(void **state)
 {
-    (void)state;
     int fds = helper_count_fds();
     drive_speed speed;
     char path[512];
@@ -47,7 +46,6 @@ static void measured_and_nothing_left(void **state)
 /* The directory that cannot take new files, the drive without room, the path that is a file. */
 static void failures_name_the_path_and_leave_nothing(void **state)
 {
-    (void)state;
     int fds = helper_count_fds();
     drive_speed speed = {.read = 1};
     assert_int_equal(drive_speed_measure("", 0, backend, &speed), ERR_INPUT);
@@ -66,7 +64,6 @@ static void failures_name_the_path_and_leave_nothing(void **state)
 
 static void weights_follow_rates_in_steps(void **state)
 {
-    (void)state;
     double weights[DRIVES_MAX];
     const uint32_t apart[] = {0, 1, 2, 3};
     /* Within half a step: equal to the bit. */
@@ -117,7 +114,6 @@ static void weights_follow_rates_in_steps(void **state)
 
 static void one_device_is_not_measured(void **state)
 {
-    (void)state;
     for (uint32_t count = 1; count <= 3; count++) {
         for (uint32_t i = 0; i < count; i++) {
             char name[16];
@@ -141,7 +137,6 @@ static void one_device_is_not_measured(void **state)
  * parts. */
 static void two_devices_share_by_speed(void **state)
 {
-    (void)state;
     if (!other_directory[0]) {
         print_message("skipped: no second file system can be written here\n");
         skip();
@@ -196,7 +191,6 @@ static void put_file(const char *path, const char *text)
 /* Two partitions are one drive, whose queue has limits: told by a tree like that of sysfs. */
 static void partitions_lead_to_their_disk(void **state)
 {
-    (void)state;
     static const char *const entries[][2] = {
         {"block", NULL},
         {"disk", NULL},
@@ -238,7 +232,6 @@ static void partitions_lead_to_their_disk(void **state)
 /* However the process ends: killed at any moment, it leaves no file. */
 static void killed_and_nothing_left(void **state)
 {
-    (void)state;
     for (int trial = 0; trial < 6; trial++) {
         int pipe_fds[2];
         assert_int_equal(pipe(pipe_fds), 0);

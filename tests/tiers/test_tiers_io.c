@@ -220,7 +220,6 @@ static void verify_everything(io *self)
 
 static void random_requests_against_shadow(void **state)
 {
-    (void)state;
     print_message("seed %d\n", SEED);
     static const struct {
         uint32_t drive_count, queue_depth;
@@ -254,7 +253,6 @@ static void random_requests_against_shadow(void **state)
 /* A drive that cuts transfers short, interrupts and delays them changes nothing but the time. */
 static void a_bad_day_changes_nothing(void **state)
 {
-    (void)state;
     const io_faults faults = {
         .seed = 5, .short_rate = 300, .retry_rate = 200, .latency_us_max = 300};
     assert_int_equal(open_slab(2), 0);
@@ -273,7 +271,6 @@ static void a_bad_day_changes_nothing(void **state)
  * on. */
 static void a_flipped_bit_is_seen(void **state)
 {
-    (void)state;
     const io_faults faults = {.seed = 6, .flip_rate = 1000};
     assert_int_equal(open_slab(1), 0);
     io *self = create(4, 64 * KIB, &faults);
@@ -292,7 +289,6 @@ static void a_flipped_bit_is_seen(void **state)
  * is one file of 4 MiB mapped again and again, so it takes no more memory than that. */
 static void regions_beyond_one_iovec(void **state)
 {
-    (void)state;
     const uint64_t file_bytes = 4 * MIB, region_bytes = GIB + 8 * MIB;
     int fd = memfd_create("sluice-test", MFD_CLOEXEC);
     assert_true(fd >= 0);
@@ -337,7 +333,6 @@ static void regions_beyond_one_iovec(void **state)
 
 static void bad_requests_are_not_taken(void **state)
 {
-    (void)state;
     assert_int_equal(open_slab(1), 0);
     io *self = create(2, 0, NULL);
     const io_request good = {.data = memory.base, .size_bytes = BLOCK};
@@ -362,7 +357,6 @@ static void bad_requests_are_not_taken(void **state)
 
 static void capacity_is_a_limit(void **state)
 {
-    (void)state;
     assert_int_equal(open_slab(1), 0);
     io *self = create(1, 0, NULL);
     io_request requests[SLOTS + 1];
@@ -394,7 +388,6 @@ static void capacity_is_a_limit(void **state)
  * to the other as it returns. */
 static void directions_share_the_depth(void **state)
 {
-    (void)state;
     assert_int_equal(open_slab(1), 0);
     enum { DEPTH = 2, PIECES = 16 };
     for (int both = 0; both < 2; both++) {
@@ -431,7 +424,6 @@ static void directions_share_the_depth(void **state)
  * completions then come by interrupts. */
 static void polling_is_proved(void **state)
 {
-    (void)state;
     if (backend != IO_URING)
         return;
     assert_int_equal(open_slab(1), 0);
@@ -448,7 +440,6 @@ static void polling_is_proved(void **state)
  * spin. */
 static void the_descriptor_gets_quiet(void **state)
 {
-    (void)state;
     assert_int_equal(open_slab(1), 0);
     io *self = create(0, 0, NULL);
     for (int round = 0; round < 20; round++) {
@@ -473,7 +464,6 @@ static void the_descriptor_gets_quiet(void **state)
 /* io_transfer in the midst of other requests leaves them to io_poll. */
 static void transfer_among_others(void **state)
 {
-    (void)state;
     assert_int_equal(open_slab(2), 0);
     io *self = create(2, 64 * KIB, NULL);
     write_everything(self);
@@ -504,7 +494,6 @@ static void transfer_among_others(void **state)
 
 static void bad_configs_are_refused(void **state)
 {
-    (void)state;
     assert_int_equal(open_slab(1), 0);
     int fds = helper_count_fds();
     mem_stats before, after;

@@ -94,7 +94,6 @@ static void wait_for(io *self, uint32_t count)
 /* Either direction goes behind the other. */
 static void the_first_goes_first(void **state)
 {
-    (void)state;
     io *self = create(2, NULL);
     for (int i = 0; i < 2; i++) {
         enum io_direction direction = i % 2 ? IO_WRITE : IO_READ,
@@ -124,7 +123,6 @@ static void the_first_goes_first(void **state)
  * does what goes behind it. The other direction goes on. */
 static void a_held_request_keeps_its_place(void **state)
 {
-    (void)state;
     io *self = create(2, NULL);
     for (int i = 0; i < 2; i++) {
         enum io_direction direction = i % 2 ? IO_WRITE : IO_READ,
@@ -161,7 +159,6 @@ static void a_held_request_keeps_its_place(void **state)
 /* A request does not wait for one that has finished, since its memory may serve another request. */
 static void nothing_waits_for_what_is_gone(void **state)
 {
-    (void)state;
     io *self = create(2, NULL);
     io_request first = piece(IO_READ, 0, NULL);
     assert_int_equal(io_submit(self, &first), 0);
@@ -189,7 +186,6 @@ static void nothing_waits_for_what_is_gone(void **state)
  * no drive, so it is there before the rest can be issued. */
 static void a_failure_lets_the_others_go(void **state)
 {
-    (void)state;
     io_faults faults = {.seed = SEED};
     io *self = create(1, NULL);
     io_stats stats;
@@ -212,7 +208,6 @@ static void a_failure_lets_the_others_go(void **state)
  * serves again. */
 static void random_chains_end(void **state)
 {
-    (void)state;
     enum { TOTAL = 600 };
     static io_request requests[REQUESTS];
     io_faults slow = {.seed = SEED, .latency_us_max = 300, .short_rate = 50};

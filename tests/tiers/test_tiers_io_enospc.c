@@ -24,7 +24,6 @@ static slab_config config_of(uint64_t total_bytes)
 
 static void a_slab_that_does_not_fit_is_refused(void **state)
 {
-    (void)state;
     slab_config config = config_of(4 * MIB);
     assert_int_equal(helper_check_space(&config), ERR_NO_FIT);
     assert_int_equal(slab_open(&store, &config), ERR_NO_FIT);
@@ -33,7 +32,6 @@ static void a_slab_that_does_not_fit_is_refused(void **state)
 
 static void a_full_drive_fails_the_write(void **state)
 {
-    (void)state;
     slab_config config = config_of(2 * MIB);
     assert_int_equal(slab_open(&store, &config), 0);
     /* Takes away what fallocate reserved, then fills the drive from outside. */
@@ -64,7 +62,6 @@ static void a_full_drive_fails_the_write(void **state)
 /* Twice 2 MiB do not fit in 3 MiB; a part of the second does, and the slab is unchanged. */
 static void a_copy_that_does_not_fit_leaves_nothing(void **state)
 {
-    (void)state;
     slab_config config = config_of(2 * MIB), copy_config = config;
     static slab_drive copy_drive;
     helper_drive(&copy_drive, "small/kept", 0, 1);

@@ -62,7 +62,6 @@ static io *create(const io_faults *faults)
 
 static void a_truncated_file_is_named(void **state)
 {
-    (void)state;
     if (backend == IO_SIM)
         assert_int_equal(sim_store_create(&store, &bytes), 0);
     io *self = create(NULL);
@@ -121,7 +120,6 @@ static void a_truncated_file_is_named(void **state)
 
 static void simulated_errors_are_typed(void **state)
 {
-    (void)state;
     static const struct {
         io_faults faults;
         enum io_direction direction;
@@ -159,7 +157,6 @@ static void simulated_errors_are_typed(void **state)
 /* Some transfers fail: each request ends, with the right result, and what succeeded is whole. */
 static void rare_errors_fail_only_their_requests(void **state)
 {
-    (void)state;
     const io_faults faults = {
         .seed = 11, .eio_rate = 30, .short_rate = 200, .retry_rate = 100, .latency_us_max = 100};
     io *self = create(&faults);
@@ -192,7 +189,6 @@ static void rare_errors_fail_only_their_requests(void **state)
 /* Destroyed in the midst of failing and retried work: waits, frees, leaks nothing. */
 static void destroyed_while_busy(void **state)
 {
-    (void)state;
     const io_faults faults = {
         .seed = 12, .eio_rate = 100, .short_rate = 300, .retry_rate = 300, .latency_us_max = 500};
     int fds = helper_count_fds();
@@ -262,7 +258,6 @@ static void destroy_broken(io *self, io_request *requests)
 
 static void destroyed_after_the_queue_broke(void **state)
 {
-    (void)state;
     int fds = helper_count_fds();
     mem_stats before, after;
     mem_get_stats(&before);
@@ -309,7 +304,6 @@ static int kill_ring(void)
  * repaired before the end; until then nothing but the failed call tells that it broke. */
 static void destroyed_after_the_ring_died(void **state)
 {
-    (void)state;
     if (backend != IO_URING)
         skip();
     int fds = helper_count_fds();
@@ -349,7 +343,6 @@ static void *fill_pipe_later(void *argument)
  * then. */
 static void a_broken_queue_is_waited_for(void **state)
 {
-    (void)state;
     if (backend != IO_URING)
         skip(); /* the pool's pread refuses a pipe */
     const io_faults faults = {.seed = 1, .break_after = 1};
@@ -385,7 +378,6 @@ static void a_broken_queue_is_waited_for(void **state)
  * warning of IO_AUTO. */
 static void refusals_of_io_uring_have_advice(void **state)
 {
-    (void)state;
     static const struct {
         int code;
         const char *advice;
@@ -410,7 +402,6 @@ static void refusals_of_io_uring_have_advice(void **state)
 /* The kernel itself refuses descriptors: first those of the queue, then that of the ring. */
 static void descriptors_may_run_out(void **state)
 {
-    (void)state;
     if (backend != IO_URING) /* whether there is io_uring is known only for its instances */
         return;
     struct rlimit all, few;

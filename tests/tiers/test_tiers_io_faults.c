@@ -124,7 +124,6 @@ static void check_one(enum io_fault_kind kind, uint64_t at)
 
 static void each_transfer_gets_its_fault(void **state)
 {
-    (void)state;
     for (int kind = IO_FAULT_NONE; kind < IO_FAULT_KIND_COUNT; kind++)
         for (uint64_t at = 1; at <= 2 * TRANSFERS; at++)
             check_one((enum io_fault_kind)kind, at);
@@ -135,7 +134,6 @@ static void each_transfer_gets_its_fault(void **state)
 /* Completions held back for 100 ms are slept for. */
 static void waiting_does_not_spin(void **state)
 {
-    (void)state;
     const io_faults faults = {.seed = 3, .latency_us_max = 100000};
     io *self = create(&faults, 0);
     io_request request = {
@@ -179,7 +177,6 @@ static int count_lines(const char *text)
  * it. */
 static void a_stuck_transfer_is_named(void **state)
 {
-    (void)state;
     char log_path[512], text[4096];
     snprintf(log_path, sizeof log_path, "%s/log", helper_directory);
     int log_fd = open(log_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -222,7 +219,6 @@ static void a_stuck_transfer_is_named(void **state)
 /* All transfers of a drive stop: each warning is about all of them. */
 static void a_frozen_drive_is_one_warning(void **state)
 {
-    (void)state;
     char log_path[512], text[4096];
     snprintf(log_path, sizeof log_path, "%s/log", helper_directory);
     int log_fd = open(log_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -259,7 +255,6 @@ static void a_frozen_drive_is_one_warning(void **state)
  * same. */
 static void a_transfer_may_never_return(void **state)
 {
-    (void)state;
     int fds = helper_count_fds();
     mem_stats before, after;
     mem_get_stats(&before);
@@ -299,7 +294,6 @@ static int poll_to_the_end(io *self)
 /* A transfer that never returns ends the queue at its limit, with or without warnings before. */
 static void a_stuck_transfer_ends_the_queue(void **state)
 {
-    (void)state;
     enum { STUCK_MS = 10, STOP_MS = 1000 }; /* a busy drive answers sooner */
     int fds = helper_count_fds(), unit = 9;
     io *well = create(NULL, 0); /* what the first use allocates is not counted below */
@@ -360,7 +354,6 @@ static void a_stuck_transfer_ends_the_queue(void **state)
  * warnings were written. */
 static void late_is_not_lost(void **state)
 {
-    (void)state;
     const io_faults faults = {.seed = 8, .stuck_rate = 300, .stuck_us = 30000};
     io *self = create_with_stop(&faults, 5 * 1000 * 1000, (uint64_t)60 * 1000000000);
     const uint64_t size_bytes = TRANSFERS * TRANSFER_BYTES;

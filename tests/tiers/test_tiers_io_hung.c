@@ -130,7 +130,6 @@ static void log_end(const char *says, const char *says_too)
 
 static void threads_that_hang_are_left_behind(void **state)
 {
-    (void)state;
     int fds = helper_count_fds();
     mem_stats before, after;
     mem_get_stats(&before);
@@ -170,7 +169,6 @@ static void *release_soon(void *argument)
 
 static void late_threads_are_joined(void **state)
 {
-    (void)state;
     mem_stats before, after;
     mem_get_stats(&before);
     io *self;
@@ -190,7 +188,6 @@ static void late_threads_are_joined(void **state)
 /* A drive that hangs before the run began. */
 static void the_first_read_may_hang(void **state)
 {
-    (void)state;
     int fds = helper_count_fds();
     io *self;
     set_hangs(true);

@@ -25,7 +25,6 @@ static int by_value(const void *left, const void *right)
 
 static void percentiles_are_of_the_list(void **state)
 {
-    (void)state;
     static const double shares[] = {0.001, 0.25, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0};
     static uint64_t values[VALUES];
     io_latency all = {.count = 0}, half[2] = {{.count = 0}, {.count = 0}};
@@ -53,7 +52,6 @@ static void percentiles_are_of_the_list(void **state)
 
 static void extremes_have_a_bucket(void **state)
 {
-    (void)state;
     io_latency self = {.count = 0};
     io_latency_add(&self, 0);
     assert_int_equal(io_latency_quantile_ns(&self, 1.0), 0);
@@ -106,7 +104,6 @@ static void assert_counts(const io *self, enum io_direction direction, const uin
 
 static void transfers_count_by_drive_and_direction(void **state)
 {
-    (void)state;
     uint64_t counts[2];
     const uint64_t all_bytes = (uint64_t)SLAB_BLOCKS * BLOCK_BYTES;
     io *self = create(NULL);
@@ -129,7 +126,6 @@ static void transfers_count_by_drive_and_direction(void **state)
 /* A transfer that is held back shows with all the time that it took. */
 static void a_slow_transfer_shows(void **state)
 {
-    (void)state;
     const io_faults faults = {.at_transfer = 7, .at_kind = IO_FAULT_STUCK, .stuck_us = 30000};
     uint64_t counts[2], longest = 0;
     io *self = create(&faults);
@@ -146,7 +142,6 @@ static void a_slow_transfer_shows(void **state)
 /* Continued and retried: one transfer each all the same. Failed: none. */
 static void parts_count_once_and_failures_never(void **state)
 {
-    (void)state;
     uint64_t counts[2];
     const io_faults cut = {.seed = SEED, .short_rate = 500, .retry_rate = 200};
     const io_faults broken = {.at_transfer = 1, .at_kind = IO_FAULT_EIO};

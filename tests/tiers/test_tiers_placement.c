@@ -19,7 +19,6 @@ static core_plan plan_of(const topology *machine, const core_request *asked, uin
 
 static void one_socket(void **state)
 {
-    (void)state;
     topology machine;
     machine_begin(&machine);
     machine_node(&machine, 0, 64, "0-3");
@@ -59,7 +58,6 @@ static void one_socket(void **state)
 
 static void one_core(void **state)
 {
-    (void)state;
     topology machine;
     machine_begin(&machine);
     machine_node(&machine, 0, 2, "0");
@@ -78,7 +76,6 @@ static void one_core(void **state)
 
 static void hyperthreads(void **state)
 {
-    (void)state;
     topology machine;
     machine_begin(&machine);
     machine_node(&machine, 0, 64, "0-11");
@@ -118,7 +115,6 @@ static void hyperthreads(void **state)
 
 static void two_sockets_gpu_on_second(void **state)
 {
-    (void)state;
     topology machine;
     machine_begin(&machine);
     machine_node(&machine, 0, 256, "0-15,32-47");
@@ -163,7 +159,6 @@ static void two_sockets_gpu_on_second(void **state)
 
 static void two_sockets_without_gpu(void **state)
 {
-    (void)state;
     topology machine;
     machine_begin(&machine);
     machine_node(&machine, 0, 64, "0-7");
@@ -210,7 +205,6 @@ static void two_sockets_without_gpu(void **state)
 
 static void four_nodes_gpu_on_third(void **state)
 {
-    (void)state;
     topology machine;
     machine_begin(&machine);
     machine_node(&machine, 0, 64, "0-15");
@@ -252,7 +246,6 @@ static void four_nodes_gpu_on_third(void **state)
 
 static void control_group(void **state)
 {
-    (void)state;
     topology machine;
     machine_begin(&machine);
     machine_node(&machine, 0, 16, "0-7");
@@ -277,7 +270,6 @@ static void control_group(void **state)
 
 static void memory_without_cores(void **state)
 {
-    (void)state;
     topology machine;
     machine_begin(&machine);
     machine_node(&machine, 0, 64, "0-3");
@@ -295,7 +287,6 @@ static void memory_without_cores(void **state)
 
 static void numbers_with_holes(void **state)
 {
-    (void)state;
     topology machine;
     machine_begin(
         &machine); /* POWER9 with its GPUs' memory as node 255; core 9 and 80-83 offline */
@@ -321,7 +312,6 @@ static void numbers_with_holes(void **state)
 
 static void bad_sets(void **state)
 {
-    (void)state;
     topology machine;
     machine_begin(&machine);
     machine_node(&machine, 0, 64, "0-7");
@@ -371,7 +361,6 @@ static void bad_sets(void **state)
 
 static void texts_of_sets(void **state)
 {
-    (void)state;
     static const char *const same[] = {"0", "0-7,16", "63-64", "0,2,4,6", "1023", "0-1023"};
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
         core_set set = set_of(same[i]);
@@ -410,7 +399,6 @@ static void texts_of_sets(void **state)
  * counts do not depend on how much memory is free. */
 static void any_machine(void **state)
 {
-    (void)state;
     unsigned seed = 7;
     printf("  seed %u\n", seed);
     srand(seed);

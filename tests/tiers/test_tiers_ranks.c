@@ -32,7 +32,6 @@ static void plans_of(const topology *machine, core_request asked, uint32_t world
 
 static void one_node(void **state)
 {
-    (void)state;
     topology machine;
     core_plan plans[8];
     machine_begin(&machine); /* more ranks than cores: two on each */
@@ -70,7 +69,6 @@ static void one_node(void **state)
 /* Sets that the job names are for all ranks. */
 static void named_cores(void **state)
 {
-    (void)state;
     topology machine;
     core_plan plans[4];
     machine_begin(&machine);
@@ -94,7 +92,6 @@ static void named_cores(void **state)
 
 static void cores_of_io(void **state)
 {
-    (void)state;
     topology machine;
     core_plan plans[4];
     machine_begin(&machine);
@@ -117,7 +114,6 @@ static void cores_of_io(void **state)
 /* CPU time and masks of control groups and launchers. */
 static void quotas_and_masks(void **state)
 {
-    (void)state;
     topology machine;
     core_plan plans[4];
     machine_begin(&machine);
@@ -143,7 +139,6 @@ static void quotas_and_masks(void **state)
 
 static void two_nodes(void **state)
 {
-    (void)state;
     topology machine;
     core_plan plans[8];
     static const char *const eight[8] = {"0-1", "2-3",   "4-5",   "6-7",
@@ -183,7 +178,6 @@ static void two_nodes(void **state)
 
 static void gpus(void **state)
 {
-    (void)state;
     topology machine;
     core_plan plans[4];
     machine_begin(&machine);
@@ -255,7 +249,6 @@ static void assert_within(const core_set *inner, const core_set *outer)
  * compute with as many threads. */
 static void any_machine(void **state)
 {
-    (void)state;
     unsigned seed = 11;
     printf("  seed %u\n", seed);
     srand(seed);

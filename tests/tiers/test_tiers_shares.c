@@ -75,7 +75,6 @@ static void check_shares(const slab_config *config, uint64_t stripe_count, const
  * budgets and weights. Every stripe that the budgets hold can be used, and not one more. */
 static void any_budgets_fit_as_planned(void **state)
 {
-    (void)state;
     uint64_t seed = 20261123, drive_bytes_max = size_min(room_bytes() / DRIVES_MAX, GIB);
     print_message("seed %llu\n", (unsigned long long)seed);
     for (uint64_t trial = 0; trial < 400; trial++) {
@@ -124,7 +123,6 @@ static void any_budgets_fit_as_planned(void **state)
 /* The order in the job file names the files; it does not decide who gets how much. */
 static void order_does_not_change_shares(void **state)
 {
-    (void)state;
     static const double weights[] = {1.0, 5.3, 2.9, 0.4};
     static const uint64_t budgets[] = {900 * MIB, 200 * MIB, 77 * MIB, 600 * MIB};
     uint64_t by_drive[4] = {0};
@@ -147,7 +145,6 @@ static void order_does_not_change_shares(void **state)
 /* A drive with room for no stripe has a file with a header alone; the slab is whole without it. */
 static void a_drive_below_a_stripe_stays_empty(void **state)
 {
-    (void)state;
     static const uint64_t budgets[] = {MIB, 5 * MIB, 3 * MIB + 17};
     for (uint32_t i = 0; i < 3; i++)
         drive_at(i, budgets[i], 1.0);
@@ -236,7 +233,6 @@ static void check_filled(uint32_t drive_count)
 
 static void small_file_systems_are_filled(void **state)
 {
-    (void)state;
     if (!mounted) {
         print_message("skipped: mounting small file systems needs privileges\n");
         skip();
@@ -268,7 +264,6 @@ static void small_file_systems_are_filled(void **state)
 /* Two directories of one file system: the first's budget comes off what the second may take. */
 static void one_file_system_is_counted_once(void **state)
 {
-    (void)state;
     if (!mounted) {
         print_message("skipped: mounting small file systems needs privileges\n");
         skip();

@@ -35,7 +35,6 @@ static void open_slab(uint32_t drive_count, uint64_t total_bytes)
 
 static void bytes_against_an_image(void **state)
 {
-    (void)state;
     print_message("seed %d\n", SEED);
     open_slab(1, 5 * MIB);
     sim_store *bytes;
@@ -67,7 +66,6 @@ static void bytes_against_an_image(void **state)
  * refused. */
 static void a_store_outlives_its_queues(void **state)
 {
-    (void)state;
     open_slab(2, 4 * MIB);
     sim_store *bytes;
     assert_int_equal(sim_store_create(&store, &bytes), 0);
@@ -144,7 +142,6 @@ static void order_of(uint64_t seed, int order[REQUESTS])
 
 static void the_order_follows_from_the_seed(void **state)
 {
-    (void)state;
     open_slab(1, MIB);
     int first[REQUESTS], again[REQUESTS], other[REQUESTS], in_place = 0, overtakes = 0;
     order_of(1, first);
@@ -292,7 +289,6 @@ static void lose_once(uint64_t seed, struct power_counts *counts)
 
 static void power_is_lost(void **state)
 {
-    (void)state;
     enum { TRIALS = 200 };
     print_message("seeds from %d\n", SEED);
     open_slab(1, MIB);
@@ -333,7 +329,6 @@ static void power_is_lost(void **state)
  * that nobody empties grows beyond its first room. */
 static void the_log_is_bounded_by_syncs(void **state)
 {
-    (void)state;
     open_slab(1, MIB);
     sim_store *bytes;
     mem_stats before, after;

@@ -35,7 +35,6 @@ static void assert_nothing_left(void)
 
 static void create_reopen_remove(void **state)
 {
-    (void)state;
     int fds = helper_count_fds();
     for (uint32_t drive_count = 1; drive_count <= 3; drive_count++) {
         slab_config config = config_of(drive_count, 12 * MIB + 1);
@@ -86,7 +85,6 @@ static void create_reopen_remove(void **state)
  * again. */
 static void sparse_slabs_take_what_is_written(void **state)
 {
-    (void)state;
     slab_config config = config_of(2, (uint64_t)4 << 30); /* of two budgets of 64 MiB */
     assert_int_equal(slab_open(&store, &config), ERR_NO_FIT);
     assert_nothing_left();
@@ -118,7 +116,6 @@ static void sparse_slabs_take_what_is_written(void **state)
 
 static void leftovers_are_refused_and_kept(void **state)
 {
-    (void)state;
     slab_config config = config_of(2, 4 * MIB);
     assert_int_equal(slab_open(&store, &config), 0);
     slab_close(&store);
@@ -134,7 +131,6 @@ static void leftovers_are_refused_and_kept(void **state)
 /* Only the name goes: the file is whole until it is closed. Another rank's keeps its name. */
 static void unname_keeps_the_open_files(void **state)
 {
-    (void)state;
     slab_config config = config_of(2, 4 * MIB);
     struct stat status;
     static slab other;
@@ -160,7 +156,6 @@ static void unname_keeps_the_open_files(void **state)
 /* Another rank's slab and a stranger's file in the same directory stay. */
 static void remove_deletes_only_its_own(void **state)
 {
-    (void)state;
     slab_config config = config_of(1, 2 * MIB);
     static slab other;
     assert_int_equal(slab_open(&store, &config), 0);
@@ -176,7 +171,6 @@ static void remove_deletes_only_its_own(void **state)
  * its length, directories only, nothing at all. */
 static void files_of_a_killed_start_are_removed(void **state)
 {
-    (void)state;
     static char path[FILE_PATH_BYTES];
     for (int point = 0; point < 6; point++) {
         slab_config config = config_of(3, 6 * MIB);
@@ -206,7 +200,6 @@ static void files_of_a_killed_start_are_removed(void **state)
 
 static void only_known_names_are_removed(void **state)
 {
-    (void)state;
     static char path[FILE_PATH_BYTES + 64];
     slab_config config = config_of(2, 4 * MIB);
     static slab other;
@@ -258,7 +251,6 @@ static void only_known_names_are_removed(void **state)
 /* A path whose end cannot be made: the directories made above it go again. */
 static void half_made_directories_are_undone(void **state)
 {
-    (void)state;
     char name[400] = "new//deep/";
     size_t used = strlen(name);
     memset(name + used, 'x', 300); /* longer than a name may be */
@@ -302,7 +294,6 @@ static void assert_refused(slab_config *config, const char *word)
 
 static void foreign_and_damaged_are_refused(void **state)
 {
-    (void)state;
     static char path[FILE_PATH_BYTES];
     slab_config config = config_of(2, 8 * MIB);
     assert_int_equal(slab_open(&store, &config), 0);
@@ -381,7 +372,6 @@ static int open_read_only(slab_config *config)
  * step. */
 static void what_is_gone_is_named(void **state)
 {
-    (void)state;
     static char path[FILE_PATH_BYTES], away[FILE_PATH_BYTES], drive[FILE_PATH_BYTES];
     slab_config config = config_of(2, 4 * MIB);
     assert_int_equal(slab_open(&store, &config), 0);
@@ -437,7 +427,6 @@ static void what_is_gone_is_named(void **state)
 
 static void budgets_are_hard(void **state)
 {
-    (void)state;
     slab_config config = config_of(2, 10 * MIB);
     drives[0].budget_bytes = 4 * MIB + SLAB_HEADER_BYTES;
     drives[1].budget_bytes = 6 * MIB + SLAB_HEADER_BYTES - 1; /* one byte short of six stripes */
@@ -471,7 +460,6 @@ static void budgets_are_hard(void **state)
 
 static void bad_paths_are_input_errors(void **state)
 {
-    (void)state;
     char file[512];
     snprintf(file, sizeof file, "%s/plain", helper_directory);
     int fd = open(file, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
@@ -504,7 +492,6 @@ static void bad_paths_are_input_errors(void **state)
 /* If the second drive fails while its file is made, nothing of the first stays either. */
 static void failure_undoes_everything(void **state)
 {
-    (void)state;
     slab_config config = config_of(2, 4 * MIB);
     assert_int_equal(slab_open(&store, &config), 0);
     static char first[FILE_PATH_BYTES];
@@ -517,7 +504,6 @@ static void failure_undoes_everything(void **state)
 
 static void bad_configs(void **state)
 {
-    (void)state;
     slab_config config = config_of(1, 4 * MIB);
     config.stripe_bytes = MIB + 4096;
     assert_int_equal(slab_open(&store, &config), -EINVAL);

@@ -150,7 +150,6 @@ static bool is_asked_for(uint64_t offset)
 
 static void a_copy_opens_as_the_slab(void **state)
 {
-    (void)state;
     int fds = helper_count_fds();
     uint64_t copied, asked = DRIVES * SLAB_HEADER_BYTES;
     for (int i = 0; i < RANGES; i++)
@@ -193,7 +192,6 @@ static void a_copy_opens_as_the_slab(void **state)
 
 static void ranges_by_seed(void **state)
 {
-    (void)state;
     enum { COUNT = 60, TRIALS = 2 };
     print_message("seed %d\n", SEED);
     static slab_range some[COUNT];
@@ -232,7 +230,6 @@ static void assert_no_copy(int fds)
 
 static void failures_leave_nothing(void **state)
 {
-    (void)state;
     int fds = helper_count_fds();
     uint64_t copied = 1;
     slab_config config = config_of(copy_drives);
@@ -280,7 +277,6 @@ static void failures_leave_nothing(void **state)
 /* Two drives of the copy may be one directory, as those of a slab may be. */
 static void drives_may_share_a_directory(void **state)
 {
-    (void)state;
     int fds = helper_count_fds();
     uint64_t copied;
     fill(0, 2 * MIB, 1);

@@ -47,7 +47,6 @@ static void check_covers_once(uint32_t drive_count, const uint64_t *stripes)
 
 static void each_byte_once(void **state)
 {
-    (void)state;
     static const uint64_t cases[][4] = {
         {1, 1},
         {1, 1000},
@@ -78,7 +77,6 @@ static void each_byte_once(void **state)
 /* The pieces of a range are contiguous in the address space and agree with single bytes' places. */
 static void ranges_are_cut_at_stripes(void **state)
 {
-    (void)state;
     const uint64_t stripes[] = {30, 20, 11};
     slab *self = make(3, stripes, 2 * MIB);
     uint64_t seed = 7;
@@ -102,7 +100,6 @@ static void ranges_are_cut_at_stripes(void **state)
 
 static void one_drive_is_one_piece(void **state)
 {
-    (void)state;
     const uint64_t stripes[] = {1000};
     slab *self = make(1, stripes, MIB);
     slab_piece piece;
@@ -115,7 +112,6 @@ static void one_drive_is_one_piece(void **state)
 /* Near any place, drives take part in proportion: otherwise some would idle. */
 static void neighbours_are_on_different_drives(void **state)
 {
-    (void)state;
     const uint64_t stripes[] = {40000, 20000, 20000};
     slab *self = make(3, stripes, MIB);
     assert_int_equal(self->zone_count, 1);
@@ -134,7 +130,6 @@ static void neighbours_are_on_different_drives(void **state)
 
 static void huge_slabs_need_few_zones(void **state)
 {
-    (void)state;
     uint64_t stripes[DRIVES_MAX];
     for (uint64_t trial = 0; trial < 200; trial++) {
         for (uint32_t i = 0; i < DRIVES_MAX; i++)
@@ -157,7 +152,6 @@ static void check_no_better(uint32_t count, const double *weights, const uint64_
 
 static void shares_keep_weights_and_limits(void **state)
 {
-    (void)state;
     uint64_t shares[DRIVES_MAX];
     const double weights[] = {3.0, 1.0, 2.0};
     const uint64_t wide[] = {10000, 10000, 10000};

@@ -84,7 +84,6 @@ static void *sync_on(void *argument)
 
 static void another_thread_syncs(void **state)
 {
-    (void)state;
     print_message("seed %d\n", SEED);
     struct syncer self = {.sync_count = 0};
     pthread_t thread;
@@ -123,7 +122,6 @@ static int met(void *user, const char *name)
 
 static void an_error_is_the_drives(void **state)
 {
-    (void)state;
     int count = 0;
     failpoint_hook(met, &count);
     assert_int_equal(io_sync(transport), 0);

@@ -78,7 +78,6 @@ static topology read_root(const char *root, const char *affinity)
 /* Nodes 0, 1 (memory alone) and 8; hyperthreads; core 3 offline; node 1 not for us; a quota. */
 static void files_of_a_large_machine(void **state)
 {
-    (void)state;
     const char *root = "large";
     put(root, "sys/devices/system/node/online", "0-1,8\n");
     put(root, "sys/devices/system/cpu/online", "0-2,4-7\n");
@@ -127,7 +126,6 @@ static void files_of_a_large_machine(void **state)
 /* No nodes, control groups of version 1, and nothing at all. */
 static void files_of_small_machines(void **state)
 {
-    (void)state;
     put("small", "sys/devices/system/cpu/online", "0-3\n");
     put("small", "proc/meminfo", "MemTotal: 5000 kB\nMemFree: 1 kB\nMemAvailable: 4000 kB\n");
     put("small", "proc/self/cgroup", "9:name=systemd:/\n3:cpu,cpuacct:/x\n2:cpuset:/\n");
@@ -166,7 +164,6 @@ static void files_of_small_machines(void **state)
 /* An NVMe drive, a partition of another, a device mapper over both, one over the first alone. */
 static void nodes_of_devices(void **state)
 {
-    (void)state;
     const char *root = "devices";
     char full[128];
     snprintf(full, sizeof full, "%s/%s", folder, root);
@@ -216,7 +213,6 @@ static void nodes_of_devices(void **state)
 
 static void this_machine(void **state)
 {
-    (void)state;
     mem_stats before, after;
     mem_get_stats(&before);
     topology machine;
@@ -324,7 +320,6 @@ static void *bind_threads(void *argument)
 /* In a child whose seccomp filter refuses to bind: a warning, and everything goes on. */
 static void binding_may_be_forbidden(void **state)
 {
-    (void)state;
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
@@ -353,7 +348,6 @@ static void binding_may_be_forbidden(void **state)
 
 static void threads_run_where_bound(void **state)
 {
-    (void)state;
     if (omp_get_proc_bind() != omp_proc_bind_false)
         skip(); /* OpenMP was told to bind: thread_bind_team leaves it alone */
     pthread_t thread;
@@ -408,7 +402,6 @@ static int end_teams(void)
  * an earlier test may still be on their way out here, and a fork would copy what they hold. */
 static void teams_end(void **state)
 {
-    (void)state;
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
@@ -424,7 +417,6 @@ static void teams_end(void **state)
 /* Each page asked for its node, and the range for its policy, where the kernel lets us ask. */
 static void memory_lies_where_bound(void **state)
 {
-    (void)state;
     topology machine;
     assert_int_equal(topology_read(&machine), 0);
     for (uint32_t n = 0; n < machine.node_count; n++) {
@@ -467,7 +459,6 @@ static void memory_lies_where_bound(void **state)
 
 static void memory_policy_of_the_user(void **state)
 {
-    (void)state;
     topology machine;
     if (numa_available() < 0 || set_mempolicy(MPOL_PREFERRED, NULL, 0) != 0)
         skip();
@@ -483,7 +474,6 @@ static void memory_policy_of_the_user(void **state)
 
 static void arena_node_sets(void **state)
 {
-    (void)state;
     arena made;
     arena_nodes wanted = {.spread = ARENA_ANYWHERE};
     arena_config config = {

@@ -21,7 +21,6 @@ static char helper_directory[256];
 
 __attribute__((unused)) static int helper_setup(void **state)
 {
-    (void)state;
     char cwd[200];
     if (!getcwd(cwd, sizeof cwd))
         return -1;
@@ -40,7 +39,6 @@ static int helper_remove_entry(const char *path, const struct stat *status, int 
 
 __attribute__((unused)) static int helper_teardown(void **state)
 {
-    (void)state;
     return nftw(helper_directory, helper_remove_entry, 16, FTW_DEPTH | FTW_PHYS);
 }
 
