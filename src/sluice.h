@@ -165,7 +165,8 @@ int sluice_export(sluice_run *run, const char *directory,
 /* Tells the run, before sluice_close, that the program ends by a failure of its own: a few words,
  * which are copied ("bad batch 7"); NULL: it does not. A run of one rank is closed as always. If
  * there are several, this rank then waits at most debug.comm.exit_seconds for the others to close
- * too; if they do not, the run ends on all of them, as after any failure of a rank. */
+ * too (in a collective of NCCL at least half of comm.timeout_seconds); if they do not, the run ends
+ * on all of them, as after any failure of a rank. */
 void sluice_set_failure(sluice_run *run, const char *failure);
 
 /* Commits the steps that are not yet committed, and frees all. NULL is allowed. After a failed step

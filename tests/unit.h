@@ -1,6 +1,6 @@
 /* Every test in C includes this file. It includes cmocka, the headers that cmocka wants before it
- * and those that nearly every test uses, and adds two checks of a call. Their messages have the
- * error's text. */
+ * and those that nearly every test uses, and adds two checks of a call, whose messages have the
+ * error's text, and the seed of tests that draw. */
 #ifndef SLUICE_TESTS_UNIT_H
 #define SLUICE_TESTS_UNIT_H
 

@@ -38,9 +38,10 @@ typedef struct module_unit module_unit;
 struct module_pass {
     bool is_computed; /* the program computes it; false: there is nothing to do */
     double seconds;
-    double copy_seconds; /* of these for copies of gradients, which a pass that lends leaves out */
-    bool uses[2];        /* of the stage's units: the pass reads the params */
-    bool adds[2];        /* backward: the pass makes gradients */
+    /* The part of `seconds` in which gradients are copied, unless the pass lends them. */
+    double copy_seconds;
+    bool uses[2]; /* of the stage's units: the pass reads the params */
+    bool adds[2]; /* backward: the pass makes gradients */
 };
 typedef struct module_pass module_pass;
 

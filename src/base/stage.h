@@ -52,7 +52,8 @@ struct pass {
     /* Time on the device alone, memory included, where the machine's kernels were measured: counts
      * in place of flops. 0: not known. */
     double seconds;
-    double copy_seconds; /* of these, not needed if the pass lends its gradients (swap/program.h) */
+    /* The part of `seconds` in which gradients are copied, unless the pass lends them. */
+    double copy_seconds;
     uint64_t dram_bytes; /* an estimate; model/shapes.c has the rules */
     uint64_t temp_bytes; /* scratch of this pass only */
     /* Room for the params of its packed units in the working dtype; 0: none is packed. The first

@@ -142,8 +142,9 @@ int comm_meet(comm *self, const char *what) MUST_CHECK;
 /* The same for the end of the run. */
 int comm_end(comm *self) MUST_CHECK;
 /* Says in a few words why the program of this rank ends ("ValueError: bad batch"). Until comm_end
- * has returned, the job fails if this rank waits for others for longer than exit_seconds. From any
- * thread, while no control call is under way. NULL is allowed for `self`. */
+ * has returned, the job fails if this rank waits for others for longer than exit_seconds, or, in a
+ * collective of NCCL, for half of timeout_seconds if that is longer. From any thread. NULL is
+ * allowed for `self`. */
 void comm_note_failure(comm *self, const char *failure);
 /* Agrees on a refusal, before there is anything to lose; the comm stays usable. `code` is 0, or a
  * failure of this rank whose text is this thread's. Returns 0 if all ranks passed 0. Otherwise all

@@ -15,7 +15,7 @@
  *     |          \
  *   control_thread.c   control_join.c   heartbeats and deaths; connecting the ranks
  *     |                  |
- *     |                control_meet.c   the address at which the ranks meet
+ *   control_judge.c    control_meet.c   who hangs; the address at which the ranks meet
  *     |                  |
  *   member.c   mpi.c                    this rank, by the launcher's environment; MPI
  *   segment.c  sum.c                    memory that ranks of a host share; loops of sums

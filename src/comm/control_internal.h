@@ -119,7 +119,7 @@ struct commi_control {
     char refusal[ERR_TEXT_BYTES]; /* the last refusal of another rank in comm_agree; "": none */
     uint32_t reporter;
     int64_t failed_ns;
-    int64_t progress_ns;  /* as in a link, for this process */
+    int64_t progress_ns;  /* when `progress` last rose, or a failure was noted */
     commi_call_head call; /* the call that this rank's caller is in */
     int64_t call_since_ns;
     int64_t call_said_ns; /* when the hub was last told that it takes long */
@@ -137,6 +137,11 @@ typedef struct commi_control commi_control;
 static inline uint32_t commi_link_rank(const commi_control *self, const commi_link *link)
 {
     return self->first_link ? (uint32_t)(link - self->links) : 0;
+}
+
+static inline bool commi_is_hub(const commi_control *self)
+{
+    return self->owner->rank == 0;
 }
 
 /* ---- control_meet.c ---- */
@@ -173,12 +178,28 @@ int commi_control_connect(commi_control *self, const comm_join_config *config) M
 /* True if rank 0 prints the failure of this process' join. */
 bool commi_join_is_reported(int code);
 
+/* ---- control_judge.c: all with comm.mutex held ---- */
+
+/* The first failure counts, but the job's failure replaces an unconfirmed one of our own. */
+void commi_control_record(commi_control *self, int code, const char *text, bool is_own);
+/* Records "rank 2 on host n2 (process 4711) <event>; last seen at <label>". */
+void commi_record_about(commi_control *self, uint32_t rank, int code, const char *event);
+/* Says what this rank waits for: a sum of commi_waits. */
+unsigned commi_own_waits(const commi_control *self);
+/* The hub's: `rank` has waited for long for others in `what`, the call of this number. It is a
+ * failure if no rank gets on. */
+void commi_judge(commi_control *self, uint32_t rank, uint64_t number, const char *what);
+/* The hub's: a rank waits in comm_meet or comm_end, and others wait for it in a collective. */
+void commi_check_meeting(commi_control *self, int64_t now_ns);
+/* This rank goes to its end after a failure of its program. It may wait in comm_end, or in a
+ * collective of an evaluation that it gives up. */
+void commi_check_own_end(commi_control *self, int64_t now_ns);
+/* Any thread: */
+int64_t commi_beat_interval_ns(const commi_control *self);
+
 /* ---- control_thread.c ---- */
 
 void *commi_control_run(void *control);
-/* With comm.mutex held. The first failure counts, but the job's failure replaces an unconfirmed one
- * of our own. */
-void commi_control_record(commi_control *self, int code, const char *text, bool is_own);
 void commi_control_wake(commi_control *self);
 
 /* ---- control.c ---- */

@@ -1,6 +1,6 @@
 /* The control plane's thread: it sends heartbeats, receives frames, detects dead and silent ranks,
- * and ends a process that does not end by itself. One per process of several ranks. It allocates
- * nothing and blocks only in poll(2). */
+ * and ends a process that does not end by itself. control_judge.c decides what is a failure. There
+ * is one per process of several ranks. It allocates nothing and blocks only in poll(2). */
 #include "comm/control_internal.h"
 
 #include <errno.h>
@@ -18,66 +18,21 @@
     SECOND_NS /* after a call finds a dead connection, how long the thread looks for the reason */
 #define CLOSE_WAIT_NS    (2 * SECOND_NS) /* how long an orderly leave waits for the other side */
 #define REPORTER_WAIT_NS SECOND_NS       /* wait for a reporter whose end this rank does not see */
-#define ALL_WAIT_BEATS   3               /* heartbeats without progress that prove that all wait */
 #define HEAD_BYTES       offsetof(commi_frame, text)
-
-static int64_t beat_interval_ns(const commi_control *self)
-{
-    int64_t tenth = commi_timeout_ns(self->owner) / 10;
-    return tenth < SECOND_NS ? tenth : SECOND_NS;
-}
-
-static bool is_hub(const commi_control *self)
-{
-    return self->owner->rank == 0;
-}
 
 void commi_control_wake(commi_control *self)
 {
     (void)eventfd_write(self->wake_fd, 1);
 }
 
-/* ---- failures ---- */
-
-void commi_control_record(commi_control *self, int code, const char *text, bool is_own)
-{
-    bool is_first = self->owner->failure.code == 0;
-    if (!is_first && !(self->is_own && !is_own))
-        return;
-    self->owner->failure.code = code;
-    snprintf(self->owner->failure.text, sizeof self->owner->failure.text, "%s", text);
-    self->is_own = is_own;
-    if (is_first) {
-        self->failed_ns = commi_now_ns();
-        atomic_store_explicit(&self->owner->is_aborted, true, memory_order_release);
-        (void)eventfd_write(self->abort_fd, 1);
-    }
-    commi_control_wake(self);
-}
-
-/* The label of what a rank does: the hub has heard those of all. Mutex held. */
-static const char *label_of(const commi_control *self, uint32_t rank)
-{
-    return rank == self->owner->rank ? self->label : self->links[is_hub(self) ? rank : 0].label;
-}
-
-/* Records "rank 2 on host n2 (process 4711) <event>; last seen at <label>". Mutex held. */
-static void record_about(commi_control *self, uint32_t rank, int code, const char *event)
-{
-    const comm_rank *other = &self->owner->ranks[rank];
-    const char *label = label_of(self, rank);
-    char text[ERR_TEXT_BYTES];
-    snprintf(text, sizeof text, "rank %u on host %s (process %lld) %s%s%s", rank, other->host,
-             (long long)other->pid, event, label[0] ? "; last seen at " : "", label);
-    commi_control_record(self, code, text, false);
-}
+/* ---- links that end ---- */
 
 static void on_death(commi_control *self, commi_link *link, int code, const char *event)
 {
     pthread_mutex_lock(&self->owner->mutex);
-    if (!is_hub(self) && (self->owner->failure.code == 0 || self->is_own))
+    if (!commi_is_hub(self) && (self->owner->failure.code == 0 || self->is_own))
         self->reporter = 1;
-    record_about(self, commi_link_rank(self, link), code, event);
+    commi_record_about(self, commi_link_rank(self, link), code, event);
     pthread_mutex_unlock(&self->owner->mutex);
 }
 
@@ -90,7 +45,7 @@ static void close_link(commi_link *link)
         close(fd);
 }
 
-/* ---- who hangs: the hub's ---- */
+/* ---- frames in ---- */
 
 static void note_progress(uint64_t now_count, int64_t now_ns, uint64_t *count, int64_t *since_ns)
 {
@@ -99,172 +54,6 @@ static void note_progress(uint64_t now_count, int64_t now_ns, uint64_t *count, i
     *count = now_count;
     *since_ns = now_ns;
 }
-
-/* When any rank last made progress. */
-static int64_t last_progress_ns(const commi_control *self)
-{
-    int64_t last_ns = self->progress_ns;
-    for (uint32_t r = 1; r < self->owner->world; r++)
-        if (self->links[r].progress_ns > last_ns)
-            last_ns = self->links[r].progress_ns;
-    return last_ns;
-}
-
-/* A sum of commi_waits. */
-static unsigned own_waits(const commi_control *self)
-{
-    unsigned waits = atomic_load(&self->owner->waits) ? COMMI_WAITS_BULK : 0;
-    if (self->is_calling)
-        waits |= COMMI_WAITS_CALL;
-    if (self->is_calling && commi_is_meeting(self->call.kind))
-        waits |= COMMI_WAITS_MEETING;
-    return waits;
-}
-
-static unsigned waits_of(const commi_control *self, uint32_t rank)
-{
-    return rank == 0 ? own_waits(self) : self->links[rank].waits;
-}
-
-/* Finds the rank that has made no progress for longest, among those that wait for nobody.
- * COMMI_RANK_ANY: all ranks wait. */
-static uint32_t find_idle(commi_control *self)
-{
-    uint32_t idle = COMMI_RANK_ANY;
-    int64_t idle_ns = INT64_MAX;
-    for (uint32_t r = 0; r < self->owner->world; r++) {
-        int64_t since_ns = r == 0 ? self->progress_ns : self->links[r].progress_ns;
-        if (waits_of(self, r) || since_ns >= idle_ns)
-            continue;
-        idle = r;
-        idle_ns = since_ns;
-    }
-    return idle;
-}
-
-/* Records that `rank` has not come to `what`; if that rank waits itself, it records a rank that
- * does not. */
-static void record_missing(commi_control *self, uint32_t rank, const char *what)
-{
-    char event[2 * COMM_LABEL_BYTES + 64];
-    double seconds = (double)commi_timeout_ns(self->owner) * 1e-9;
-    bool is_first = self->owner->failure.code == 0;
-    uint32_t idle = rank == COMMI_RANK_ANY || waits_of(self, rank) ? find_idle(self) : rank;
-    if (idle != COMMI_RANK_ANY)
-        rank = idle;
-    if (rank == COMMI_RANK_ANY) {
-        snprintf(event, sizeof event,
-                 "no rank has got on for %.1f s, and all wait for others in %s: a network or a GPU "
-                 "may stand still",
-                 seconds, what);
-        commi_control_record(self, -ETIMEDOUT, event, false);
-        return;
-    }
-    snprintf(event, sizeof event, "has not come to %s, where others have waited for %.1f s", what,
-             seconds);
-    record_about(self, rank, -ETIMEDOUT, event);
-    if (is_first && rank == 0)
-        self->reporter = 1; /* rank 0 hangs and cannot print */
-}
-
-/* True if nothing has been heard of another rank for some heartbeats. */
-static bool is_silent(const commi_control *self, uint32_t rank, int64_t now_ns)
-{
-    return now_ns - self->links[rank].seen_ns > 3 * beat_interval_ns(self);
-}
-
-/* Finds a rank that has not come to the hub's call: the lowest silent one, otherwise the lowest. 0:
- * all have come. */
-static uint32_t find_missing(commi_control *self)
-{
-    int64_t now_ns = commi_now_ns();
-    uint32_t lowest = 0;
-    for (uint32_t r = 1; r < self->owner->world; r++) {
-        if (atomic_load(&self->links[r].has_come))
-            continue;
-        if (is_silent(self, r, now_ns))
-            return r;
-        lowest = lowest ? lowest : r;
-    }
-    return lowest;
-}
-
-/* A rank has waited for long. Decides whether that is a failure, and whose. Mutex held. */
-static void judge(commi_control *self, uint32_t rank, uint64_t number, const char *what)
-{
-    if (commi_now_ns() - last_progress_ns(self) <= commi_timeout_ns(self->owner))
-        return; /* one rank works; the waiting rank will ask again */
-    if (number == COMMI_NUMBER_BULK) {
-        record_missing(self, rank, what);
-        return;
-    }
-    if (self->is_calling) {
-        uint32_t missing = find_missing(self);
-        if (missing != 0) {
-            record_missing(self, missing, self->call.what);
-            return;
-        }
-    }
-    if (self->call.number < number)
-        record_missing(self, 0, what);
-}
-
-/* Records that `rank` has come to a meeting, and why that is a failure. Mutex held. */
-static void record_meeting(commi_control *self, uint32_t rank, const char *label, const char *event)
-{
-    const comm_rank *other = &self->owner->ranks[rank];
-    char text[ERR_TEXT_BYTES];
-    snprintf(text, sizeof text, "rank %u on host %s (process %lld) has come to %s, and %s", rank,
-             other->host, (long long)other->pid, label, event);
-    commi_control_record(self, -ECONNRESET, text, !is_hub(self));
-}
-
-/* True if a rank has said since the last progress what it waits for, and was heard of just now. One
- * that has become silent, in a debugger or on a machine that stands still, is judged by the timeout
- * alone. */
-static bool is_heard(const commi_control *self, uint32_t rank, int64_t now_ns)
-{
-    int64_t since_ns = last_progress_ns(self) + 2 * beat_interval_ns(self);
-    return rank == 0 || (self->links[rank].seen_ns > since_ns && !is_silent(self, rank, now_ns));
-}
-
-/* The hub's: a rank waits in comm_meet or comm_end, and others wait for it in a collective. Mutex
- * held. */
-static void check_meeting(commi_control *self, int64_t now_ns)
-{
-    uint32_t come = COMMI_RANK_ANY, left = COMMI_RANK_ANY;
-    char event[2 * COMM_LABEL_BYTES];
-    for (uint32_t r = 0; r < self->owner->world; r++) {
-        unsigned waits = waits_of(self, r);
-        if (waits == 0 || !is_heard(self, r, now_ns))
-            return;
-        if (waits & COMMI_WAITS_MEETING)
-            come = r;
-        else if (waits & COMMI_WAITS_BULK)
-            left = r;
-    }
-    if (come == COMMI_RANK_ANY || left == COMMI_RANK_ANY ||
-        now_ns - last_progress_ns(self) <= ALL_WAIT_BEATS * beat_interval_ns(self))
-        return;
-    const char *label = label_of(self, come);
-    snprintf(event, sizeof event, "rank %u waits for it in %s%s", left, label_of(self, left),
-             commi_meeting_advice(label));
-    record_meeting(self, come, label, event);
-}
-
-/* This rank goes to its end after a failure of its program. It may wait in comm_end, or in a
- * collective of an evaluation that it gives up. Mutex held. */
-static void check_own_end(commi_control *self, int64_t now_ns)
-{
-    int64_t exit_ns = atomic_load(&self->owner->exit_ns);
-    char event[COMM_LABEL_BYTES];
-    if (self->failed_end[0] == '\0' || !own_waits(self) || now_ns - self->progress_ns <= exit_ns)
-        return;
-    snprintf(event, sizeof event, "the others go on %.1f s later", (double)exit_ns * 1e-9);
-    record_meeting(self, self->owner->rank, self->failed_end, event);
-}
-
-/* ---- frames in ---- */
 
 static void on_frame(commi_control *self, commi_link *link)
 {
@@ -290,7 +79,7 @@ static void on_frame(commi_control *self, commi_link *link)
         break;
     case COMMI_FRAME_MISSING:
         if (frame->rank < self->owner->world || frame->rank == COMMI_RANK_ANY)
-            judge(self, frame->rank, frame->number, frame->text);
+            commi_judge(self, frame->rank, frame->number, frame->text);
         break;
     case COMMI_FRAME_BYE:
         link->has_bye = true;
@@ -359,12 +148,12 @@ static void compose_failure(commi_control *self, commi_link *link, enum commi_fr
 static bool compose_next(commi_control *self, commi_link *link, int64_t now_ns)
 {
     enum commi_frame_type failing =
-        is_hub(self) || !self->is_own ? COMMI_FRAME_ABORT : COMMI_FRAME_FAIL;
+        commi_is_hub(self) || !self->is_own ? COMMI_FRAME_ABORT : COMMI_FRAME_FAIL;
     if (self->owner->failure.code != 0 && !(link->sent & 1u << failing)) {
         compose_failure(self, link, failing);
         return true;
     }
-    if (self->has_missing && !is_hub(self)) {
+    if (self->has_missing && !commi_is_hub(self)) {
         compose(link, COMMI_FRAME_MISSING, self->missing_what);
         link->out.rank = self->missing_rank;
         link->out.number = self->missing_number;
@@ -376,11 +165,11 @@ static bool compose_next(commi_control *self, commi_link *link, int64_t now_ns)
         compose(link, COMMI_FRAME_BYE, "");
         return true;
     }
-    if (!self->is_closing && now_ns - link->beat_ns >= beat_interval_ns(self)) {
+    if (!self->is_closing && now_ns - link->beat_ns >= commi_beat_interval_ns(self)) {
         link->beat_ns = now_ns;
         compose(link, COMMI_FRAME_BEAT, self->label);
         link->out.number = progress_count();
-        link->out.code = own_waits(self);
+        link->out.code = commi_own_waits(self);
         return true;
     }
     return false;
@@ -426,7 +215,7 @@ static void check_silence(commi_control *self, commi_link *link, int64_t now_ns)
 static void check_call(commi_control *self, int64_t now_ns)
 {
     if (!self->is_calling || now_ns - self->call_since_ns <= commi_timeout_ns(self->owner) ||
-        now_ns - self->call_said_ns < beat_interval_ns(self) || self->has_missing)
+        now_ns - self->call_said_ns < commi_beat_interval_ns(self) || self->has_missing)
         return;
     self->has_missing = true;
     self->missing_rank = 0;
@@ -441,12 +230,12 @@ static void check_waiting(commi_control *self, int64_t now_ns)
     note_progress(progress_count(), now_ns, &self->progress, &self->progress_ns);
     if (self->owner->failure.code == 0) {
         check_call(self, now_ns);
-        check_own_end(self, now_ns);
-        if (is_hub(self))
-            check_meeting(self, now_ns);
+        commi_check_own_end(self, now_ns);
+        if (commi_is_hub(self))
+            commi_check_meeting(self, now_ns);
     }
-    if (self->has_missing && is_hub(self)) {
-        judge(self, self->missing_rank, self->missing_number, self->missing_what);
+    if (self->has_missing && commi_is_hub(self)) {
+        commi_judge(self, self->missing_rank, self->missing_number, self->missing_what);
         self->has_missing = false;
     }
     pthread_mutex_unlock(&self->owner->mutex);
@@ -479,7 +268,7 @@ static bool is_closed(commi_control *self, int64_t now_ns)
     /* The launcher ends all ranks when the first one ends. So this rank waits until the reporter
      * has ended, which prints first. Without a connection to the reporter it waits for a fixed
      * time. */
-    return reporter == 0 || is_hub(self) ? !sees_reporter : waited_ns > REPORTER_WAIT_NS;
+    return reporter == 0 || commi_is_hub(self) ? !sees_reporter : waited_ns > REPORTER_WAIT_NS;
 }
 
 /* A process that was stopped, or a machine that slept, has received nothing for that time. That is
@@ -573,11 +362,13 @@ void *commi_control_run(void *control)
     commi_control *self = control;
     thread_ask_short_slice();
     int64_t before_ns = commi_now_ns();
+    pthread_mutex_lock(&self->owner->mutex);
     self->progress_ns = before_ns;
+    pthread_mutex_unlock(&self->owner->mutex);
     for (uint32_t l = self->first_link; l < self->link_count; l++)
         self->links[l].progress_ns = before_ns;
     for (;;) {
-        int64_t interval_ns = beat_interval_ns(self);
+        int64_t interval_ns = commi_beat_interval_ns(self);
         if (commi_is_aborted(self->owner) && interval_ns > SECOND_NS / 10)
             interval_ns = SECOND_NS / 10; /* after a failure deadlines are close */
         wait_for_events(self, interval_ns);

@@ -154,15 +154,19 @@ int configi_resolve_batch(const configi_reader *reader, uint64_t world, uint64_t
     if (world > 1 && size_mul(each, times, &least) == 0 && size_mul(least, world, &least) == 0 &&
         *train < least)
         return too_few_sequences(reader, world, *train, each, times, least);
-    const char *ranks = world == 1 ? "" : "s";
+    const char *plural = world == 1 ? "" : "s";
+    if (given[0] == 0 && given[1] == 0)
+        return configi_error(reader, "train_batch_size",
+                             "%" PRIu64 " is not a multiple of %" PRIu64 " rank%s", *train, world,
+                             plural);
     if (given[0] == 0 || given[1] == 0)
         return configi_error(reader, "train_batch_size",
                              "%" PRIu64 " is not a multiple of %s %" PRIu64 " times %" PRIu64
                              " rank%s",
                              *train, given[0] ? micro_path : "gradient_accumulation_steps",
-                             given[0] ? *micro : *accumulation, world, ranks);
+                             given[0] ? *micro : *accumulation, world, plural);
     return configi_error(reader, "train_batch_size",
                          "%" PRIu64 " is not train_micro_batch_size_per_gpu %" PRIu64
                          " times gradient_accumulation_steps %" PRIu64 " times %" PRIu64 " rank%s",
-                         *train, *micro, *accumulation, world, ranks);
+                         *train, *micro, *accumulation, world, plural);
 }

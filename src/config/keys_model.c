@@ -42,8 +42,9 @@ const configi_key configi_model_keys[] = {
         "they are (false). model.module.units: objects with name, tensors (name, shape) and, if "
         "they are not 0 and false, group (of optimizer numbers), frozen, matrices (which Muon "
         "updates). model.module.stages, in forward order: objects with name, units (one or two "
-        "numbers), forward and backward (seconds; copy_seconds: those seconds of a backward that "
-        "copy gradients, which one that lends leaves out; reads, adds: true or false for each "
+        "numbers), forward and backward (seconds; copy_seconds, of a backward: the part of "
+        "seconds in which gradients are copied, unless they are lent; reads, adds: true or false "
+        "for each "
         "unit; null: not computed). Takes the place of all other keys of the block, and of data."),
     KEY("model.family", ENUM, AT(model.family), NONE,
         "gpt2|llama|starcoder2|phi3|gemma|olmo2|exaone4|glm|glm4|bert|gpt_neox|opt|cohere|stablelm|"

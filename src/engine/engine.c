@@ -457,7 +457,8 @@ int engine_run(struct engine *self, enum program_kind kind, uint64_t step, run_t
     }
     if (run)
         *run = totals;
-    if (rc == 0 && self->setup->ranks.world > 1) /* else the last wait for a rank is noted still */
+    /* NCCL notes a wait for other ranks only when it is watched, and this notes its end. */
+    if (rc == 0 && self->setup->ranks.world > 1)
         rc = comm_watch(self->setup->ranks.comm);
     if (kind == PROGRAM_INIT) {
         model_packer_destroy(self->packer);

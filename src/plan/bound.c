@@ -5,8 +5,9 @@
  *              in that phase; or the busiest resource's work as a whole, where that is more. An op
  *              that no dependency puts into one phase, such as the read of a tile for an update
  *              after the norm, may run in any: splitting it in the best way gives the larger sum.
- *   trial      The same with the fixed cost of each op.
- *   schedule   That with many more cuts.
+ *   trial      As phases, and counts what an op costs beside its bytes, and that a lane runs one
+ *              op at a time.
+ *   schedule   As trial, with many more cuts.
  *
  * Cuts. Computing is done in serial order, so the compute lane's ops form a chain. An op that has
  * cut i among its ancestors and cut j among its descendants runs between the two:

@@ -115,6 +115,9 @@ uint32_t plani_transient(plani_builder *b, enum tier arena, uint64_t size_bytes,
     return (uint32_t)b->buffer_count++;
 }
 
+/* A new op is cleared up to its operands. */
+static_assert(offsetof(op, operands) + sizeof(((op *)0)->operands) == sizeof(op), "operands last");
+
 uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
 {
     if (b->error < 0)

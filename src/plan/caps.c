@@ -82,7 +82,7 @@ void plani_caps_complete(struct plani_caps *caps, uint32_t op_idx)
 {
     const plani_builder *b = caps->b;
     const op *item = &b->ops[op_idx];
-    for (uint32_t i = 0; i < item->operand_count; i++) {
+    for (uint32_t i = 0; caps->is_ahead && i < item->operand_count; i++) {
         uint32_t used = item->operands[i].buffer_idx;
         bool repeated = used < b->home_count;
         for (uint32_t j = 0; j < i; j++)

@@ -98,8 +98,8 @@ struct plani_range {
 typedef struct plani_range plani_range;
 
 /* One program under construction: ops in serial order. A search builds thousands of programs of
- * about one length, so that a builder keeps its arrays from one program to the next. Zeros are a
- * builder without any. */
+ * about one length, so that a builder keeps its arrays from one program to the next. A new one is
+ * all zeros. */
 struct plani_builder {
     const plan_job *job;
     const plan_set *set; /* homes, tile size */
@@ -120,12 +120,14 @@ struct plani_builder {
     /* matrix_work.c: the tiles of a unit with matrices whose update has begun, in order. */
     struct plani_begun_tile *begun_tiles;
     uint32_t begun_count, begun_capacity;
-    uint32_t directions; /* the buffer of their directions */
-    int error;           /* first failure; later calls do nothing */
-    /* Bytes of each arena in homes; with what the newest op uses; and at most. */
-    uint64_t home_bytes[TIER_COUNT], op_bytes[TIER_COUNT], room_bytes[TIER_COUNT];
+    uint32_t directions;             /* the buffer of their directions */
+    int error;                       /* first failure; later calls do nothing */
+    uint64_t home_bytes[TIER_COUNT]; /* of each arena in homes */
+    uint64_t op_bytes[TIER_COUNT];   /* the same and what the newest op uses */
+    uint64_t room_bytes[TIER_COUNT]; /* most that op_bytes may be */
 
-    /* Kept for the next program. Elements that are not counted hold anything. */
+    /* Kept for the next program; what stands above is cleared. Elements from the count on are not
+     * set. */
     op *ops;                    /* operands beyond operand_count are not set */
     struct plani_brief *briefs; /* by op */
     struct plani_buffer *buffers;
@@ -147,8 +149,9 @@ int plani_builder_begin(plani_builder *b, const plan_job *job, const plan_set *s
 /* From now on an op that uses more than an arena has room for, homes included, is the failure
  * ERR_NO_FIT: the rest of the program need not be known. */
 void plani_builder_limit(plani_builder *b, const uint64_t room_bytes[TIER_COUNT]);
-/* Frees all but the arrays; and the arrays too. */
+/* Frees the program, and keeps the arrays for the next one. */
 void plani_builder_end(plani_builder *b);
+/* Frees the program and the arrays. */
 void plani_builder_fini(plani_builder *b);
 void plani_graph_destroy(struct plani_graph *graph); /* urgency.c; NULL is nothing */
 uint32_t plani_transient(plani_builder *b, enum tier arena, uint64_t size_bytes, uint64_t residue,

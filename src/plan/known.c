@@ -8,7 +8,7 @@
 #include "plan/search_internal.h"
 
 enum {
-    KNOWN = 4096, /* a power of 2 */
+    KNOWN = 16384, /* a power of 2 */
     KNOWN_MOST = KNOWN * 3 / 4,
 };
 

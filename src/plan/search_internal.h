@@ -96,8 +96,7 @@ bool plani_point_set_kind(const plani_search *self, struct plani_point *point, i
  * plani_work_fini. Zeros are an empty one. */
 struct plani_work {
     uint64_t ops;              /* built and simulated */
-    uint64_t last_ops;         /* of the program built last */
-    uint64_t step_ops;         /* of the step built last */
+    uint64_t step_ops;         /* of the last step that was built to its end */
     uint32_t try_count;        /* steps asked for */
     uint32_t repeat_count;     /* those of them that were known */
     struct plani_known *known; /* a table by hash; NULL: none yet */
@@ -158,9 +157,10 @@ struct plani_request {
     bool whole;                /* all of the program, not only its figures */
     uint32_t ahead[TIER_NVME]; /* as in plani_point */
     uint64_t enough_ns; /* a program whose bound is not below it is not simulated; 0: all are */
-    uint64_t bound_ns;  /* out, of a steady step */
-    plan_set *bounds;   /* out: the bounds of the steady step; NULL: not asked for */
-    plani_work *work;   /* out: ops built and simulated are added; or NULL */
+    /* Out, of a steady step: its bound by phases, or for trials if it was not simulated. */
+    uint64_t bound_ns;
+    plan_set *bounds; /* out: the bounds of the steady step; NULL: not asked for */
+    plani_work *work; /* out: ops built and simulated are added; or NULL */
 };
 /* A set at the point, without programs, and the layout of its homes. */
 int plani_set_begin(const plan_job *job, const struct plani_point *point, plan_set *set,

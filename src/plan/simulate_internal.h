@@ -196,7 +196,7 @@ int plani_caps_init(struct plani_caps *caps, const plani_builder *b) MUST_CHECK;
 void plani_caps_fini(struct plani_caps *caps);
 /* With a cap: whether the buffer, a target of an all-gather, may be filled now. */
 bool plani_caps_allow(const struct plani_caps *caps, uint32_t buffer_idx);
-/* Its gather starts; an op starts; an op completes. */
+/* Counts the start of the gather that fills the buffer, and the start and the end of any op. */
 void plani_caps_take(struct plani_caps *caps, uint32_t buffer_idx);
 void plani_caps_start(struct plani_caps *caps, uint32_t op_idx);
 void plani_caps_complete(struct plani_caps *caps, uint32_t op_idx);

@@ -233,7 +233,8 @@ int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layo
     }
     if (asked->work) {
         asked->work->ops += b->op_count;
-        asked->work->last_ops = rc == 0 ? b->op_count : asked->work->last_ops;
+        if (rc == 0 && !asked->serial)
+            asked->work->step_ops = b->op_count;
     }
     plani_note_work(job, NULL, b->op_count % PLANI_OPS_OF_A_NOTE);
     if (rc == 0) /* what has no room says so, even if it is too long as well */
@@ -248,7 +249,7 @@ int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layo
         rc = 1;
     if (rc == 0)
         rc = schedule_one(b, asked, rooms, out);
-    if (rc == 0 && !asked->serial) /* the search compares a step with this one */
+    if (rc == 0 && !asked->serial) /* what the search compares a finished step with */
         rc = plani_phases_bound(b, set->commit != PLAN_COMMIT_APART, &asked->bound_ns);
     if (rc == 0 && !asked->serial)
         plani_note_work(job, NULL, b->op_count % PLANI_OPS_OF_A_NOTE);
@@ -273,10 +274,8 @@ static int make_step(const plan_job *job, const struct plani_point *point, uint6
     memset(&step, 0, sizeof step);
     int rc = ERR_NO_FIT;
     memcpy(asked.ahead, point->ahead, sizeof asked.ahead);
-    if (plani_homes_fit(job, &layout, job->budget_bytes)) {
+    if (plani_homes_fit(job, &layout, job->budget_bytes))
         rc = plani_compile_one(job, &set, &layout, &asked, job->budget_bytes, &step);
-        work->step_ops = work->last_ops;
-    }
     made->bound_ns = asked.bound_ns;
     if (rc == 0) {
         made->ns = step.predicted_ns;

@@ -181,7 +181,7 @@ static void add_op(const plan_machine *rates, const op *item, double part, bool 
         [RESOURCE_DRIVE] = (double)demand->drive_read_bytes + (double)demand->drive_write_bytes,
         [RESOURCE_H2D] =
             (double)demand->h2d_bytes +
-            (rates->device_is_cpu ? (double)demand->d2h_bytes : 0), /* as its seconds */
+            (rates->device_is_cpu ? (double)demand->d2h_bytes : 0), /* one thread copies both */
         [RESOURCE_D2H] = (double)demand->d2h_bytes,
         [RESOURCE_DRAM] = (double)demand->dram_bytes,
         [RESOURCE_DEVICE] = (double)demand->device_bytes,

@@ -23,7 +23,7 @@ struct setup;
 enum {
     SETUP_PEAK_BYTES = 192,
     SETUP_LINKS_MAX = 8,
-    SETUP_WAIT_BYTES = 1024, /* its names are the larger part */
+    SETUP_WAIT_BYTES = 1024, /* two names of units, and some 600 bytes */
     SETUP_CANNOT_RUN_BYTES = 160,
 };
 

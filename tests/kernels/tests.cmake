@@ -34,7 +34,7 @@ sluice_isa_test(test_kernels_matmul SETS ${product_sets} LABELS cpu)
 sluice_isa_test(test_kernels_product_fp32 SETS avx512 LABELS cpu debug)
 # The best set tests the way of avx512_bf16 too.
 sluice_isa_test(test_kernels_attention SETS baseline avx2 avx512 LABELS cpu)
-set_tests_properties(isa_baseline.test_kernels_attention PROPERTIES TIMEOUT 180)
+set_tests_properties(isa_baseline.test_kernels_attention PROPERTIES TIMEOUT 180 COST 180)
 sluice_isa_test(test_kernels_muon SETS baseline avx2 LABELS cpu debug)
 sluice_isa_test(test_kernels_cached SETS baseline avx2 LABELS cpu INSTANCES cpu)
 sluice_isa_test(test_kernels_fp16 SETS baseline avx2 avx512 LABELS cpu)

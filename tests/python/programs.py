@@ -32,13 +32,27 @@ def _connection():
 
 
 class Program:
-    """A program that runs. One runs at a time."""
+    """A program that runs; a context in which it ends. One runs at a time."""
 
     def __init__(self, text, stdout, stderr):
         """stdout, stderr: file descriptors, which may be closed afterwards."""
         self._server = _connection()
         socket.send_fds(self._server, [text.encode()], [stdout, stderr])
-        self.pid = int(self._server.recv(_LONGEST))
+        self._status = None
+        self.pid = self._receive()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._status is None:
+            self.kill()
+            self.wait()
+
+    def _receive(self):
+        message = self._server.recv(_LONGEST)
+        assert message, "the process that runs the programs has ended"
+        return int(message)
 
     def kill(self, number=signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):  # it has ended
@@ -48,20 +62,22 @@ class Program:
         """The exit status; negative: the signal that ended it."""
         self._server.settimeout(seconds)
         try:
-            return int(self._server.recv(_LONGEST))
-        except TimeoutError:
-            self.kill()
+            self._status = self._receive()
+        except socket.timeout:
             self._server.settimeout(None)
-            self._server.recv(_LONGEST)
+            self.kill()
+            self._status = self._receive()
             raise
         finally:
             self._server.settimeout(None)
+        return self._status
 
 
 def run(text, seconds=120):
     """Runs a program to its end. Returns its exit status and what it printed."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        status = Program(text, stdout.fileno(), stderr.fileno()).wait(seconds)
+        with Program(text, stdout.fileno(), stderr.fileno()) as program:
+            status = program.wait(seconds)
         texts = []
         for file in (stdout, stderr):
             file.seek(0)

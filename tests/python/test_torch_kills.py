@@ -93,7 +93,7 @@ class Kills(unittest.TestCase):
         the losses that it printed, by step, and fails if it began before its last commit."""
         process, printed = self.start(program, run)
         losses, count = {}, 0
-        with printed:
+        with process, printed:
             for line in printed:
                 if line.startswith("begins"):
                     begins = int(line.split()[1])
@@ -107,7 +107,7 @@ class Kills(unittest.TestCase):
                     time.sleep(self.random.random() * self.step_seconds)
                     process.kill()
                     kill_at = None
-        status = process.wait()
+            status = process.wait()
         with open(self.errors) as file:
             text = file.read()
         if kill_at is not None or status != -signal.SIGKILL:

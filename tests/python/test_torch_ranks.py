@@ -127,7 +127,7 @@ class Ranks(unittest.TestCase):
         """Returns the directory of the launch, and the words of each line that it printed."""
         launcher = launchers.MPIRUN if name == "mpirun" else launchers.TORCHRUN
         directory = os.path.join(cls.directory, name)
-        os.mkdir(directory)
+        os.makedirs(directory, exist_ok=True)
         program, environment, options = BEGIN + OPTIMIZERS + ENGINE, {}, []
         if name == "restarted":
             program, environment, options = BEGIN + ENGINE, {"DIES": "0"}, ["--max-restarts=1"]

@@ -206,10 +206,11 @@ class Changes(WrongUses):
         self.refused('"norm.weight" of the unit "root" was changed', engine.backward, loss)
         engine.backward(loss)
         engine.step()
-        models.engine_losses(engine, self.data[2:3])
+        after = models.engine_losses(engine, self.data[2:3])
         engine.close()
         expected, _ = models.plain_losses(make(), self.data[:3])
         self.assertAlmostEqual(loss.item(), expected[1], places=5)
+        self.assertAlmostEqual(after[0], expected[2], places=5)
         self.step_is(3)
 
     def test_within_a_forward_or_backward(self):
@@ -350,11 +351,13 @@ class Steps(WrongUses):
         loss = engine(self.data[1])
         child = os.fork()
         if child == 0:
+            status = 1
             try:
                 engine.backward(loss)
             except sluice.WrongJob as error:
-                os._exit(0 if "forked" in str(error) else 1)
-            os._exit(2)
+                status = 0 if "forked" in str(error) else 2
+            finally:
+                os._exit(status)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
         engine.backward(loss)
         engine.step()

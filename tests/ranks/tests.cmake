@@ -98,7 +98,7 @@ endforeach()
 
 ranks_program(test_ranks_owned)
 ranks_test(test_ranks_owned 2 experts "cpu;mpi")
-set_tests_properties(test_ranks_owned.2-experts PROPERTIES TIMEOUT 240)
+set_tests_properties(test_ranks_owned.2-experts PROPERTIES TIMEOUT 240 COST 240)
 ranks_test(test_ranks_owned 4 experts "cpu;mpi" owned_experts*)
 ranks_test(test_ranks_owned 4 all slow)
 

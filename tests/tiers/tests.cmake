@@ -28,7 +28,7 @@ target_link_libraries(deny_uring PRIVATE sluice_options)
 add_dependencies(debug_tests deny_uring)
 foreach(mode trace denied drives)
     set(labels cpu nvme debug)
-    if(mode STREQUAL trace) # leaks cannot be looked for in a process that is traced
+    if(mode STREQUAL trace) # LeakSanitizer ends a process that is traced
         set(labels cpu nvme)
     endif()
     test_line(tiers_io_path.${mode} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_io_path.sh ${mode}

@@ -233,7 +233,7 @@ class Engine(Closing):
                     "or use torch.no_grad() to evaluate"
                 )
             self._evaluation()
-        self._check_left(holder)
+        self._check_unchanged(holder)
         with plainly():
             self._driver.enter(holder)
 
@@ -265,11 +265,11 @@ class Engine(Closing):
                 tensor.register_hook(turn)
 
     def _turn(self, holder: Holder) -> None:
-        self._check_left(holder)
-        if isinstance(self._driver, Recorder):
-            self._driver.turn(holder)
-        else:
-            self._training(f'a backward reached the unit "{holder.name}"').turn(holder)
+        driver = self._driver
+        if not isinstance(driver, Recorder):
+            driver = self._training(f'a backward reached the unit "{holder.name}"')
+        self._check_unchanged(holder)
+        driver.turn(holder)
 
     # ---- a step ----
 
@@ -400,7 +400,7 @@ class Engine(Closing):
             )
             raise self._failure
 
-    def _check_left(self, *holders: Holder) -> None:
+    def _check_unchanged(self, *holders: Holder) -> None:
         """Refuses parameters that are not as the engine has left them."""
         units = [unit for holder in holders for unit in holder.units]
         for unit, slot in ((unit, slot) for unit in units for slot in unit.slots):
@@ -424,7 +424,7 @@ class Engine(Closing):
     def _check_module(self) -> None:
         """Refuses a module that is not as the engine has left it."""
         check_kind(self.module)
-        self._check_left(*self._holders)
+        self._check_unchanged(*self._holders)
         slots = [slot for holder in self._holders for slot in holder.slots]
         own = {id(slot.parameter) for slot in slots}
         found = {id(parameter): name for name, parameter in self.module.named_parameters()}
@@ -505,7 +505,8 @@ class Engine(Closing):
         name = type(self.module).__name__
         job = {**self._job, **dtype_blocks(self._job, self._dtype, self._device)}
         module = describe(self._holders, order, self._recorder.seconds, name)
-        # on the CPU, updates in the backward read gradients where torch has them (sluice.h)
+        # on the CPU, updates in the backward read gradients where torch has them (sluice.h), unless
+        # torch would add up several of a parameter in 16 bits
         module["lends_grads"] = self._device.type == "cpu" and not self._recorder.rounds_sums
         job["model"] = {"module": module}
         stages = list_stages(self._holders, order)
@@ -635,6 +636,8 @@ class Engine(Closing):
             self._holding_is_over()
             guard(self.module, self._holders)
             core.close()
+            if self._turns is not None:
+                self._turns.lending.end()  # now that no update reads them
 
     def _note_failure(self, error: BaseException) -> None:
         if isinstance(self._driver, Evaluating):

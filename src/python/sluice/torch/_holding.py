@@ -28,14 +28,14 @@ class Token(NamedTuple):
 
 
 class Holding:
-    """Which units are held, and where. Their parameters are as it leaves them: nothing else may
-    move, convert or write to them."""
+    """Which units are held, and where. It notes how it left each parameter: nothing else may move,
+    convert or write to one."""
 
     def __init__(self, holders: List[Holder]) -> None:
         self.holders = holders
         self._bases: Dict[int, torch.Tensor] = {}  # by the unit's index: its flat vector
         self._units: Dict[int, Unit] = {}  # by the address of that
-        # by id(slot): the parameter's version and address when it was left
+        # by id(slot): the parameter's version and address as noted
         self._marks: Dict[int, Tuple[int, int]] = {}
 
     def place(self, unit: Unit, base: torch.Tensor) -> None:
@@ -44,7 +44,7 @@ class Holding:
         self._units[base.untyped_storage().data_ptr()] = unit
         for slot in unit.slots:
             slot.parameter.data = view_of(base, slot)
-        self.leave(unit)
+        self.note(unit)
 
     def take_away(self, unit: Unit) -> None:
         """The unit's parameters are elsewhere from now on."""
@@ -54,13 +54,13 @@ class Holding:
             del self._units[address]
         for slot in unit.slots:
             slot.parameter.data = placeholder_of(slot)
-        self.leave(unit)
+        self.note(unit)
 
     def has(self, unit: Unit) -> bool:
         return unit.index in self._bases
 
-    def leave(self, unit: Unit) -> None:
-        """The unit's parameters have the memory and the values that they shall have."""
+    def note(self, unit: Unit) -> None:
+        """Notes memory and version of the unit's parameters; check() refuses any other."""
         for slot in unit.slots:
             self._marks[id(slot)] = mark_of(slot)
 
@@ -69,7 +69,7 @@ class Holding:
         self._marks.clear()
 
     def check(self, units: List[Unit]) -> None:
-        """Refuses what has changed a parameter since it was left, as the run does not see it. What
+        """Refuses what has changed a parameter since it was noted, as the run does not see it. What
         was done to one that is elsewhere is undone, so that it is refused once."""
         error: Optional[WrongJob] = None
         for unit, slot in ((unit, slot) for unit in units for slot in unit.slots):

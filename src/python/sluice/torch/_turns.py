@@ -123,7 +123,7 @@ class Turns:
                 base = self.over(address, elems, self._dtype)
                 for slot in unit.slots:
                     slot.parameter.data.copy_(view_of(base, slot))
-                self.holding.leave(unit)
+                self.holding.note(unit)
 
 
 class Gradients:
@@ -173,7 +173,8 @@ class Lending:
         self._held: List[List[Optional[torch.Tensor]]] = []
 
     def begin(self) -> None:
-        """The turn of a unit that lends has begun."""
+        """A unit that lends has its turn: the updates of all units but the last one that lent are
+        done, and their gradients go."""
         del self._held[:-1]
 
     def lend(self, core: Any, unit: Unit) -> None:
