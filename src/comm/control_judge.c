@@ -32,7 +32,7 @@ void commi_control_record(commi_control *self, int code, const char *text, bool 
     commi_control_wake(self);
 }
 
-/* The label of what a rank does: the hub has heard those of all. */
+/* Returns the label that a rank sent last. Only the hub has the labels of all ranks. */
 static const char *label_of(const commi_control *self, uint32_t rank)
 {
     return rank == self->owner->rank ? self->label
