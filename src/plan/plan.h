@@ -97,7 +97,7 @@ enum plan_commit {
 };
 
 /* A piece that a step carries to the next one: a tile of a unit's optimizer state or gradient, at a
- * place in host memory that is the same in all programs (src/plan/carry.c). */
+ * place in host memory that is the same in all programs (src/plan/emit/carry.c). */
 struct plan_carried {
     uint32_t unit, tile;
     uint32_t kind; /* STATE_OPTIMIZER or STATE_GRADS */

@@ -1,10 +1,10 @@
 /* Questions about a job that all files of src/plan ask. The steps from a job to a plan have a
- * header each:
+ * folder each:
  *
- *   emit_internal.h      homes get their offsets, and a program its ops in serial order
- *   simulate_internal.h  buffers get their places, and ops their times
- *   search_internal.h    points are tried, and one wins
- * / */
+ *   emit/      homes get their offsets, and a program its ops in serial order
+ *   simulate/  buffers get their places, and ops their times
+ *   search/    points are tried, and one wins
+ */
 #ifndef SLUICE_PLAN_INTERNAL_H
 #define SLUICE_PLAN_INTERNAL_H
 

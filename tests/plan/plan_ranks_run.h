@@ -14,7 +14,7 @@
 #define SLUICE_TESTS_PLAN_RANKS_RUN_H
 
 #include "base/shard.h"
-#include "plan/search_internal.h"
+#include "plan/search/search_internal.h"
 #include "tests/plan/plan_fixture.h"
 #include "tests/unit.h"
 

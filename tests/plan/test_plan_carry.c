@@ -1,4 +1,4 @@
-/* Tiles that a step carries to the next one (src/plan/carry.c). Programs run on numbers
+/* Tiles that a step carries to the next one (src/plan/emit/carry.c). Programs run on numbers
  * (plan_ranks_run.h), in which only homes and what is carried survive from program to program:
  *
  *   - with any number of carried tiles every update finds the state and the gradient of its step,
@@ -7,7 +7,7 @@
  *   - a transient that outlives the first fill keeps off the region, and others use it;
  *   - where a program has no room for the region, fewer tiles are carried, and no less than fit;
  *   - the step gets shorter, and nothing is carried with other updates. */
-#include "plan/search_internal.h"
+#include "plan/search/search_internal.h"
 #include "tests/plan/plan_fixture.h"
 #include "tests/plan/plan_ranks_run.h"
 #include "tests/unit.h"

@@ -2,7 +2,7 @@
  * the update wants them and nowhere else, ordered against each write of state, and not a trace of
  * them where a job does not commit. Random jobs: cut and tied models, both orders, all updates,
  * mixed homes. */
-#include "plan/simulate_internal.h"
+#include "plan/simulate/simulate_internal.h"
 #include "tests/plan/plan_fixture.h"
 #include "tests/unit.h"
 

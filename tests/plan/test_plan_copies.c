@@ -6,7 +6,7 @@
  *     the state that has copies;
  *   - copies make the step shorter than it was and lie within the host's budget;
  *   - there are no copies where nothing begins with an update. */
-#include "plan/search_internal.h"
+#include "plan/search/search_internal.h"
 #include "tests/plan/plan_fixture.h"
 #include "tests/plan/plan_large.h"
 #include "tests/plan/plan_ranks_run.h"

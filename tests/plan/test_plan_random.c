@@ -16,7 +16,7 @@
  * others is not known. */
 #include <math.h>
 
-#include "plan/search_internal.h"
+#include "plan/search/search_internal.h"
 #include "tests/plan/plan_family.h"
 #include "tests/unit.h"
 

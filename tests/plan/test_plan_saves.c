@@ -1,6 +1,6 @@
 /* The cost of saves: which ops wait for them and for the drives' sync, and how much host memory
  * they take. Random jobs that commit. */
-#include "plan/simulate_internal.h"
+#include "plan/simulate/simulate_internal.h"
 #include "tests/plan/plan_fixture.h"
 #include "tests/unit.h"
 

@@ -7,7 +7,7 @@
 #include "base/size.h"
 #include "base/tile.h"
 #include "plan/plan.h"
-#include "plan/search_internal.h"
+#include "plan/search/search_internal.h"
 #include "tests/plan/plan_large.h"
 #include "tests/unit.h"
 

@@ -1,4 +1,4 @@
-/* Tiles that a step carries to the next one (src/plan/carry.c), on the real executor: with all
+/* Tiles that a step carries to the next one (src/plan/emit/carry.c), on the real executor: with all
  * states on the drives, updates in the next forward and steps that carry, the losses of all steps
  * and the final weights are those of a run in device memory, to the bit. Commits, evaluations,
  * skipped steps, paranoid mode, several ranks, and a kill after each step. With "victim DIR STEP"

@@ -1,0 +1,82 @@
+/* The steps that a search has tried, by hash, so that none is tried twice. See plani_work.
+ *
+ * A table with linear probing. A full one only costs the repetition. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "plan/search/search_internal.h"
+
+enum {
+    KNOWN = 16384, /* a power of 2 */
+    KNOWN_MOST = KNOWN * 3 / 4,
+};
+
+uint64_t plani_hash(uint64_t hash, const void *bytes, uint64_t count)
+{
+    const uint8_t *at = bytes;
+    for (uint64_t i = 0; i < count; i++)
+        hash = (hash ^ at[i]) * UINT64_C(1099511628211);
+    return hash;
+}
+
+uint64_t plani_trial_key(const plan_job *job, const struct plani_point *point)
+{
+    uint64_t hash = PLANI_HASH_BEGIN;
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        hash = plani_hash(hash, job->homes[kind], job->unit_count);
+    const uint64_t figures[] = {job->order,
+                                job->update,
+                                job->parked_near,
+                                job->parked_on_host,
+                                job->call_tokens,
+                                job->budget_bytes[TIER_DEVICE],
+                                job->budget_bytes[TIER_HOST],
+                                job->budget_bytes[TIER_NVME],
+                                point->held,
+                                point->tile_elems,
+                                point->copy_parts,
+                                point->carried_parts,
+                                point->ahead[TIER_DEVICE],
+                                point->ahead[TIER_HOST],
+                                point->commit,
+                                point->fetches_hit};
+    hash = plani_hash(hash, figures, sizeof figures);
+    return hash ? hash : 1;
+}
+
+/* The slot with the key, or the empty one where it belongs. */
+static struct plani_known *slot_of(const plani_work *work, uint64_t key)
+{
+    uint64_t at = key & (KNOWN - 1);
+    while (work->known[at].key != 0 && work->known[at].key != key)
+        at = (at + 1) & (KNOWN - 1);
+    return &work->known[at];
+}
+
+const struct plani_known *plani_recall(const plani_work *work, uint64_t key)
+{
+    const struct plani_known *slot = work->known ? slot_of(work, key) : NULL;
+    return slot && slot->key == key ? slot : NULL;
+}
+
+int plani_remember(plani_work *work, const struct plani_known *trial)
+{
+    if (!work->known)
+        work->known = mem_alloc(KNOWN, sizeof *work->known, "plan trials");
+    if (!work->known)
+        return -ENOMEM;
+    struct plani_known *slot = slot_of(work, trial->key);
+    if (slot->key == 0 && work->known_count == KNOWN_MOST)
+        return 0;
+    work->known_count += slot->key == 0;
+    *slot = *trial;
+    return 0;
+}
+
+void plani_work_fini(plani_work *work)
+{
+    mem_free(work->known);
+    plani_builder_fini(&work->builder);
+    *work = (plani_work){0};
+}
