@@ -86,11 +86,12 @@ void swapi_record_done(executor *self, const lane_request *request)
         .stall_lane = stall_lane,
         .stall_is_hand_over = stall_ns > 0 && stall_lane == LANE_COUNT,
         .stall_ns = stall_ns,
+        .paused_ns = request->paused_ns,
     };
     trace_record(self->ring, &event);
 }
 
-/* The length of the union of the intervals of the lane's ops. They are nearly sorted by start,
+/* The length of the union of the intervals of the lane's ops, without their pauses. They are nearly sorted by start,
  * because an op can only overtake those in flight with it. So an insertion sort costs ops times
  * depth. */
 static uint64_t lane_busy_ns(executor *self, int kind)
@@ -113,7 +114,7 @@ static uint64_t lane_busy_ns(executor *self, int kind)
         const lane_request *request = &requests[self->order[i]];
         uint64_t from_ns = size_max(request->start_ns, covered_ns);
         if (request->end_ns > from_ns)
-            busy_ns += request->end_ns - from_ns;
+            busy_ns += request->end_ns - from_ns - request->paused_ns;
         covered_ns = size_max(covered_ns, request->end_ns);
     }
     return busy_ns;

@@ -31,6 +31,8 @@ struct lane_request {
     uint64_t start_ns; /* when work on it began */
     uint64_t end_ns;
     uint64_t wait_ns; /* worker lanes: how long the worker was idle right before start_ns */
+    /* worker lanes: how long it ran other ops between start_ns and end_ns (lane_worker_pause) */
+    uint64_t paused_ns;
     /* Private to the lane: */
     struct lane_request *next;
     void *lane_private;
@@ -105,5 +107,11 @@ typedef struct lane_worker_config lane_worker_config;
  * the config and borrows `name` and `user`. -EINVAL for a bad config, -ENOMEM, the system's error
  * if no thread can be started, or the error of start_thread. destroy joins the thread. */
 int lane_worker_create(const lane_worker_config *config, lane **out) MUST_CHECK;
+
+/* The callback of a long op may call this wherever it holds nothing that other ops use: the worker
+ * then runs the requests of `priority_lane` that wait and do not depend on that op, and returns.
+ * Without it they wait for the end of the op. Only on the worker's thread, from `run`; does nothing
+ * in an op of `priority_lane` itself. */
+void lane_worker_pause(lane *worker);
 
 #endif

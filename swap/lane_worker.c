@@ -8,7 +8,8 @@
  * lane. So pick checks: a head may run unless one of its dependencies is on another lane of this
  * worker and not finished yet. Lanes are FIFOs in op order, so a dependency is unfinished if it is
  * not below the head of its queue. The head with the lowest op index may always run, so the worker
- * cannot deadlock. After a failed op nothing more is run: queued ops come back with ERR_POISONED.
+ * cannot deadlock. An op may pause: within it, heads of the priority lane then run that may. After
+ * a failed op nothing more is run: queued ops come back with ERR_POISONED.
  * The mutex guards only the lists and is not held while an op runs. Nothing is allocated per op. */
 #include <assert.h>
 #include <errno.h>
@@ -42,6 +43,7 @@ struct lane_worker {
     err_record error; /* written once, by the worker, before the failed request is finished */
     /* The worker's own: */
     uint64_t idle_since_ns;
+    lane_request *running;
 };
 typedef struct lane_worker lane_worker;
 
@@ -102,6 +104,8 @@ static request_list *pick(lane_worker *self)
 
 static void run_request(lane_worker *self, lane_request *request)
 {
+    self->running = request;
+    request->paused_ns = 0;
     request->start_ns = clock_ns();
     request->wait_ns = request->start_ns - self->idle_since_ns;
     if (self->error.code != 0)
@@ -112,6 +116,42 @@ static void run_request(lane_worker *self, lane_request *request)
     self->idle_since_ns = request->end_ns;
     if (request->result > 0)
         request->result = 0;
+}
+
+/* Runs the head of the queue, which may run. The caller holds the mutex, which is free meanwhile. */
+static void serve(lane_worker *self, request_list *queue)
+{
+    lane_request *request = queue->first; /* stays the head while it runs: see may_run */
+    pthread_mutex_unlock(&self->mutex);
+    run_request(self, request);
+    pthread_mutex_lock(&self->mutex);
+    if (request->result < 0 && self->error.code == 0)
+        err_save(&self->error, request->result);
+    list_pop(queue);
+    bool was_empty = !self->finished.first;
+    list_push(&self->finished, request);
+    if (was_empty) {
+        int rc = eventfd_write(self->event_fd, 1);
+        assert(rc == 0);
+        (void)rc;
+    }
+}
+
+void lane_worker_pause(lane *worker)
+{
+    lane_worker *self = (lane_worker *)worker;
+    lane_request *paused = self->running;
+    request_list *urgent = &self->queues[self->config.priority_lane];
+    if (paused->item->lane == self->config.priority_lane)
+        return;
+    uint64_t begin_ns = clock_ns();
+    self->idle_since_ns = begin_ns;
+    pthread_mutex_lock(&self->mutex);
+    while (urgent->first && may_run(self, urgent->first))
+        serve(self, urgent);
+    pthread_mutex_unlock(&self->mutex);
+    self->running = paused;
+    paused->paused_ns += clock_ns() - begin_ns;
 }
 
 static void *worker_main(void *argument)
@@ -144,20 +184,7 @@ static void *worker_main(void *argument)
             continue;
         }
         has_rested = false;
-        lane_request *request = queue->first; /* stays the head while it runs: see may_run */
-        pthread_mutex_unlock(&self->mutex);
-        run_request(self, request);
-        pthread_mutex_lock(&self->mutex);
-        if (request->result < 0 && self->error.code == 0)
-            err_save(&self->error, request->result);
-        list_pop(queue);
-        bool was_empty = !self->finished.first;
-        list_push(&self->finished, request);
-        if (was_empty) {
-            int rc = eventfd_write(self->event_fd, 1);
-            assert(rc == 0);
-            (void)rc;
-        }
+        serve(self, queue);
     }
     pthread_mutex_unlock(&self->mutex);
     return NULL;

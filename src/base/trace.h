@@ -26,7 +26,8 @@ struct trace_event {
      * into learning that the last op had ended, starting this one and waking its thread. */
     uint8_t stall_is_hand_over;
     uint8_t reserved;
-    uint64_t stall_ns; /* for compute and update: idle time of the cores right before the op */
+    uint64_t stall_ns;  /* for compute and update: idle time of the cores right before the op */
+    uint64_t paused_ns; /* for compute: time between start and end in which updates ran */
 };
 typedef struct trace_event trace_event;
 

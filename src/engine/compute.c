@@ -101,6 +101,13 @@ static void fill_hits(struct engine *self, const program *prog, const op *item, 
     }
 }
 
+/* Lets updates that wait run between two layers. A drive would else wait for the end of a long pass,
+ * since what it reads next goes where the tiles of these updates are. */
+static void run_updates(void *user)
+{
+    lane_worker_pause(((struct engine *)user)->pausing);
+}
+
 static void fill_call(struct engine *self, const program *prog, const op *item, model_call *call)
 {
     const struct setup *setup = self->setup;
@@ -152,6 +159,8 @@ static void fill_call(struct engine *self, const program *prog, const op *item, 
         .sent = enginei_role_address(self, prog, item, ROLE_SENT),
         .received = enginei_role_address(self, prog, item, ROLE_RECEIVED),
         .parcels = enginei_parcels_of(self, item->micro_batch),
+        .pause = self->pausing ? run_updates : NULL,
+        .pause_user = self,
     };
     fill_hits(self, prog, item, call);
 }

@@ -236,6 +236,8 @@ int enginei_make_workers(struct engine *self)
     if (self->setup->gpu)
         return make_gpu_lane(self);
     TRY(make_worker(self, &compute, &self->core_lane));
+    if (shares && !self->setup->job->run.paranoid)
+        self->pausing = self->core_lane;
     return make_worker(self, &copies, &self->copy_lane);
 }
 

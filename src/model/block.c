@@ -39,8 +39,10 @@ static int run_forward(const modeli_run *run, modeli_range range)
         const modeli_layer *layer = &run->list->layers[i];
         bool is_needed = run->turn == MODELI_TURN_FORWARD || layer->is_recomputed[run->kept];
         bool may_adapt = layer->kind->has_matrix && run->kept == KEPT_NONE;
-        if ((is_needed || may_adapt) && is_in_step(run, i))
-            TRY(layer->kind->forward(run, layer));
+        if ((!is_needed && !may_adapt) || !is_in_step(run, i))
+            continue;
+        modeli_pause(run->call);
+        TRY(layer->kind->forward(run, layer));
     }
     return 0;
 }
@@ -51,9 +53,11 @@ static int run_backward(const modeli_run *run, modeli_range range)
     const modeli_layer *first = modeli_first_owner(run->list);
     for (uint32_t i = range.end; i-- > range.begin;) {
         const modeli_layer *layer = &run->list->layers[i];
-        if (layer->kind->backward != NULL && (layer >= first || run->wants_inner) &&
-            is_in_step(run, i))
-            TRY(layer->kind->backward(run, layer));
+        if (layer->kind->backward == NULL || (layer < first && !run->wants_inner) ||
+            !is_in_step(run, i))
+            continue;
+        modeli_pause(run->call);
+        TRY(layer->kind->backward(run, layer));
     }
     return 0;
 }

@@ -196,8 +196,10 @@ static int run_chunk(const struct head_run *run, uint64_t row, uint64_t rows, bo
 static int run_chunks(const struct head_run *run, bool backward)
 {
     uint64_t rows = modeli_rows(run->self), chunk = run->self->chunk_rows;
-    for (uint64_t row = 0; row < rows; row += chunk)
+    for (uint64_t row = 0; row < rows; row += chunk) {
+        modeli_pause(run->call);
         TRY(run_chunk(run, row, size_min(chunk, rows - row), backward));
+    }
     return 0;
 }
 

@@ -175,6 +175,13 @@ int modeli_run_module(model *self, enum phase phase, uint32_t stage, void *strea
  * a row of a matrix does not fit into max_part_bytes. */
 int modeli_cut(model *self) MUST_CHECK;
 
+/* A good moment for the caller to compute something else. */
+static inline void modeli_pause(const model_call *call)
+{
+    if (call->pause)
+        call->pause(call->pause_user);
+}
+
 /* Number of positions at which a call may have tokens: rows of the rotary tables. */
 static inline uint64_t modeli_positions(const model *self)
 {

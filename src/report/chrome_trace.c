@@ -85,6 +85,8 @@ static void append_event(profi_text *text, const trace_event *event, int track, 
                      lane_kind_name((enum lane_kind)event->stall_lane));
     else if (event->stall_is_hand_over)
         profi_append(text, ",\"stall_lane\":\"%s\"", CHROME_TRACE_HAND_OVER);
+    if (event->paused_ns > 0)
+        profi_append(text, ",\"paused_us\":%.3f", (double)event->paused_ns * 1e-3);
     profi_append(text, "}}");
 }
 

@@ -1,5 +1,5 @@
-/* The worker lane: order and priority, dependencies between its own lanes, idle time, errors, start
- * and end; alone and under the executor. */
+/* The worker lane: order and priority, dependencies between its own lanes, pauses, idle time,
+ * errors, start and end; alone and under the executor. */
 #include <errno.h>
 #include <poll.h>
 #include <semaphore.h>
@@ -22,6 +22,8 @@ struct script {
     uint32_t ran_count;
     uint32_t thread_starts;
     int start_code;
+    lane *pauses; /* the worker, if each op pauses after its work; else NULL */
+    sem_t begun;  /* with `pauses`: op 0 has begun */
 };
 typedef struct script script;
 
@@ -29,9 +31,13 @@ static int run_script(void *user, const program *prog, const op *item)
 {
     script *self = user;
     uint32_t op_idx = (uint32_t)(item - prog->ops);
+    if (self->pauses && op_idx == 0)
+        sem_post(&self->begun);
     if (self->gated && op_idx == 0)
         sem_wait(&self->gate);
     self->ran[self->ran_count++] = op_idx;
+    if (self->pauses)
+        lane_worker_pause(self->pauses);
     if (op_idx == self->fail_op_idx)
         return err_set(-EDOM, "op %u met a negative root", op_idx);
     return 0;
@@ -61,12 +67,17 @@ static lane *create_worker(script *self)
     return worker;
 }
 
-static void submit_all(lane *worker, const program *prog, lane_request *requests)
+static void submit_from(uint32_t first, lane *worker, const program *prog, lane_request *requests)
 {
-    for (uint32_t i = 0; i < prog->op_count; i++) {
+    for (uint32_t i = first; i < prog->op_count; i++) {
         requests[i] = (lane_request){.prog = prog, .item = &prog->ops[i], .op_idx = i};
         assert_int_equal(worker->ops->submit(worker, &requests[i]), 0);
     }
+}
+
+static void submit_all(lane *worker, const program *prog, lane_request *requests)
+{
+    submit_from(0, worker, prog, requests);
 }
 
 /* Sleeps on the descriptor until `count` requests are back. */
@@ -195,6 +206,84 @@ static void failure_stops_the_worker(void **state)
     program_fini(&prog);
 }
 
+/* Forward 0, update 1, update 2 (after forward 0), update 3, forward 4. */
+static void build_paused(program *out)
+{
+    builder b;
+    builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);
+    uint32_t home = builder_home(&b, TIER_DEVICE, 0, 4096);
+    static const enum op_kind kinds[] = {OP_FORWARD, OP_UPDATE, OP_UPDATE, OP_UPDATE, OP_FORWARD};
+    for (uint32_t i = 0; i < 5; i++) {
+        builder_op(&b, kinds[i]);
+        builder_use(&b, ROLE_TARGET, ACCESS_WRITE, home, 0, 256);
+        if (i == 2)
+            builder_dep(&b, 0);
+    }
+    builder_finish(&b, out);
+}
+
+/* Runs that program with updates first, while each op pauses. Forward 0 is the first to run. */
+static void run_paused(script *plan, lane_request *requests, lane_request **done, program *prog)
+{
+    lane_worker_config config = {
+        .name = "cores", .run = run_script, .user = plan, .depth = 2, .priority_lane = LANE_UPDATE};
+    build_paused(prog);
+    sem_init(&plan->gate, 0, 0);
+    sem_init(&plan->begun, 0, 0);
+    plan->gated = true;
+    assert_ok(lane_worker_create(&config, &plan->pauses));
+    requests[0] = (lane_request){.prog = prog, .item = &prog->ops[0]};
+    assert_ok(plan->pauses->ops->submit(plan->pauses, &requests[0]));
+    sem_wait(&plan->begun);
+    submit_from(1, plan->pauses, prog, requests);
+    sem_post(&plan->gate);
+    await(plan->pauses, 5, done);
+}
+
+/* Within forward 0 an update runs that may, and no other; an update does not pause. */
+static void updates_run_in_the_pauses_of_a_pass(void **state)
+{
+    program prog;
+    script plan = {.fail_op_idx = PROGRAM_NONE};
+    lane_request requests[OPS_MAX], *done[OPS_MAX];
+    run_paused(&plan, requests, done, &prog);
+    static const uint32_t ended[] = {1, 0, 2, 3, 4};
+    for (uint32_t i = 0; i < 5; i++) {
+        assert_int_equal(plan.ran[i], i);
+        assert_int_equal(done[i]->op_idx, ended[i]);
+        assert_int_equal(done[i]->result, 0);
+    }
+    assert_true(requests[0].start_ns <= requests[1].start_ns);
+    assert_true(requests[1].end_ns <= requests[0].end_ns);
+    assert_true(requests[0].paused_ns >= requests[1].end_ns - requests[1].start_ns);
+    assert_true(requests[0].paused_ns <= requests[0].end_ns - requests[0].start_ns);
+    assert_int_equal(requests[2].wait_ns, requests[2].start_ns - requests[0].end_ns);
+    assert_int_equal(requests[1].paused_ns + requests[2].paused_ns + requests[3].paused_ns, 0);
+    plan.pauses->ops->destroy(plan.pauses);
+    sem_destroy(&plan.begun);
+    sem_destroy(&plan.gate);
+    program_fini(&prog);
+}
+
+/* The pass goes on to its end, and its result counts; nothing else runs. */
+static void an_update_fails_in_a_pause(void **state)
+{
+    program prog;
+    script plan = {.fail_op_idx = 1};
+    lane_request requests[OPS_MAX], *done[OPS_MAX];
+    run_paused(&plan, requests, done, &prog);
+    assert_int_equal(plan.ran_count, 2);
+    assert_int_equal(requests[0].result, 0);
+    assert_int_equal(requests[1].result, -EDOM);
+    for (uint32_t i = 2; i < 5; i++)
+        assert_int_equal(requests[i].result, ERR_POISONED);
+    assert_string_equal(plan.pauses->ops->error(plan.pauses)->text, "op 1 met a negative root");
+    plan.pauses->ops->destroy(plan.pauses);
+    sem_destroy(&plan.begun);
+    sem_destroy(&plan.gate);
+    program_fini(&prog);
+}
+
 static void configuration(void **state)
 {
     lane *worker;
@@ -217,7 +306,25 @@ static void configuration(void **state)
     worker->ops->destroy(worker); /* idle: returns at once */
 }
 
-/* Random programs with compute and update on one real worker, the other lanes random threads. */
+/* What an op of a random program needs: its memory and, if it pauses, its worker. */
+struct pausing {
+    fixture_arenas *arenas;
+    lane *worker;
+};
+
+static int execute_with_pauses(void *user, const program *prog, const op *item)
+{
+    const struct pausing *self = user;
+    if (self->worker)
+        lane_worker_pause(self->worker);
+    int rc = fixture_execute(self->arenas, prog, item);
+    if (self->worker)
+        lane_worker_pause(self->worker);
+    return rc;
+}
+
+/* Random programs with compute and update on one real worker, the other lanes random threads. With
+ * every other pair of seeds ops pause. */
 static void values_under_the_executor(void **state)
 {
     enum { PROGRAMS = 30 };
@@ -228,9 +335,10 @@ static void values_under_the_executor(void **state)
         fixture_arenas_init(&arenas, &prog, seed);
         fixture_arenas_init(&serial, &prog, seed);
         fixture_execute_all(&serial, &prog);
+        struct pausing pausing = {.arenas = &arenas};
         lane_worker_config cores = {.name = "cores",
-                                    .run = fixture_execute,
-                                    .user = &arenas,
+                                    .run = execute_with_pauses,
+                                    .user = &pausing,
                                     .owner = 1,
                                     .depth = 1 + (uint32_t)(seed % 4),
                                     .priority_lane = seed % 2 ? LANE_COMPUTE : LANE_UPDATE};
@@ -249,6 +357,7 @@ static void values_under_the_executor(void **state)
             });
         assert_int_equal(lane_worker_create(&cores, &config.lanes[LANE_COMPUTE]), 0);
         config.lanes[LANE_UPDATE] = config.lanes[LANE_COMPUTE];
+        pausing.worker = seed & 2 ? config.lanes[LANE_COMPUTE] : NULL;
         executor *exec;
         run_totals totals;
         assert_int_equal(executor_create(&config, &exec), 0);
@@ -280,6 +389,8 @@ int main(void)
         cmocka_unit_test(priority_within_dependencies),
         cmocka_unit_test(a_worker_rests_before_it_sleeps),
         cmocka_unit_test(failure_stops_the_worker),
+        cmocka_unit_test(updates_run_in_the_pauses_of_a_pass),
+        cmocka_unit_test(an_update_fails_in_a_pause),
         cmocka_unit_test(configuration),
         cmocka_unit_test(values_under_the_executor),
     };
