@@ -133,6 +133,10 @@ class SimulatedCore:
     def commit(self):
         return self.step
 
+    @property
+    def is_open(self):
+        return not self.is_closed
+
     def close(self):
         self.is_closed = True
 

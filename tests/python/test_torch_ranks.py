@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 """
 
 OPTIMIZERS = """
-sluice.torch._optimizers._UNIT_ELEMS = 600
+sluice.torch._optimizer_job.UNIT_ELEMS = 600
 by_mpirun = {{}}  # torch.distributed knows torchrun's ranks by itself
 if "OMPI_COMM_WORLD_RANK" in os.environ:
     by_mpirun = {{"init_method": "file://" + {directory!r} + "/store", "world_size": 2,
@@ -150,7 +150,7 @@ class Ranks(unittest.TestCase):
     def test_optimizers_under_mpirun_have_the_bits_of_one_process(self):
         self.check_optimizers("mpirun")
 
-    @unittest.mock.patch("sluice.torch._optimizers._UNIT_ELEMS", 600)  # more than one unit
+    @unittest.mock.patch("sluice.torch._optimizer_job.UNIT_ELEMS", 600)  # more than one unit
     def check_optimizers(self, launcher):
         def optimizer(module, **options):
             made = sluice.torch.AdamW(module.parameters(), lr=1e-3, host="64MiB", **options)

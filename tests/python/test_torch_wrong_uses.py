@@ -4,17 +4,21 @@ that says what to do, or does what was meant. None hangs, and none leaves a run 
 import copy
 import gc
 import io
+import itertools
 import math
 import os
 import pickle
 import resource
 import signal
+import sys
 import tempfile
 import threading
 import unittest
+import unittest.mock
 
 try:
     import torch
+    from torch.nn.utils import prune
 except ImportError:
     raise unittest.SkipTest("this Python has no torch") from None
 
@@ -22,6 +26,7 @@ import programs
 import sluice
 import sluice.torch
 import torch_models as models
+from simulated_core import open_simulated
 from torch_models import Language
 
 
@@ -240,6 +245,57 @@ class Changes(WrongUses):
             engine.module.float()
             self.refused("was changed", engine, self.data[1])
 
+    def test_of_the_root_while_an_evaluation_is_open(self):
+        """Also where the program calls the module, or a part of it, and not the engine."""
+        engine = self.begun()
+        module, hidden = engine.module, torch.ones(1, 4, 32)
+        with torch.no_grad():
+            expected, normed = engine(self.data[1]).item(), module.norm(hidden)
+
+            def calls(text):
+                self.refused(text, module.norm, hidden)
+                self.refused(text, module, self.data[1])
+
+            module.double()
+            calls("is torch.float64, and was torch.float32")
+            module.half()
+            calls("is torch.float16, and was torch.float32")
+            module.float()
+            self.refused("was changed", module.norm, hidden)
+            self.refused("was changed", engine, self.data[1])  # the units
+            self.assertTrue(torch.equal(module.norm(hidden), normed))  # the run's values again
+            module.norm.requires_grad_(False)
+            calls("requires_grad")
+            module.norm.requires_grad_(True)
+            kept, module.norm.weight = module.norm.weight, torch.nn.Parameter(torch.zeros(32))
+            self.refused('the new parameter "norm.weight"', module.norm, hidden)
+            self.refused('the new parameter "norm.weight"', engine, self.data[1])
+            module.norm.weight = kept
+            up = module.blocks[1].up
+            kept, up.weight = up.weight, torch.nn.Parameter(torch.zeros(64, 32))
+            self.refused('the new parameter "blocks.1.up.weight"', module.blocks[1], hidden)
+            up.weight = kept
+            self.assertEqual(module(self.data[1]).item(), expected)
+        models.engine_losses(engine, self.data[1:2])
+
+    def test_pruning_it(self):
+        """Values that are elsewhere have no importance: a mask of them would mean nothing."""
+        engine = self.begun()
+        up = engine.module.blocks[0].up
+        prune.l1_unstructured(up, "weight", 0.5)
+        text = 'has the parameter "blocks.0.up.weight" as "blocks.0.up.weight_orig"'
+        self.refused(text, engine, self.data[1])
+        with torch.no_grad():
+            self.refused(text, engine.module.blocks[0], torch.ones(1, 4, 32))
+        engine.close()
+        module = make()
+        prune.l1_unstructured(module.blocks[0].up, "weight", 0.5)  # before the engine it counts
+        mask = module.blocks[0].up.weight_mask.clone()
+        engine = self.begun(module, run_dir=self.path("pruned"))
+        state = engine.state_dict()
+        self.assertTrue(torch.equal(state["blocks.0.up.weight_mask"], mask))
+        self.assertEqual(mask.mean().item(), 0.5)
+
     def test_requires_grad_for_a_step(self):
         engine = self.begun()
         engine.module.blocks[0].requires_grad_(False)
@@ -312,6 +368,24 @@ class Copies(WrongUses):
         self.refused("has no values of its own", self.optimizer, module.parameters())
 
 
+    def test_engines_of_a_part_and_of_a_parent(self):
+        module = make()
+        around = torch.nn.Sequential(module)
+        engine = self.begun(module)
+        for other, text in ((around, 'the part "0" of this module has an engine that is open'),
+                            (module.blocks, "this module is a part of a Language that has"),
+                            (module.embed, "this module is a part of a Language that has"),
+                            (torch.nn.ParameterList([module.norm.weight]),
+                             "shares parameters with a Language that has")):
+            self.refused(text, self.engine, other, run_dir=self.path("other"))
+        models.engine_losses(engine, self.data[1:2])
+        engine.close()
+        module = make()
+        never_called = self.engine(module.blocks, run_dir=self.path("never"))
+        models.engine_losses(self.engine(module, run_dir=self.path("whole")), self.data[:1])
+        self.refused("is closed", never_called, self.data[0])
+
+
 class Steps(WrongUses):
     def test_losses(self):
         engine = self.begun()
@@ -343,6 +417,80 @@ class Steps(WrongUses):
                     engine.module.blocks[1].register_forward_hook(fails)
                     self.assertRaises(error, engine, self.data[1])
                 self.refused("takes no more steps", engine, self.data[1])
+                engine.close()
+                self.step_is(1, run_dir=run)
+
+    @unittest.mock.patch("sluice.torch._engine.return_free_memory", lambda: None)
+    @unittest.mock.patch("sluice.torch._engine._REPEATS", 0)
+    def test_ctrl_c_at_each_line_of_an_end(self):
+        """Of close() and commit(), also with an evaluation open: no step is lost, and the calls can
+        be made again."""
+
+        class Interrupt:
+            """Raises where the package comes to its line number `at`."""
+
+            def __init__(self, at):
+                self.left = at
+
+            def __call__(self, frame, event, argument):
+                if "/sluice/" not in frame.f_code.co_filename:
+                    return None
+                if event == "line":
+                    self.left -= 1
+                    if self.left == 0:
+                        raise KeyboardInterrupt
+                return self
+
+        def is_interrupted(call, at):
+            before = sys.gettrace()
+            sys.settrace(Interrupt(at))
+            try:
+                call()
+            except KeyboardInterrupt:
+                return True
+            finally:
+                sys.settrace(before)
+            return False
+
+        for name, evaluates, stride in (("close", False, 7), ("close", True, 97), ("commit", True, 97)):
+            for at in itertools.count(1, stride):
+                engine = sluice.torch.Engine(make(), device="32MiB", host="32MiB", run_dir="none")
+                engine._open_core = open_simulated
+                engine.prepare(self.data[0])
+                core = engine._core
+                models.engine_losses(engine, self.data[:1])
+                if evaluates:
+                    with torch.no_grad():
+                        expected = engine(self.data[1]).item()
+                interrupted = is_interrupted(getattr(engine, name), at)
+                if name == "commit":
+                    engine.commit()
+                    with torch.no_grad():
+                        self.assertEqual(engine(self.data[1]).item(), expected)
+                    models.engine_losses(engine, self.data[1:2])
+                self.assertTrue(core.is_closed or engine._core is core, f"{name}, line {at}")
+                engine.close()
+                self.assertTrue(core.is_closed)
+                self.refused("is closed", engine, self.data[1])
+                if not interrupted:
+                    break
+            self.assertGreater(at, 8)  # it was interrupted more than once
+
+    def test_ctrl_c_while_the_library_commits(self):
+        for name in ("commit", "close"):
+            for number in range(4):
+                run = self.path(f"{name}{number}")
+                engine = self.begun(run_dir=run)
+                with torch.no_grad():
+                    engine(self.data[1])
+                delay = number * 0.003
+                timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+                try:
+                    timer.start()
+                    getattr(engine, name)()
+                    timer.join()
+                except KeyboardInterrupt:
+                    pass
                 engine.close()
                 self.step_is(1, run_dir=run)
 
@@ -428,6 +576,34 @@ class Steps(WrongUses):
             self.refused(text, own.step)
         own.param_groups[0]["lr"] = 1e-3
         own.step()
+
+    def test_a_grad_scaler(self):
+        engine = self.begun()
+        scaler = torch.amp.GradScaler("cpu")
+        loss = engine(self.data[1])
+        engine.backward(scaler.scale(loss))
+        scaler.unscale_(engine.optimizer)
+        self.refused("GradScaler finds no gradients", scaler.step, engine.optimizer)
+        self.refused("call engine.step()", engine.skip)
+        engine.step()
+        engine.backward(engine(self.data[2]))
+        torch.amp.GradScaler("cpu", enabled=False).step(engine.optimizer)
+        engine.close()
+        self.step_is(3)
+        module, plain = make(), make()
+        own, torchs = self.optimizer(module.parameters()), torch.optim.AdamW(plain.parameters(), lr=1e-3)
+        for trained, optimizer in ((module, own), (plain, torchs)):
+            scaler = torch.amp.GradScaler("cpu")
+            scaler.scale(trained(self.data[0])).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        self.assertTrue(torch.allclose(module.norm.weight, plain.norm.weight))
+        own.close()
+        module = make()
+        own = self.optimizer(module.parameters(), overlap=True)
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(module(self.data[0])).backward()
+        self.refused("use overlap=False", scaler.step, own)
 
     def test_the_forward_calls_the_engine(self):
         class Calls(Language):

@@ -122,8 +122,11 @@ class Core:
         self._session._note_failure(error)
 
     def close(self) -> None:
-        self.memory = None
-        self._session.close()
+        try:
+            self._session.close()
+        finally:
+            if not self.is_open:  # else a Ctrl-C came before
+                self.memory = None
 
     def set_at_end(self, call: Callable[[], Any]) -> None:
         """What the end of the program calls in place of close()."""

@@ -16,19 +16,19 @@ from ._config import dtype_blocks, put, put_optimizer, read_config
 from ._core import Bytes, alone, close_at_end, give_up, list_drives, open_core, refuse_copy
 from ._groups import Groups, group_units
 from ._holding import Holding, view_of
-from ._hooks import Hook, claim, guard, refuse_load, refuse_state_dict
+from ._hooks import claim, guard, install
 from ._init import values_of
 from ._memory import as_tensor, plainly, return_free_memory
 from ._profile import Profile, profile_of
 from ._recording import Recorder, UsedTwice, copy_inputs, differentiable, keep_state, tensors_in
 from ._turns import Evaluating, Training, Turns, Use
+from ._unchanged import Unchanged
 from ._units import (
     Holder,
     Policy,
     Seconds,
     Slot,
     Unit,
-    check_kind,
     describe,
     find_learning,
     list_stages,
@@ -127,8 +127,6 @@ class Engine(Closing):
             names = [h.name for h in self._holders[1:] if h.name not in self._excluded]
             self._holders = make_holders(self.module, names)
         self._root = self._holders[0]
-        parameter = next(self.module.parameters())
-        self._dtype, self._device = parameter.dtype, parameter.device
         optimizer = self._job["optimizer"]
         groups = group_units(self._holders, optimizer, self._choose_group, self)
         if self._groups is None:
@@ -136,68 +134,13 @@ class Engine(Closing):
         else:  # schedulers have it
             self._groups.take(groups)
         self._holding = Holding(self._holders)
+        self._unchanged = Unchanged(self.module, self._holders, self._holding)
+        self._dtype, self._device = self._unchanged.dtype, self._unchanged.device
         self._values = Values(self._holders, values_of(self.module))
         claim(self.module, self)
         for handle in self._hooks:
             handle.remove()
-        self._hooks = []
-        for holder in self._holders[1:]:
-            self._hook_unit(holder)
-        self._hook_root()
-        for holder in self._holders:
-            for unit in holder.units:
-                for slot in unit.slots if not unit.frozen else ():
-                    self._hook_gradient(holder, unit, slot)
-
-    def _hook_unit(self, holder: Holder) -> None:
-        def before(engine: "Engine", module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-            engine._enter(holder, (args, kwargs))
-
-        def after(engine: "Engine", module: Any, args: Any, kwargs: Any, outputs: Any) -> None:
-            engine._leave(holder, outputs)
-
-        assert holder.module is not None  # only the root has none
-        install = holder.module.register_forward_pre_hook
-        self._hooks.append(install(Hook(self, before), prepend=True, with_kwargs=True))
-        # also after an exception, so that no unit stays held
-        install_after = holder.module.register_forward_hook
-        self._hooks.append(install_after(Hook(self, after), with_kwargs=True, always_call=True))
-
-    def _hook_root(self) -> None:
-        """Modules that own parameters of the root need them current also where only a part of the
-        module is called, as in generation."""
-        own = {id(slot.parameter) for slot in self._root.slots}
-
-        def before(engine: "Engine", module: torch.nn.Module, args: Any) -> None:
-            if engine._core is None or engine._is_called:
-                return
-            if not isinstance(engine._driver, Training):  # else the root is there
-                with plainly():
-                    engine._evaluation().make_root_current()
-
-        for item in self.module.modules():
-            owns = any(id(p) in own for p in item.parameters(recurse=False))
-            if owns or item is self.module:
-                hook = Hook(self, before)
-                self._hooks.append(item.register_forward_pre_hook(hook, prepend=True))
-            self._hooks.append(item.register_state_dict_pre_hook(Hook(self, refuse_state_dict)))
-            load = Hook(self, refuse_load)
-            self._hooks.append(item._register_load_state_dict_pre_hook(load))
-
-    def _hook_gradient(self, holder: Holder, unit: Unit, slot: Slot) -> None:
-        is_root = holder is self._root
-        me, my_unit, my_slot = weakref.ref(self), weakref.ref(unit), weakref.ref(slot)
-
-        def after(parameter: torch.Tensor) -> None:
-            engine, unit, slot = me(), my_unit(), my_slot()
-            if engine is None or unit is None or slot is None or engine._core is None:
-                recorder = engine._driver if engine is not None else None
-                if isinstance(recorder, Recorder) and unit is not None and slot is not None:
-                    recorder.gradient(slot, is_root)
-            elif not is_root:
-                engine._training("a gradient came").gradient(unit, slot)
-
-        self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(after))
+        self._hooks = install(self)
 
     # ---- what the hooks do ----
 
@@ -233,9 +176,26 @@ class Engine(Closing):
                     "or use torch.no_grad() to evaluate"
                 )
             self._evaluation()
-        self._check_unchanged(holder)
+            assert holder.module is not None
+            self._unchanged.check_names(holder.module, holder.name)
+        self._unchanged.check_values(holder)
         with plainly():
             self._driver.enter(holder)
+
+    def _enter_part(self, part: torch.nn.Module, name: str) -> None:
+        """A module that has parameters of the root is called, or the whole one."""
+        is_there = self._is_called or isinstance(self._driver, Training)
+        if self._core is None or is_there:
+            return
+        evaluation = self._evaluation()
+        try:
+            self._unchanged.check_values(self._root)
+            self._unchanged.check_names(part, name, recurse=False)
+        except WrongJob:
+            evaluation.forget_root()
+            raise
+        with plainly():
+            evaluation.make_root_current()
 
     def _leave(self, holder: Holder, outputs: Any) -> None:
         driver = self._driver
@@ -268,7 +228,7 @@ class Engine(Closing):
         driver = self._driver
         if not isinstance(driver, Recorder):
             driver = self._training(f'a backward reached the unit "{holder.name}"')
-        self._check_unchanged(holder)
+        self._unchanged.check_values(holder)
         driver.turn(holder)
 
     # ---- a step ----
@@ -284,9 +244,10 @@ class Engine(Closing):
                     "outside of torch.no_grad(); before that, call the module itself"
                 )
             try:
-                self._check_module()
+                self._unchanged.check(self.module)
             except WrongJob:
-                self._end_evaluation()  # the next one brings the root's values anew
+                if isinstance(self._driver, Evaluating):
+                    self._driver.forget_root()
                 raise
             return self.module(*args, **kwargs)
         self.prepare(*args, **kwargs)
@@ -298,7 +259,7 @@ class Engine(Closing):
         Afterwards plan() and info() work."""
         self._check_open()
         if self._core is None:
-            self._check_module()
+            self._unchanged.check(self.module)
             with torch.enable_grad():
                 self._record(args, kwargs)
             self._open()
@@ -316,7 +277,7 @@ class Engine(Closing):
             raise WrongJob(
                 "engine.step() is missing: call it after engine.backward, once for each micro-batch"
             )
-        self._check_module()
+        self._unchanged.check(self.module)
         training = Training(self._turns, self._goes_back)
         if self._micro_batch == 0:
             self._groups.send(self._core)
@@ -348,7 +309,7 @@ class Engine(Closing):
             )
         if training.is_in_backward or training.is_forward:
             raise WrongJob("engine.backward was called within a forward or a backward")
-        self._check_module()
+        self._unchanged.check(self.module)
         try:
             scale = training.begin_backward(loss)
             (loss * scale).backward()
@@ -385,6 +346,11 @@ class Engine(Closing):
         self._check_open()
         if self._driver is None and self._micro_batch == 0:
             return
+        if self._micro_batch == self._accumulation:
+            raise WrongJob(
+                "engine.skip comes before the last backward of a step, after which its update is "
+                "made: call engine.step()"
+            )
         self._driver = None
         self._micro_batch = 0
         self._turns.forget_turn()
@@ -399,42 +365,6 @@ class Engine(Closing):
                 "same run_dir goes on from the last commit"
             )
             raise self._failure
-
-    def _check_unchanged(self, *holders: Holder) -> None:
-        """Refuses parameters that are not as the engine has left them."""
-        units = [unit for holder in holders for unit in holder.units]
-        for unit, slot in ((unit, slot) for unit in units for slot in unit.slots):
-            parameter = slot.parameter
-            for now, before, what in (
-                (parameter.dtype, self._dtype, "convert"),
-                (parameter.device, self._device, "move"),
-            ):
-                if now != before:
-                    raise WrongJob(
-                        f'the parameter "{slot.name}" is {now}, and was {before} when the engine '
-                        f"was made: {what} the module before"
-                    )
-            if parameter.requires_grad == unit.frozen:
-                raise WrongJob(
-                    f'the parameter "{slot.name}" has another requires_grad than when the engine '
-                    "was made: change the module before"
-                )
-        self._holding.check(units)
-
-    def _check_module(self) -> None:
-        """Refuses a module that is not as the engine has left it."""
-        check_kind(self.module)
-        self._check_unchanged(*self._holders)
-        slots = [slot for holder in self._holders for slot in holder.slots]
-        own = {id(slot.parameter) for slot in slots}
-        found = {id(parameter): name for name, parameter in self.module.named_parameters()}
-        new = [name for key, name in found.items() if key not in own]
-        gone = [slot.name for slot in slots if id(slot.parameter) not in found]
-        if new or gone:
-            raise WrongJob(
-                f'the module {"has the new parameter" if new else "has lost the parameter"} '
-                f'"{(new or gone)[0]}" since the engine was made: change the module before'
-            )
 
     def _fail(self, error: BaseException) -> None:
         """A step that cannot go on ends the run; what is committed stays."""
@@ -618,26 +548,35 @@ class Engine(Closing):
 
     @alone
     def close(self) -> None:
-        """Commits the steps that are not yet committed, and frees all. May be called again."""
+        """Commits the steps that are not yet committed, and frees all. May be called again, also
+        after a Ctrl-C."""
+        if self._core is None:
+            self._closed()
+            return
+        try:
+            if self._failure is None:
+                self._end_evaluation()
+        finally:
+            self._driver = None
+            try:
+                self._core.close()
+            finally:
+                if not self._core.is_open:  # else a Ctrl-C came before
+                    self._closed()
+
+    def _closed(self) -> None:
         core, self._core = self._core, None
+        self._failure = WrongJob("this engine is closed")
         for handle in self._hooks:
             handle.remove()
         self._hooks = []
         if core is None:
-            self._failure = WrongJob("this engine is closed")
             return
         self._finalizer.detach()
-        try:
-            if self._failure is None and isinstance(self._driver, Evaluating):
-                self._driver.end()
-        finally:
-            self._driver = None
-            self._failure = WrongJob("this engine is closed")
-            self._holding_is_over()
-            guard(self.module, self._holders)
-            core.close()
-            if self._turns is not None:
-                self._turns.lending.end()  # now that no update reads them
+        self._holding_is_over()
+        guard(self.module, self._holders)
+        if self._turns is not None:
+            self._turns.lending.end()  # now that no update reads them
 
     def _note_failure(self, error: BaseException) -> None:
         if isinstance(self._driver, Evaluating):

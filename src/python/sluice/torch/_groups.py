@@ -54,6 +54,15 @@ class Groups(torch.optim.Optimizer):
             raise WrongJob("the engine of this optimizer is gone")
         engine.step()
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch's GradScaler asks in its step: it has scaled the loss."""
+        raise WrongJob(
+            "GradScaler finds no gradients, since the engine has taken them over, and made the "
+            "update, from the loss that it has scaled: leave it out, as the engine itself scales "
+            "the loss of a module in fp16, and other modules need no scaling"
+        )
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing to do: gradients are taken over as they come."""
 

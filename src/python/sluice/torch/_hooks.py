@@ -7,12 +7,13 @@ values, so that copying and pickling are refused. Before that, a copy gets hooks
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Set
 
 import torch
 
 from .._errors import WrongJob
-from ._units import Holder
+from ._recording import Recorder
+from ._units import Holder, Slot, Unit
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
@@ -52,7 +53,7 @@ class Hook:
         return _get_nothing, ()
 
 
-def refuse_state_dict(engine: Any, *args: Any) -> None:
+def _refuse_state_dict(engine: Any, *args: Any) -> None:
     """Before module.state_dict()."""
     if engine._core is not None:
         raise WrongJob(
@@ -61,13 +62,75 @@ def refuse_state_dict(engine: Any, *args: Any) -> None:
         )
 
 
-def refuse_load(engine: Any, *args: Any) -> None:
+def _refuse_load(engine: Any, *args: Any) -> None:
     """Before module.load_state_dict()."""
     if engine._core is not None:
         raise WrongJob(
             "the module's parameters are elsewhere while its engine is open: load weights before "
             "the first step, or begin another run_dir with them"
         )
+
+
+def install(engine: Any) -> List[Any]:
+    """Puts the hooks of the engine on its module and the parameters. Returns their handles."""
+    root, *others = engine._holders
+    hooks = [hook for holder in others for hook in _hook_unit(engine, holder)]
+    of_root = {id(slot.parameter) for slot in root.slots}
+    for name, item in engine.module.named_modules():
+        hooks += _hook_part(engine, name, item, of_root)
+    for holder in engine._holders:
+        for unit in holder.units:
+            for slot in unit.slots if not unit.frozen else ():
+                hooks.append(_hook_gradient(engine, holder is root, unit, slot))
+    return hooks
+
+
+def _hook_unit(engine: Any, holder: Holder) -> List[Any]:
+    def before(engine: Any, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        engine._enter(holder, (args, kwargs))
+
+    def after(engine: Any, module: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        engine._leave(holder, outputs)
+
+    assert holder.module is not None  # only the root has none
+    install_before = holder.module.register_forward_pre_hook
+    # also after an exception, so that no unit stays held
+    install_after = holder.module.register_forward_hook
+    return [
+        install_before(Hook(engine, before), prepend=True, with_kwargs=True),
+        install_after(Hook(engine, after), with_kwargs=True, always_call=True),
+    ]
+
+
+def _hook_part(engine: Any, name: str, item: torch.nn.Module, of_root: Set[int]) -> List[Any]:
+    """Modules that own parameters of the root need them current also where only a part of the
+    module is called, as in generation."""
+
+    def before(engine: Any, module: torch.nn.Module, args: Any) -> None:
+        engine._enter_part(module, name)
+
+    owns = any(id(p) in of_root for p in item.parameters(recurse=False))
+    hooks = []
+    if owns or item is engine.module:
+        hooks.append(item.register_forward_pre_hook(Hook(engine, before), prepend=True))
+    hooks.append(item.register_state_dict_pre_hook(Hook(engine, _refuse_state_dict)))
+    hooks.append(item._register_load_state_dict_pre_hook(Hook(engine, _refuse_load)))
+    return hooks
+
+
+def _hook_gradient(engine: Any, is_root: bool, unit: Unit, slot: Slot) -> Any:
+    me, my_unit, my_slot = weakref.ref(engine), weakref.ref(unit), weakref.ref(slot)
+
+    def after(parameter: torch.Tensor) -> None:
+        engine, unit, slot = me(), my_unit(), my_slot()
+        if engine is None or unit is None or slot is None or engine._core is None:
+            recorder = engine._driver if engine is not None else None
+            if isinstance(recorder, Recorder) and unit is not None and slot is not None:
+                recorder.gradient(slot, is_root)
+        elif not is_root:
+            engine._training("a gradient came").gradient(unit, slot)
+
+    return slot.parameter.register_post_accumulate_grad_hook(after)
 
 
 class _Guard:
@@ -112,16 +175,30 @@ def guard(module: torch.nn.Module, holders: List[Holder]) -> None:
 
 
 def claim(module: torch.nn.Module, engine: Any) -> None:
-    """The module is this engine's from now on. One that was made for it but never called is
-    closed."""
-    found = _engines.get(module)
-    other = found() if found is not None else None
-    if other is not None and other is not engine:
+    """The module is this engine's from now on. Other engines that have parameters of it, and were
+    never called, are closed."""
+    own = {id(parameter) for parameter in module.parameters()}
+    for claimed, reference in list(_engines.items()):
+        other = reference()
+        if other is None or other is engine or own.isdisjoint(map(id, claimed.parameters())):
+            continue
         if other._core is not None:
             raise WrongJob(
-                "this module has an engine that is open: go on with that one, or close it first"
+                f"{_relation(module, claimed)} an engine that is open: go on with that one, or "
+                "close it first"
             )
         other.close()
     _engines[module] = weakref.ref(engine)
     if module in _guards:
         _guards.pop(module).remove()
+
+
+def _relation(module: torch.nn.Module, claimed: torch.nn.Module) -> str:
+    if claimed is module:
+        return "this module has"
+    for name, part in module.named_modules():
+        if part is claimed:
+            return f'the part "{name}" of this module has'
+    if any(part is module for part in claimed.modules()):
+        return f"this module is a part of a {type(claimed).__name__} that has"
+    return f"this module shares parameters with a {type(claimed).__name__} that has"

@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -27,22 +27,10 @@ from .._optimizers import as_numbers
 from ._core import Bytes, alone, close_at_end, give_up, list_drives, open_core, refuse_copy
 from ._groups import send_group
 from ._memory import as_tensor, placeholder_of
+from ._optimizer_job import STATES, cut_params, make_job
 from ._turns import BACKWARD, Gradients, Lending, Use
-from ._units import _DTYPES, Holder, Slot, Unit, check_plain, note_offsets
+from ._units import Holder, Slot, Unit
 from ._values import Values
-
-_UNIT_ELEMS = 16 << 20
-
-#: What the argument `state` stands for, as the job's block `state` says it.
-_STATES: Dict[str, Dict[str, str]] = {
-    "fp32": {},
-    "split": {"master": "split"},
-    "split+bf16": {"master": "split", "moments": "bf16"},
-    "bf16": {"moments": "bf16"},
-    "8bit": {"moments": "8bit"},
-    "split+8bit": {"master": "split", "moments": "8bit"},
-}
-
 
 _living: "weakref.WeakSet[_Optimizer]" = weakref.WeakSet()
 
@@ -72,8 +60,8 @@ class _Optimizer(torch.optim.Optimizer):
         machine: Optional[Path] = None,
         verbose: bool = False,
     ) -> None:
-        if not isinstance(state, str) or state not in _STATES:
-            raise WrongJob(f'state is "{state}", and must be one of {", ".join(_STATES)}')
+        if not isinstance(state, str) or state not in STATES:
+            raise WrongJob(f'state is "{state}", and must be one of {", ".join(STATES)}')
         if run_dir is None and commit_every:
             raise WrongJob(
                 f"commit_every is {commit_every}, and without run_dir nothing is kept: give run_dir"
@@ -85,7 +73,9 @@ class _Optimizer(torch.optim.Optimizer):
         self._turn_lock = threading.RLock()
         as_numbers(numbers, f"{self._type}:")
         super().__init__(params, numbers)
-        self._units = self._cut()
+        cut = cut_params(self.param_groups, self._type)
+        self._units, self._idle = cut.units, cut.idle
+        self._dtype, self._device = cut.dtype, cut.device
         self._overlap = overlap
         self._core: Any = None
         self._failure: Optional[Error] = None
@@ -94,7 +84,8 @@ class _Optimizer(torch.optim.Optimizer):
         self._run_dir = run_path if run_path is not None else self._own_dir
         self._begun: Optional[int] = None  # units whose gradients are handed over; None: no step
         try:
-            job = self._job(numbers, list_drives(nvme), host, state, commit_every)
+            run = {"dir": self._run_dir, "commit_every": commit_every}
+            job = make_job(cut, self._type, numbers, list_drives(nvme), host, state, run)
             self._open(job, machine, verbose)
         except BaseException:
             if self._own_dir is not None:
@@ -105,134 +96,6 @@ class _Optimizer(torch.optim.Optimizer):
     __copy__ = __deepcopy__ = __reduce_ex__ = refuse_copy
 
     # ---- the run ----
-
-    def _cut(self) -> List[Unit]:
-        """Units of parameters that are neighbours in their group."""
-        units: List[Unit] = []
-        first: Optional[torch.Tensor] = None
-        self._idle: List[Tuple[str, torch.Tensor]] = []  # parameters that do not learn
-        known: Set[int] = set()
-        for number, group in enumerate(self.param_groups):
-            elems = _UNIT_ELEMS
-            for position, parameter in enumerate(group["params"]):
-                name = f"group{number}.param{position}"
-                if id(parameter) in known:
-                    continue  # torch warns of it
-                known.add(id(parameter))
-                if not parameter.requires_grad:
-                    self._idle.append((name, parameter))
-                    continue
-                check_plain(name, parameter)
-                if parameter.device.type not in ("cpu", "cuda"):
-                    raise WrongJob(f"{name} is on {parameter.device}, and has no values to train")
-                first = parameter if first is None else first
-                if parameter.dtype not in _DTYPES or parameter.dtype != first.dtype:
-                    raise WrongJob(
-                        f"{name} is {parameter.dtype}, and all parameters must be of one type: "
-                        "float32, bfloat16 or float16"
-                    )
-                if parameter.device != first.device:
-                    raise WrongJob(
-                        f"{name} is on {parameter.device} and others are on {first.device}"
-                    )
-                is_matrix = parameter.dim() == 2
-                begins = elems + parameter.numel() > _UNIT_ELEMS or (
-                    self._type == "Muon" and is_matrix != (units[-1].slots[0].parameter.dim() == 2)
-                )
-                if begins:
-                    units.append(Unit(len(units), f"group{number}.{len(units)}", [], False, number))
-                    elems = 0
-                elems += parameter.numel()
-                units[-1].slots.append(Slot(name, parameter, parameter.shape))
-        if not units or first is None:
-            raise WrongJob("no parameter learns (requires_grad)")
-        note_offsets([Holder("", None, units)])
-        self._dtype, self._device = first.dtype, first.device
-        return units
-
-    def _job(
-        self,
-        numbers: Dict[str, Any],
-        drives: Optional[List[Dict[str, Any]]],
-        host: Bytes,
-        state: str,
-        commit_every: int,
-    ) -> Dict[str, Any]:
-        stages = [
-            {
-                "name": unit.name,
-                "units": [unit.index],
-                "forward": None,
-                "backward": {"reads": [False]},
-            }
-            for unit in self._units
-        ]
-        last = stages[-1]["units"]
-        stages.append(
-            {
-                "name": "begin",
-                "units": last,
-                "forward": None,
-                "backward": {"reads": [False], "adds": [False]},
-            }
-        )
-        units = [
-            {
-                "name": unit.name,
-                "group": unit.group,
-                "matrices": self._type == "Muon" and unit.slots[0].parameter.dim() == 2,
-                "tensors": [{"name": s.name, "shape": list(s.shape)} for s in unit.slots],
-            }
-            for unit in self._units
-        ]
-        largest = max(unit.elems for unit in self._units)
-        passing = 6 * 4 * largest + (256 << 20)  # gradients and tiles on their way
-        tiers: Dict[str, Any] = {
-            "device": {"budget": passing},
-            "place": {"params": "host", "optimizer": "nvme" if drives else "host"},
-        }
-        if drives:
-            tiers["nvme"] = drives
-        elif self._device.type == "cpu":
-            # the device is host memory, too: what rests there is updated without a copy
-            total = sum(unit.elems for unit in self._units)
-            tiers["place"] = {kind: "device" for kind in ("params", "grads", "optimizer")}
-            tiers["device"]["budget"] = 20 * total + passing if host is None else host
-            tiers["host"] = {"budget": 4 * largest + (64 << 20)}
-        if host is not None and "host" not in tiers:
-            tiers["host"] = {"budget": host}
-        params = as_numbers(numbers, f"{self._type}:")
-        module = {
-            "name": "optimizer",
-            "lends_grads": self._device.type == "cpu",
-            "units": units,
-            "stages": stages,
-        }
-        job: Dict[str, Any] = {
-            "model": {"module": module},
-            "run": {"dir": self._run_dir, "commit_every": commit_every},
-            "device": {"backend": "cpu"},
-            "tiers": tiers,
-            "state": self._state(state),
-            "gradient_clipping": 0,
-            # fp16 gradients may overflow, and then the step is left out: all are looked at before
-            "schedule": {
-                "update": "after_backward" if self._dtype == torch.float16 else "in_backward"
-            },
-            "zero_optimization": {"stage": 2},  # of several ranks each has a part of the state
-            "optimizer": {"type": self._type, "params": params},
-        }
-        if self._dtype == torch.bfloat16:
-            job["bf16"] = {"enabled": True, "check_grad_overflow": False}
-        if self._dtype == torch.float16:
-            job["fp16"] = {"enabled": True, "loss_scale": 1}
-        return job
-
-    def _state(self, name: str) -> Dict[str, str]:
-        state = dict(_STATES[name])
-        if self._dtype == torch.float32 and self._type != "Muon":
-            state["master"] = "split"  # the parameters are the masters: there is no second copy
-        return state
 
     def _open(self, job: Dict[str, Any], machine: Optional[Path], verbose: bool) -> None:
         values = Values([Holder("", None, self._units)], {})
@@ -456,6 +319,16 @@ class _Optimizer(torch.optim.Optimizer):
 
     # ---- the rest ----
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch's GradScaler asks in its step. Without overlap it finds the gradients."""
+        if self._overlap:
+            raise WrongJob(
+                "GradScaler finds no gradients, since the updates were made while the backward ran "
+                "(overlap=True), from gradients of the loss that it has scaled: use overlap=False"
+            )
+        return False
+
     @alone
     def commit(self) -> int:
         """Makes the state after the last step durable in run_dir. Returns that step."""
@@ -516,18 +389,22 @@ class _Optimizer(torch.optim.Optimizer):
         and the tensors that share their memory go on with it, as if torch had allocated it."""
         if self._core is None or self._process != os.getpid():
             return
+        try:
+            self._core.close()
+        finally:
+            if not self._core.is_open:  # else a Ctrl-C came before
+                self._closed()
+
+    def _closed(self) -> None:
+        self._core = None
+        self._failure = WrongJob("this optimizer is closed")
         for handle in self._hooks:
             handle.remove()
-        core, self._core = self._core, None
-        self._failure = WrongJob("this optimizer is closed")
         _living.discard(self)
         self._finalizer.detach()
-        try:
-            core.close()
-        finally:
-            self._lending.end()
-            if self._own_dir is not None:
-                shutil.rmtree(self._own_dir, ignore_errors=True)
+        self._lending.end()
+        if self._own_dir is not None:
+            shutil.rmtree(self._own_dir, ignore_errors=True)
 
     def _check_open(self) -> None:
         if self._process != os.getpid():

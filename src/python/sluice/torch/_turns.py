@@ -11,12 +11,24 @@ begin, then wait and done for each, then end. A turn lasts until the next one be
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+    Union,
+    cast,
+)
 
 import torch
 
-from .._errors import WrongJob
+from .._errors import Error, WrongJob
 from ._holding import Holding, gaps_of, view_of
 from ._memory import as_tensor
 from ._units import Holder, Slot, Unit
@@ -380,6 +392,24 @@ class Training:
         self._is_in_backward = False
 
 
+_Method = TypeVar("_Method", bound=Callable[..., None])
+
+
+def _whole(method: _Method) -> _Method:
+    """A method of Evaluating that, after an exception within, gives up the program at hand, whose
+    turn may be lost: Ctrl-C is one, or the failure of another rank."""
+
+    @functools.wraps(method)
+    def call(self: "Evaluating", *args: Any) -> None:
+        try:
+            method(self, *args)
+        except BaseException:
+            self.give_up()
+            raise
+
+    return cast(_Method, call)
+
+
 class Evaluating:
     """Forwards without gradients. They may use the units in any order; what comes between is passed
     over, and a unit that was passed is reached through a new program."""
@@ -389,10 +419,17 @@ class Evaluating:
         self._next: Optional[int] = None  # the stage whose turn comes; None: no program
         self._is_root_there = False
 
+    @_whole
     def make_root_current(self) -> None:
         if self._turns.root is not None and not self._is_root_there:
+            self.end()
             self._begin()
 
+    def forget_root(self) -> None:
+        """The root's values are no longer those of the run."""
+        self._is_root_there = False
+
+    @_whole
     def enter(self, holder: Holder) -> None:
         stage = self._turns.number(holder)
         if self._next is None or stage < self._next:
@@ -417,6 +454,7 @@ class Evaluating:
             self._is_root_there = True
             self._next = 1
 
+    @_whole
     def end(self) -> None:
         """Ends the program, if there is one."""
         if self._next is None:
@@ -427,6 +465,7 @@ class Evaluating:
         self._next = None
         self._turns.core.module_end()
 
+    @_whole
     def each(self, visit: Callable[[Holder, Use], None]) -> None:
         """Calls visit for each stage while its params are there."""
         self.end()
@@ -435,3 +474,12 @@ class Evaluating:
             visit(holder, self._turns.take(stage, FORWARD))
         self._next = len(self._turns.stages)
         self.end()
+
+    def give_up(self) -> None:
+        """Leaves the program at hand, if there is one."""
+        self._next, self._is_root_there = None, False
+        self._turns.forget_turn()
+        try:
+            self._turns.core.module_abort("an evaluation was interrupted")
+        except Error:
+            pass  # none is open
