@@ -129,6 +129,52 @@ class Losses(Engines):
         for name, value in state.items():
             self.assertTrue(torch.equal(value, summed[name]), name)
 
+    def test_several_gradients_of_a_parameter_are_summed_in_fp32(self):
+        """Torch would add them up in the parameter's 16 bits, so these are not lent."""
+
+        class Twice(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = torch.nn.Linear(32, 32)
+
+            def forward(self, x):  # each backward of a checkpoint brings a gradient of its own
+                x = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=True)
+                return torch.utils.checkpoint.checkpoint(self.inner, x.tanh(), use_reentrant=True)
+
+        def make(blocks, dtype):
+            torch.manual_seed(3)
+            return torch.nn.Sequential(*(blocks() for _ in range(3))).to(dtype)
+
+        def lends(blocks, dtype, update):
+            lent, lend = [], _turns.Lending.lend
+            config = {"schedule": {"update": update}}
+            if dtype == torch.bfloat16:
+                config["bf16"] = {"enabled": True, "check_grad_overflow": False}
+            engine = self.engine(make(blocks, dtype), config=config, optimizer=sluice.AdamW(lr=1e-2))
+
+            def note(lending, core, unit):
+                lend(lending, core, unit)
+                lent.append(unit.name)
+
+            with unittest.mock.patch.object(_turns.Lending, "lend", note):
+                torch.manual_seed(4)
+                for _ in range(6):
+                    x = torch.randn(8, 32, dtype=dtype, requires_grad=True)
+                    engine.backward(engine(x).float().square().mean())
+                    engine.step()
+            state = engine.state_dict()
+            engine.close()
+            return bool(lent), state
+
+        once = lambda: torch.nn.Linear(32, 32)  # noqa: E731
+        self.assertTrue(lends(once, torch.bfloat16, "in_backward")[0])
+        self.assertTrue(lends(Twice, torch.float32, "in_backward")[0])
+        lent, state = lends(Twice, torch.bfloat16, "in_backward")
+        self.assertFalse(lent)
+        _, summed = lends(Twice, torch.bfloat16, "after_backward")
+        for name, value in state.items():
+            self.assertTrue(torch.equal(value, summed[name]), name)
+
     def test_checkpoints(self):
         self.check(Language, checkpoints=True)
 
