@@ -604,6 +604,7 @@ class Steps(WrongUses):
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(module(self.data[0])).backward()
         self.refused("use overlap=False", scaler.step, own)
+        own.step()
 
     def test_the_forward_calls_the_engine(self):
         class Calls(Language):
