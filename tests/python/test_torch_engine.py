@@ -294,6 +294,11 @@ class Losses(Engines):
         attention = sluice.torch.init(lambda: torch.nn.MultiheadAttention(32, 2))
         self.assertIn("in_proj_weight", dict(attention.named_parameters()))
 
+    def test_blocks_that_are_used_again(self):
+        """In the run itself: each use has a turn of its own."""
+        self.check(models.Again)
+        self.check(models.AgainReentrant)
+
     def test_inference_mode(self):
         data = models.batches(Language)
         expected, _ = models.plain_losses(models.make(Language, dropout=0.0), data[:3])
@@ -443,6 +448,49 @@ class Simulated(OverTheStandIn):
             for name, value in engine.state_dict().items():
                 self.assertTrue(torch.equal(value, wanted[name]), name)
 
+    def test_odd_ways_to_use_units(self):
+        """To the bit, too. The numbers are those of units and of stages."""
+        expected = {
+            models.Again: (3, 7), models.AgainReentrant: (3, 6), models.Sometimes: (3, 3), models.Rows: (2, 2),
+            models.Boxes: (3, 3), models.Counting: (3, 3),
+        }
+        for kind, counts in expected.items():
+            with self.subTest(kind=kind.__name__):
+                engine = self.check_odd(kind)
+                self.assertEqual((len(engine._holders) - 1, len(engine._turns.stages) - 1), counts)
+
+    def check_odd(self, kind):
+        module, data = models.make(kind), models.batches(kind, 5)
+        losses, trained = models.plain_losses(module, data)
+        engine = self.engine(module)
+        self.assertEqual(models.engine_losses(engine, data), losses)
+        state, wanted = engine.state_dict(), trained.state_dict()
+        self.assertEqual(set(state), set(wanted))
+        for name, value in state.items():
+            self.assertTrue(torch.equal(value, wanted[name]), name)
+        return engine
+
+    def test_what_cannot_be_a_unit_is_in_the_root(self):
+        for kind, unfit in ((models.Peeking, {"blocks.1"}), (models.Turning, {"blocks.0", "blocks.1"})):
+            with self.subTest(kind=kind.__name__), self.assertWarnsRegex(UserWarning, "outside of the budgets"):
+                self.assertEqual(set(self.check_odd(kind)._unfit), unfit)
+
+    def test_random_numbers_of_numpy(self):
+        try:
+            import numpy
+        except ImportError:
+            self.skipTest("this Python has no numpy")
+
+        class Masked(models.Odd):
+            def through(self, x):
+                return self.blocks[0](x * float(numpy.random.rand()))
+
+        numpy.random.seed(1)
+        expected, _ = models.plain_losses(models.make(Masked), models.batches(Masked, 3))
+        numpy.random.seed(1)
+        engine = self.engine(models.make(Masked))
+        self.assertEqual(models.engine_losses(engine, models.batches(Masked, 3)), expected)
+
     def test_a_recording_makes_the_copies_of_a_step(self):
         """The root's parameters and all gradients."""
         engine = self.engine(models.make(Language))
@@ -452,7 +500,7 @@ class Simulated(OverTheStandIn):
         slots = [slot for holder in engine._holders for slot in holder.slots]
         expected = sorted(slot.elems for slot in slots + engine._root.slots)
         self.assertEqual(copied, expected)
-        self.assertIn(("", "backward"), recorder.seconds)
+        self.assertIn(("root", "backward"), recorder.seconds)
         self.assertTrue(all(slot.parameter.grad is None for slot in slots))
 
     def test_times_are_those_of_later_recordings(self):
@@ -499,6 +547,7 @@ class Refusals(OverTheStandIn):
         self.assert_refused("must be a torch module", self.engine, "x")
         self.assert_refused("no parameters to train", self.engine, torch.nn.ReLU())
         self.assert_refused("must be float32", self.engine, torch.nn.Linear(2, 2).double())
+        self.assert_refused("view_as_real", self.engine, torch.nn.Linear(2, 2, dtype=torch.cfloat))
         mixed = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).bfloat16())
         self.assert_refused("a module has one dtype", self.engine, mixed)
         frozen = models.make(Language).requires_grad_(False)
@@ -544,22 +593,40 @@ class Refusals(OverTheStandIn):
         engine = self.engine(module)
         models.engine_losses(engine, data[:1])
         module.is_turned = True
-        self.assert_refused('"blocks.2", and in the step that was recorded "blocks.0"', engine, data[1])
-        self.assert_refused("the same order", engine, data[1])  # it takes no more steps
+        self.assert_refused('"blocks.1" after "blocks.2"', engine, data[1])
+        self.assert_refused("the order of that step", engine, data[1])  # it takes no more steps
 
-    def test_twice(self):
-        class Twice(Language):
-            def forward(self, tokens):
-                x = self.blocks[0](self.embed(tokens))
-                for block in self.blocks:
-                    x = block(x)
-                return self.head(x).sum()
+    def test_often(self):
+        class Often(models.Odd):
+            count = 33
 
-        data = models.batches(Language)
-        self.assert_refused("used twice", self.engine(models.make(Twice), units=["blocks.0"]), data[0])
-        engine = self.engine(models.make(Twice))  # chosen units may become part of the root
-        models.engine_losses(engine, data[:2])
-        self.assertNotIn("blocks.0", [h.name for h in engine._holders])
+            def through(self, x):
+                for _ in range(self.count):
+                    x = self.blocks[0](x)
+                return x
+
+        data = models.batches(Often)
+        engine = self.engine(models.make(Often), units=["blocks.0"])
+        self.assert_refused("is used more than 32 times", engine, data[0])
+        module = models.make(Often)
+        module.count = 2
+        engine = self.engine(module, units=["blocks.0"])
+        models.engine_losses(engine, data[:1])
+        module.count = 3
+        self.assert_refused('"blocks.0" after "blocks.0 (use 2)"', engine, data[1])
+
+    def test_within_another(self):
+        class Nested(models.Odd):
+            def make_blocks(self, width):
+                blocks = super().make_blocks(width)
+                blocks[0].register_forward_hook(lambda module, inputs, x: blocks[1](x))
+                return blocks
+
+            def through(self, x):
+                return self.blocks[0](x)
+
+        engine = self.engine(models.make(Nested), units=["blocks.0", "blocks.1"])
+        self.assert_refused('"blocks.1" is called within the unit "blocks.0"', engine, models.batches(Nested)[0])
 
     def test_configurations(self):
         data = models.batches(Language)
@@ -685,16 +752,8 @@ class Refusals(OverTheStandIn):
             def forward(self, tokens):
                 return super().forward(tokens) + self.blocks[1].up.weight.square().mean()
 
-        engine = self.engine(models.make(Peeks))
+        engine = self.engine(models.make(Peeks), units=["blocks.1"])
         self.assert_refused('"blocks.1.up.weight" is used', engine, models.batches(Language)[0])
-
-    def test_unused(self):
-        class Skips(Language):
-            def forward(self, tokens):
-                return self.head(self.blocks[0](self.embed(tokens))).sum()
-
-        engine = self.engine(models.make(Skips))
-        self.assert_refused('does not use the unit "blocks.1"', engine, models.batches(Language)[0])
 
 
 if __name__ == "__main__":

@@ -88,6 +88,131 @@ class Translation(nn.Module):
         return functional.cross_entropy((x @ self.embed.weight.t()).flatten(0, 1), tokens.flatten())
 
 
+class Odd(nn.Module):
+    """A language model whose subclasses use their blocks in other ways than one after the other."""
+
+    def __init__(self, width=16, vocabulary=64):
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.blocks = self.make_blocks(width)
+        self.head = nn.Linear(width, vocabulary)
+
+    def make_blocks(self, width):
+        return nn.ModuleList([Block(width) for _ in range(3)])
+
+    def forward(self, tokens):
+        logits = self.head(self.through(self.embed(tokens)))
+        return functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+class Again(Odd):
+    """Blocks are used several times, as in ALBERT or for two inputs of one loss."""
+
+    def through(self, x):
+        for block in [*self.blocks, self.blocks[2], *self.blocks]:
+            x = block(x)
+        return x
+
+
+class AgainReentrant(Odd):
+    """Each use gives gradients of its own."""
+
+    def through(self, x):
+        for block in [*self.blocks, *self.blocks]:
+            x = checkpoint(block, x, use_reentrant=True)
+        return x
+
+
+class Sometimes(Odd):
+    """Blocks are left out by chance, the second one in the first step."""
+
+    def through(self, x):
+        for block, chance in zip(self.blocks, torch.rand(3)):
+            if chance > 0.5:
+                x = block(x)
+        return x
+
+
+class Rows(Odd):
+    """Lists that are never called hold what is."""
+
+    def make_blocks(self, width):
+        return nn.ModuleList([nn.ModuleList([Block(width)]), nn.ModuleDict({"one": Block(width)})])
+
+    def through(self, x):
+        return self.blocks[1]["one"](self.blocks[0][0](x))
+
+
+class Box:
+    def __init__(self, **items):
+        vars(self).update(items)
+
+
+class Boxing(nn.Module):
+    """What it returns is in an object, and what a loss needs of it is in no output."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.block = Block(width)
+
+    def forward(self, box):
+        x = self.block(box.inner["x"])
+        self.kept = self.block.up(x).square().mean()
+        return Box(inner={"x": x})
+
+
+class Boxes(Odd):
+    def make_blocks(self, width):
+        return nn.ModuleList([Boxing(width) for _ in range(3)])
+
+    def through(self, x):
+        box = Box(inner={"x": x})
+        for block in self.blocks:
+            box = block(box)
+        return box.inner["x"] + sum(block.kept for block in self.blocks)
+
+
+class Counting(Odd):
+    """It has all that a module may change beside its parameters, and parameters that are no floats."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = nn.Parameter(torch.arange(16).flip(0), requires_grad=False)
+        self.calls = 0
+        self.register_buffer("turns", torch.polar(torch.ones(8), torch.arange(8.0)))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def through(self, x):
+        self.calls += 1
+        self.seen = self.seen + 1
+        for block in self.blocks:
+            x = block(x)[..., self.order]
+        turned = torch.view_as_complex(x.unflatten(-1, (8, 2))) * self.turns
+        return torch.view_as_real(turned).flatten(-2) * self.seen + 0.1 * self.calls
+
+
+class Peeking(Odd):
+    """It uses a parameter of a block outside of the block."""
+
+    def through(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x + self.blocks[1].down.bias
+
+
+class Turning(Odd):
+    """It goes back through a block in its forward."""
+
+    def make_blocks(self, width):
+        return nn.ModuleList([nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(3)])
+
+    def through(self, x):
+        x = self.blocks[0](x)
+        y = self.blocks[1](x)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return self.blocks[2](y) + slope
+
+
 def batches(kind, count=10):
     generator = torch.Generator().manual_seed(7)
     if kind is Images:
@@ -110,6 +235,9 @@ def loop_losses(module, optimizer, data, accumulation=1, clip=0.0):
             loss = module(batch)
             (loss / accumulation).backward()
             losses.append(loss.item())
+        for parameter in module.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         if clip:
             nn.utils.clip_grad_norm_(module.parameters(), clip)
         optimizer.step()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from statistics import median_low
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
 
@@ -20,7 +21,7 @@ from ._hooks import claim, guard, install
 from ._init import values_of
 from ._memory import as_tensor, plainly, return_free_memory
 from ._profile import Profile, profile_of
-from ._recording import Recorder, UsedTwice, copy_inputs, differentiable, keep_state, tensors_in
+from ._recording import Recorder, Unfit, copy_inputs, differentiable, keep_state, tensors_in
 from ._turns import Evaluating, Training, Turns, Use
 from ._unchanged import Unchanged
 from ._units import (
@@ -28,6 +29,7 @@ from ._units import (
     Policy,
     Seconds,
     Slot,
+    Stage,
     Unit,
     describe,
     find_learning,
@@ -111,7 +113,7 @@ class Engine(Closing):
         self._is_called = False
         self._inputs: Dict[int, Any] = {}  # of the unit that runs
         self._hooks: List[Any] = []
-        self._excluded: Set[str] = set()
+        self._unfit: Dict[str, str] = {}  # by the name of a module: why it is no unit
         self._groups: Any = None
         self._turns: Any = None
         self._prepare()
@@ -123,8 +125,8 @@ class Engine(Closing):
     def _prepare(self) -> None:
         """Chooses units, and installs the hooks."""
         self._holders = make_holders(self.module, self._policy)
-        if self._excluded:
-            names = [h.name for h in self._holders[1:] if h.name not in self._excluded]
+        if self._unfit:
+            names = [h.name for h in self._holders[1:] if h.name not in self._unfit]
             self._holders = make_holders(self.module, names)
         self._root = self._holders[0]
         optimizer = self._job["optimizer"]
@@ -136,6 +138,15 @@ class Engine(Closing):
         self._holding = Holding(self._holders)
         self._unchanged = Unchanged(self.module, self._holders, self._holding)
         self._dtype, self._device = self._unchanged.dtype, self._unchanged.device
+        owners = {id(unit): holder for holder in self._holders for unit in holder.units}
+        me = weakref.ref(self)
+
+        def bring(unit: Unit) -> None:
+            engine = me()
+            if engine is not None:
+                engine._turn(owners[id(unit)], None)
+
+        self._holding.bring = bring
         self._values = Values(self._holders, values_of(self.module))
         claim(self.module, self)
         for handle in self._hooks:
@@ -203,10 +214,13 @@ class Engine(Closing):
             return
         for tensor in tensors_in(outputs):
             if self._holding.owner(tensor) is not None:
-                raise WrongJob(
+                raise Unfit(
+                    holder,
                     f'the unit "{holder.name}" returns a view of its parameters, which are gone '
-                    "after its call: return a copy (.clone()), or leave it out of the units"
+                    "after its call",
+                    "return a copy (.clone()), or leave it out of the units",
                 )
+        stage = driver.stage
         with plainly():
             driver.leave(holder)
         torch.clear_autocast_cache()  # it has copies of the unit's parameters
@@ -218,18 +232,18 @@ class Engine(Closing):
         def turn(gradient: torch.Tensor) -> None:
             engine = me()
             if engine is not None:
-                engine._turn(holder)
+                engine._turn(holder, stage)
 
         for tensor in differentiable(outputs):
             if inputs.get(id(tensor), nothing) is not tensor.grad_fn:
                 tensor.register_hook(turn)
 
-    def _turn(self, holder: Holder) -> None:
+    def _turn(self, holder: Holder, stage: Any) -> None:
         driver = self._driver
         if not isinstance(driver, Recorder):
             driver = self._training(f'a backward reached the unit "{holder.name}"')
         self._unchanged.check_values(holder)
-        driver.turn(holder)
+        driver.turn(holder, stage)
 
     # ---- a step ----
 
@@ -271,7 +285,8 @@ class Engine(Closing):
         if self._driver is not None:
             raise WrongJob(
                 "the forward before this one has had no backward: call engine.backward(loss) or "
-                "engine.skip(), or use torch.no_grad() to evaluate"
+                "engine.skip(), or use torch.no_grad() to evaluate; for a loss of two forwards, give "
+                "the engine a module whose forward makes both"
             )
         if self._micro_batch >= self._accumulation:
             raise WrongJob(
@@ -393,11 +408,18 @@ class Engine(Closing):
             try:
                 self._recorder = self._record_once(args, kwargs, True)
                 break
-            except UsedTwice as error:
+            except Unfit as error:
                 if self._policy is not None:
                     raise
-                self._excluded.add(error.holder.name)
+                self._unfit[error.holder.name] = error.reason
             self._prepare()
+        if self._unfit:
+            warnings.warn(
+                f"{len(self._unfit)} of the units that were chosen are in torch's memory all the "
+                f"time, outside of the budgets: {next(iter(self._unfit.values()))}; name other "
+                "units (units=...)",
+                stacklevel=4,
+            )
         is_slow = self._recorder.total_seconds() > _SLOW_SECONDS
         again: List[Seconds] = []
         spent = 0.0
@@ -431,15 +453,14 @@ class Engine(Closing):
         return recorder
 
     def _open(self) -> None:
-        order = self._recorder.order
         name = type(self.module).__name__
         job = {**self._job, **dtype_blocks(self._job, self._dtype, self._device)}
-        module = describe(self._holders, order, self._recorder.seconds, name)
+        stages = list_stages(self._holders, self._recorder.order)
+        module = describe(self._holders, stages, self._recorder.seconds, name)
         # on the CPU, updates in the backward read gradients where torch has them (sluice.h), unless
         # torch would add up several of a parameter in 16 bits
         module["lends_grads"] = self._device.type == "cpu" and not self._recorder.rounds_sums
         job["model"] = {"module": module}
-        stages = list_stages(self._holders, order)
         units = {unit.index: unit for holder in self._holders for unit in holder.units}
 
         def first(unit: int, begin: int, count: int, address: int) -> None:
@@ -457,7 +478,7 @@ class Engine(Closing):
             self._fail(error)
             raise
 
-    def _begin(self, stages: List[Holder]) -> None:
+    def _begin(self, stages: List[Stage]) -> None:
         info = self._core.info()  # a micro-batch counts as one token
         self._accumulation = max(info.tokens_per_step // info.world_size, 1)
         root = self._root if self._root.units else None
@@ -529,7 +550,8 @@ class Engine(Closing):
             begin = f"{prefix}." if prefix else ""
             for name, parameter in item._parameters.items():
                 if parameter is not None:
-                    found[begin + name] = values[id(parameter)]
+                    own = values.get(id(parameter))
+                    found[begin + name] = parameter.detach().clone() if own is None else own
             for name, buffer in item._buffers.items():
                 if buffer is not None and name not in item._non_persistent_buffers_set:
                     found[begin + name] = buffer.detach().clone()

@@ -8,7 +8,7 @@ Token: which unit, and where in it; the backward makes the view anew.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 
@@ -37,6 +37,8 @@ class Holding:
         self._units: Dict[int, Unit] = {}  # by the address of that
         # by id(slot): the parameter's version and address as noted
         self._marks: Dict[int, Tuple[int, int]] = {}
+        #: The backward needs this unit: called to bring it.
+        self.bring: Callable[[Unit], None] = lambda unit: None
 
     def place(self, unit: Unit, base: torch.Tensor) -> None:
         """The unit's parameters become views of `base`, its flat vector."""
@@ -119,12 +121,9 @@ class Holding:
                     "after it was used: change a copy of it"
                 )
             return tensor
-        base: Optional[torch.Tensor] = self._bases.get(kept.unit.index)
-        if base is None:
-            raise WrongJob(
-                f'the backward needs the parameters of "{kept.unit.name}" before the gradients of '
-                "its outputs are there: name a larger part of the module as the unit (units=...)"
-            )
+        if not self.has(kept.unit):
+            self.bring(kept.unit)
+        base = self._bases[kept.unit.index]
         if base.dtype != kept.dtype:
             base = base.view(kept.dtype)
         return base.as_strided(kept.size, kept.stride, base.storage_offset() + kept.offset)

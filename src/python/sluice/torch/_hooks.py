@@ -81,7 +81,7 @@ def install(engine: Any) -> List[Any]:
     for holder in engine._holders:
         for unit in holder.units:
             for slot in unit.slots if not unit.frozen else ():
-                hooks.append(_hook_gradient(engine, holder is root, unit, slot))
+                hooks.append(_hook_gradient(engine, holder, unit, slot))
     return hooks
 
 
@@ -118,17 +118,21 @@ def _hook_part(engine: Any, name: str, item: torch.nn.Module, of_root: Set[int])
     return hooks
 
 
-def _hook_gradient(engine: Any, is_root: bool, unit: Unit, slot: Slot) -> Any:
-    me, my_unit, my_slot = weakref.ref(engine), weakref.ref(unit), weakref.ref(slot)
+def _hook_gradient(engine: Any, holder: Holder, unit: Unit, slot: Slot) -> Any:
+    is_root = holder is engine._root
+    me, my_holder = weakref.ref(engine), weakref.ref(holder)
+    my_unit, my_slot = weakref.ref(unit), weakref.ref(slot)
 
     def after(parameter: torch.Tensor) -> None:
-        engine, unit, slot = me(), my_unit(), my_slot()
-        if engine is None or unit is None or slot is None or engine._core is None:
-            recorder = engine._driver if engine is not None else None
-            if isinstance(recorder, Recorder) and unit is not None and slot is not None:
-                recorder.gradient(slot, is_root)
+        engine, holder, unit, slot = me(), my_holder(), my_unit(), my_slot()
+        if engine is None or holder is None or unit is None or slot is None:
+            return
+        if engine._core is None:
+            recorder = engine._driver
+            if isinstance(recorder, Recorder):
+                recorder.gradient(holder, slot, is_root)
         elif not is_root:
-            engine._training("a gradient came").gradient(unit, slot)
+            engine._training("a gradient came").gradient(holder, unit, slot)
 
     return slot.parameter.register_post_accumulate_grad_hook(after)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import time
 from typing import Any, Callable, List, Optional, Set, Tuple
 
@@ -20,17 +21,24 @@ from torch.utils._pytree import tree_flatten, tree_map
 from .._errors import WrongJob
 from ._holding import Holding, address_of, changed_error
 from ._memory import placeholder_of
-from ._units import Holder, Seconds, Slot
+from ._units import Holder, Seconds, Slot, Stage
 from ._values import Values
 
 
 _COPIED_ELEMS = 8 << 20
 
 
-class UsedTwice(WrongJob):
-    """A unit is used twice in one forward."""
+#: A unit that a forward uses more often is not worth its transfers.
+_MOST_USES = 32
 
-    holder: Holder
+
+class Unfit(WrongJob):
+    """A module that cannot be a unit, because of the way in which it is used. `reason` says which."""
+
+    def __init__(self, holder: Holder, reason: str, advice: str) -> None:
+        super().__init__(f"{reason}: {advice}")
+        self.holder = holder
+        self.reason = reason
 
 
 def tensors_in(outputs: Any) -> List[torch.Tensor]:
@@ -74,10 +82,12 @@ def written_by(func: Any, args: Any, kwargs: Any) -> List[torch.Tensor]:
 class _Watch(TorchDispatchMode):
     """Refuses operations on parameters that are not held, and those that change a parameter."""
 
-    def __init__(self, slots: List[Slot], root: Holder, holding: Holding) -> None:
+    def __init__(self, others: List[Holder], root: Holder, holding: Holding) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._names = {
-            placeholder_of(slot).untyped_storage().data_ptr(): slot.name for slot in slots
+        self._away = {
+            placeholder_of(slot).untyped_storage().data_ptr(): (holder, slot)
+            for holder in others
+            for slot in holder.slots
         }
         self._holding = holding
         self._root = {
@@ -100,12 +110,14 @@ class _Watch(TorchDispatchMode):
         for item in tree_flatten((args, kwargs))[0]:
             if not isinstance(item, torch.Tensor) or item.device.type == "meta":
                 continue
-            name = self._names.get(address_of(item))
-            if name is not None and not str(func).startswith("aten.detach"):
-                raise WrongJob(
-                    f'the parameter "{name}" is used ({func}) while its unit is not there: its '
-                    "module is not called where it is used; name the part of the module that does "
-                    "both as the unit (units=...), or leave it out of the units"
+            holder, slot = self._away.get(address_of(item), (None, None))
+            if holder and slot and not str(func).startswith("aten.detach"):
+                raise Unfit(
+                    holder,
+                    f'the parameter "{slot.name}" is used ({func}) outside of a call of its unit '
+                    f'"{holder.name}"',
+                    "name the part of the module that does both as the unit (units=...), or leave "
+                    "it out of the units",
                 )
         for item in written_by(func, args, kwargs):
             self._check_written(func, item)
@@ -147,12 +159,12 @@ class Recorder:
         self._device = device
         slot = next(slot for holder in holding.holders for slot in holder.slots)
         self._copies = _Copies(slot.parameter.dtype, device)
-        self._is_forward = True
+        self.is_forward = True
         self._now: Optional[Tuple[str, str]] = None
         self._since = 0.0
-        self._held: Optional[Holder] = None
-        self.order: List[Holder] = []
-        self.backward: List[Holder] = []
+        self._held: Optional[Stage] = None
+        self.order: List[Stage] = []  # of the forward, without the root
+        self.backward: List[Stage] = []
         self.seconds: Seconds = {}
         self._with_gradient: Set[int] = set()  # by id(slot)
         #: Torch would add up several gradients of a parameter in 16 bits, where the run has fp32.
@@ -160,72 +172,100 @@ class Recorder:
 
     # ---- what the module's hooks call ----
 
+    @property
+    def stage(self) -> Optional[Stage]:
+        """The one whose units are held."""
+        return self._held
+
     def enter(self, holder: Holder) -> None:
-        if not self._is_forward:
-            self.turn(holder)  # a checkpoint computes the unit's forward again
+        if not self.is_forward:
+            self.turn(holder, None)  # a checkpoint computes the unit's forward again
             return
-        if holder in self.order:
-            error = UsedTwice(
-                f'the unit "{holder.name}" is used twice in one forward: name a part of the module '
-                "around both uses as the unit (units=...), or leave it out of the units"
+        if self._held is not None:
+            raise Unfit(
+                holder,
+                f'the unit "{holder.name}" is called within the unit "{self._held.name}"',
+                "leave it out of the units (units=...)",
             )
-            error.holder = holder
-            raise error
-        self._begin(holder, "forward")
-        self.order.append(holder)
-        self._take(holder)
+        use = sum(stage.holder is holder for stage in self.order)
+        if use == _MOST_USES:
+            raise Unfit(
+                holder,
+                f'the unit "{holder.name}" is used more than {use} times in one forward',
+                "name a part of the module around all uses as the unit (units=...), or leave it "
+                "out of the units",
+            )
+        stage = Stage(holder, use, adds=use == 0)
+        self._begin(stage.name, "forward")
+        self.order.append(stage)
+        self._take(stage)
 
     def leave(self, holder: Holder) -> None:
-        if self._is_forward:
+        if self.is_forward:
             self._release()
 
-    def turn(self, holder: Holder) -> None:
-        if self._held is holder:
+    def turn(self, holder: Holder, stage: Optional[Stage]) -> None:
+        """The backward is at a use of the holder. `stage`: which one, if that is known."""
+        if self.is_forward:
+            raise Unfit(
+                holder,
+                f'the forward goes back through the unit "{holder.name}" (torch.autograd.grad)',
+                "name a part of the module around both as the unit (units=...), or leave it out of "
+                "the units",
+            )
+        held = self._held
+        if held is not None and held.holder is holder and stage in (None, held):
             return
-        if holder in self.backward:
+        left = [one for one in self.order if one.holder is holder and one not in self.backward]
+        if not left or (stage is not None and stage not in left):
             raise WrongJob(
                 f'the backward comes back to the unit "{holder.name}" after it had left it for '
-                f'"{self._held.name if self._held else "another"}": give each unit a checkpoint of '
-                "its own, or name a part of the module around both as the unit (units=...)"
+                f'"{held.name if held else "another"}": give each unit a checkpoint of its own, '
+                "or name a part of the module around both as the unit (units=...)"
             )
         self._release()
-        self._begin(holder, "backward")
-        self.backward.append(holder)
-        self._take(holder)
+        stage = stage or left[-1]
+        self._begin(stage.name, "backward")
+        self.backward.append(stage)
+        self._take(stage)
 
-    def gradient(self, slot: Slot, is_root: bool) -> None:
+    def gradient(self, holder: Holder, slot: Slot, is_root: bool) -> None:
         if is_root:  # handed over at the end
             return
+        if self._held is None or self._held.holder is not holder:
+            self.turn(holder, None)
+        assert self._held is not None
+        self._held.adds = True
         self.rounds_sums |= id(slot) in self._with_gradient and slot.parameter.itemsize < 4
         self._with_gradient.add(id(slot))
-        self._copy_gradients(self._held, [slot])
+        self._copy_gradients(self._held.name, [slot])
 
-    def _copy_gradients(self, holder: Optional[Holder], slots: List[Slot]) -> None:
+    def _copy_gradients(self, name: str, slots: List[Slot]) -> None:
         begin = time.perf_counter()
         for slot in slots:
             self._copies.gradient(slot)
-        if holder is not None:
-            key = (holder.name, "copies")
-            self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - begin
+        key = (name, "copies")
+        self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - begin
 
     # ---- units ----
 
-    def _begin(self, holder: Optional[Holder], what: str) -> None:
+    def _begin(self, name: str, what: str) -> None:
+        """What is computed from now on is the forward or the backward of this stage."""
         now = time.perf_counter()
         if self._now is not None:
             self.seconds[self._now] = self.seconds.get(self._now, 0.0) + now - self._since
-        self._now = (holder.name if holder is not None else "loss", what)
+        self._now = (name, what)
 
-    def _take(self, holder: Holder) -> None:
-        for unit in holder.units:
+    def _take(self, stage: Stage) -> None:
+        for unit in stage.holder.units:
             dtype = unit.slots[0].parameter.dtype
             self._holding.place(unit, self._values.flat(unit, dtype, self._device))
-        self._held = holder
+        self._held = stage
         self._since = time.perf_counter()
 
     def _release(self) -> None:
         if self._held is not None:
-            for unit in self._held.units:
+            for unit in self._held.holder.units:
                 self._holding.take_away(unit)
         self._held = None
 
@@ -238,61 +278,59 @@ class Recorder:
     def run(
         self, call: Callable[[], Any], root: Holder, others: List[Holder], checks: bool
     ) -> None:
-        """Calls the module once and goes back. Afterwards `order` has all holders that it used.
+        """Calls the module once and goes back. Afterwards `order` has all uses of the holders.
         `checks`: looks at each operation for parameters that are not there, which takes time."""
-        slots = [slot for holder in others for slot in holder.slots]
         for slot in root.slots:
             slot.parameter.data = self._values.of(slot)
         for holder in others:
             for unit in holder.units:
                 self._holding.take_away(unit)
-        self._now, self._since = (root.name, "forward"), time.perf_counter()
+        self._now, self._since = ("root", "forward"), time.perf_counter()
         for slot in root.slots:
             self._copies.parameter(slot.parameter.data)
         try:
-            with _Watch(slots, root, self._holding) if checks else contextlib.nullcontext():
+            with _Watch(others, root, self._holding) if checks else contextlib.nullcontext():
                 loss = loss_of(call())
                 self._release()
-                self._is_forward = False
-                self._begin(None, "backward")
+                self.is_forward = False
+                self._begin("loss", "backward")
                 self._since = time.perf_counter()
                 loss.backward()
-            self._begin(root, "backward")
+            self._begin("root", "backward")
             self._since = time.perf_counter()
-            self._copy_gradients(root, root.slots)
-            self._begin(None, "")
+            self._copy_gradients("root", root.slots)
+            self._begin("", "")
         finally:
             self._release()
             for slot in root.slots:  # there still, if the backward failed
                 slot.parameter.grad = None
-        missing = [holder.name for holder in others if holder not in self.order]
-        if missing:
-            raise WrongJob(
-                f'the forward does not use the unit "{missing[0]}" ({len(missing)} of '
-                f"{len(others)} units): a step uses all of them; leave it out of the units (units=...)"
-            )
         self._check_backward()
 
     def _check_backward(self) -> None:
-        names = [holder.name for holder in reversed(self.order) if holder in self.backward]
-        found = [holder.name for holder in self.backward]
-        for one, other in zip(names, found):
-            if one != other:
+        wanted = [stage for stage in reversed(self.order) if stage in self.backward]
+        for one, other in zip(wanted, self.backward):
+            if one is not other:
                 raise WrongJob(
-                    f'the backward uses the unit "{other}" where "{one}" should come: it must go '
-                    "through the units in the opposite order of the forward; name a part of the "
-                    "module around both as the unit (units=...)"
+                    f'the backward uses the unit "{other.name}" where "{one.name}" should come: it '
+                    "must go through the units in the opposite order of the forward; name a part "
+                    "of the module around both as the unit (units=...)"
                 )
 
 
 class _State:
-    """Random numbers and buffers, to be as before."""
+    """Random numbers, buffers, and attributes that are numbers, to be as before."""
 
     def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
         self._random = torch.get_rng_state()
         self._python = random.getstate()
+        self._numpy = sys.modules.get("numpy.random")
+        self._random_numpy = self._numpy.get_state() if self._numpy else None
         self._device = device
         self._random_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        self._counters = [
+            (vars(item), {k: v for k, v in vars(item).items() if type(v) in (int, float)})
+            for item in module.modules()
+        ]
         self._buffers = [
             (item._buffers, name, buffer, buffer.detach().clone())
             for item in module.modules()
@@ -303,8 +341,12 @@ class _State:
     def restore(self) -> None:
         torch.set_rng_state(self._random)
         random.setstate(self._python)
+        if self._numpy:
+            self._numpy.set_state(self._random_numpy)
         if self._random_device is not None:
             torch.cuda.set_rng_state(self._random_device, self._device)
+        for attributes, counters in self._counters:
+            attributes.update(counters)
         with torch.no_grad():
             for owner, name, buffer, value in self._buffers:
                 buffer.copy_(value)

@@ -31,7 +31,7 @@ import torch
 from .._errors import Error, WrongJob
 from ._holding import Holding, gaps_of, view_of
 from ._memory import as_tensor
-from ._units import Holder, Slot, Unit
+from ._units import Holder, Slot, Stage, Unit
 
 FORWARD, BACKWARD = 0, 1
 
@@ -60,7 +60,7 @@ class Turns:
     def __init__(
         self,
         core: Any,
-        stages: List[Holder],
+        stages: List[Stage],
         root: Optional[Holder],
         holding: Holding,
         device: torch.device,
@@ -71,12 +71,19 @@ class Turns:
         self.holding = holding
         self.device = device
         self.lending = Lending()
-        self._dtype = next(s.parameter.dtype for h in stages for s in h.slots)
+        self._dtype = next(s.parameter.dtype for stage in stages for s in stage.holder.slots)
         self._use: Optional[Use] = None
-        self._numbers = {id(holder): i for i, holder in enumerate(stages)}
+        self._numbers: Dict[int, List[int]] = {}  # by id(holder), rising
+        for i, stage in enumerate(stages):
+            self._numbers.setdefault(id(stage.holder), []).append(i)
 
-    def number(self, holder: Holder) -> int:
+    def numbers(self, holder: Holder) -> List[int]:
+        """The stages that use the holder, in the order of the forward."""
         return self._numbers[id(holder)]
+
+    def next_number(self, holder: Holder, least: int) -> Optional[int]:
+        """The first of them from `least` on."""
+        return next((number for number in self.numbers(holder) if number >= least), None)
 
     def take(self, stage: int, pass_: int) -> Use:
         """Ends the turn at hand and waits for the next one, which must be this one."""
@@ -105,7 +112,7 @@ class Turns:
         return self._use
 
     def _name(self, stage: int, pass_: int) -> str:
-        name = self.stages[stage].name or "root" if stage < len(self.stages) else "loss"
+        name = self.stages[stage].name if stage < len(self.stages) else "loss"
         return f'the {"backward" if pass_ else "forward"} of "{name}"'
 
     def over(self, address: int, elems: int, dtype: torch.dtype) -> torch.Tensor:
@@ -244,7 +251,7 @@ class Training:
         self._is_in_backward = False
         # of the turn, by the unit's index
         self._gradients: Dict[int, Union[Gradients, LentGradients]] = {}
-        self._held: Optional[Holder] = None
+        self._held: Optional[int] = None  # the stage whose turn it is
         self._is_reached = False  # by the backward
         self.loss: Optional[float] = None
 
@@ -256,6 +263,11 @@ class Training:
     def is_in_backward(self) -> bool:
         return self._is_in_backward
 
+    @property
+    def stage(self) -> Optional[int]:
+        """The stage whose units are held."""
+        return self._held
+
     def begin(self) -> None:
         if self._turns.root is not None:
             self._turns.copy_root(self._turns.take(0, FORWARD))
@@ -263,35 +275,46 @@ class Training:
 
     def enter(self, holder: Holder) -> None:
         if self._is_in_backward:
-            self.turn(holder)
+            self.turn(holder, None)
             return
-        stages = self._turns.stages
-        stage = self._turns.number(holder)
-        if not self._is_forward or stage != self._next:
-            if not self._is_forward:
-                raise WrongJob(
-                    f'the unit "{holder.name}" is used between engine(...) and engine.backward: '
-                    "evaluate after engine.step()"
-                )
-            wanted = stages[self._next].name if self._next < len(stages) else "the loss"
+        if not self._is_forward:
             raise WrongJob(
-                f'the forward uses the unit "{holder.name}", and in the step that was recorded '
-                f'"{wanted}" came here: all steps must use the units in the same order'
+                f'the unit "{holder.name}" is used between engine(...) and engine.backward: '
+                "evaluate after engine.step()"
             )
+        if self._held is not None:
+            outer = self._turns.stages[self._held].name
+            raise WrongJob(
+                f'the unit "{holder.name}" is called within the unit "{outer}", and in the step '
+                "that was recorded it was not: leave it out of the units (units=...)"
+            )
+        stage = self._turns.next_number(holder, self._next)
+        if stage is None:
+            before = self._turns.stages[self._next - 1].name
+            raise WrongJob(
+                f'the forward uses the unit "{holder.name}" after "{before}", and in the step that '
+                "was recorded it did not: a step may leave units out, and must use all others in "
+                "the order of that step; record one that uses all (engine.prepare), or leave it "
+                "out of the units (units=...)"
+            )
+        self._pass_over(stage)
         self._turns.place(holder, self._turns.take(stage, FORWARD))
+        self._held = stage
         self._next = stage + 1
+
+    def _pass_over(self, until: int) -> None:
+        """The forward does not use the stages before this one."""
+        while self._next < until:
+            self._turns.take(self._next, FORWARD)
+            self._next += 1
 
     def leave(self, holder: Holder) -> None:
         if self._is_forward:
             self._turns.take_away(holder)
+            self._held = None
 
     def end_forward(self) -> None:
-        stages = self._turns.stages
-        if self._next < len(stages):
-            raise WrongJob(
-                f'the forward does not use the unit "{stages[self._next].name}", which the step '
-                "that was recorded used: all steps must use the same units"
-            )
+        self._pass_over(len(self._turns.stages))
         self._is_forward = False
 
     # ---- backward ----
@@ -304,34 +327,40 @@ class Training:
         self._is_in_backward = True
         return use.grad_scale
 
-    def turn(self, holder: Holder) -> None:
-        if self._held is holder:
+    def turn(self, holder: Holder, stage: Optional[int]) -> None:
+        """The backward is at a use of the holder. `stage`: which one, if that is known."""
+        held, stages = self._held, self._turns.stages
+        if held is not None and stages[held].holder is holder and stage in (None, held):
             return
-        stage = self._turns.number(holder)
         if not self._is_in_backward:
             raise WrongJob(
                 "a backward began that the engine does not know of: call engine.backward(loss), "
                 "not loss.backward()"
             )
+        if stage is None:
+            numbers = self._turns.numbers(holder)
+            stage = next((n for n in reversed(numbers) if n <= self._next), numbers[0])
         if stage > self._next or not self._goes_back[stage]:
             raise WrongJob(
                 f'the backward uses the unit "{holder.name}" where, in the step that was recorded, '
-                f'"{self._turns.stages[max(self._next, 0)].name}" came: all steps must use the '
-                "units in the same order"
+                f'"{stages[max(self._next, 0)].name}" came: all steps must use the units in the '
+                "same order"
             )
         self._is_reached = True
         while self._next > stage:  # no gradient came to these
-            self._take_back(self._turns.stages[self._next], False)
-        self._take_back(holder, True)
+            self._take_back(False)
+        self._take_back(True)
 
-    def _take_back(self, holder: Holder, is_used: bool) -> None:
+    def _take_back(self, is_used: bool) -> None:
+        """The turn of the next stage."""
         self._leave_back()
-        use = self._turns.take(self._next, BACKWARD)
+        stage, holder = self._next, self._turns.stages[self._next].holder
+        use = self._turns.take(stage, BACKWARD)
         self._next -= 1
         self._turns_grads(holder, use)
         if is_used:
             self._turns.place(holder, use)
-            self._held = holder
+            self._held = stage
         else:
             self._close_gradients()
 
@@ -352,12 +381,14 @@ class Training:
         if self._held is not None:
             with torch.no_grad():
                 self._close_gradients()
-            self._turns.take_away(self._held)
+            self._turns.take_away(self._turns.stages[self._held].holder)
             self._held = None
         if self._turns.use is not None and self._turns.use.stage == len(self._turns.stages):
             self._turns.finish_turn(self.loss)
 
-    def gradient(self, unit: Unit, slot: Slot) -> None:
+    def gradient(self, holder: Holder, unit: Unit, slot: Slot) -> None:
+        if unit.index not in self._gradients and self._turns.numbers(holder)[-1] <= self._next:
+            self.turn(holder, None)  # no output has told of it
         gradients = self._gradients.get(unit.index)
         if gradients is None:
             raise WrongJob(
@@ -379,7 +410,7 @@ class Training:
             )
         with torch.no_grad():
             while self._next >= first and self._goes_back[self._next]:
-                self._take_back(self._turns.stages[self._next], False)
+                self._take_back(False)
             self._leave_back()
             if root is not None and self._goes_back[0]:
                 self._turns_grads(root, self._turns.take(0, BACKWARD))
@@ -414,6 +445,8 @@ class Evaluating:
     """Forwards without gradients. They may use the units in any order; what comes between is passed
     over, and a unit that was passed is reached through a new program."""
 
+    stage = None  # for what goes back
+
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
         self._next: Optional[int] = None  # the stage whose turn comes; None: no program
@@ -431,10 +464,11 @@ class Evaluating:
 
     @_whole
     def enter(self, holder: Holder) -> None:
-        stage = self._turns.number(holder)
-        if self._next is None or stage < self._next:
+        stage = self._turns.next_number(holder, self._next or 0)
+        if self._next is None or stage is None:
             self.end()
             self._begin()
+            stage = self._turns.numbers(holder)[0]
         while self._next is not None and self._next < stage:
             self._turns.take(self._next, FORWARD)
             self._next += 1
@@ -470,8 +504,8 @@ class Evaluating:
         """Calls visit for each stage while its params are there."""
         self.end()
         self._turns.core.module_begin(False)
-        for stage, holder in enumerate(self._turns.stages):
-            visit(holder, self._turns.take(stage, FORWARD))
+        for number, stage in enumerate(self._turns.stages):
+            visit(stage.holder, self._turns.take(number, FORWARD))
         self._next = len(self._turns.stages)
         self.end()
 

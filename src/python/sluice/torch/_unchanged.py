@@ -17,7 +17,7 @@ class Unchanged:
     """What a module was when its engine was made."""
 
     def __init__(self, module: torch.nn.Module, holders: List[Holder], holding: Holding) -> None:
-        parameter = next(module.parameters())
+        parameter = next(slot.parameter for holder in holders for slot in holder.slots)
         self.dtype, self.device = parameter.dtype, parameter.device
         self._holders = holders
         self._holding = holding

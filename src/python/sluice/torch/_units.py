@@ -7,6 +7,7 @@ that do not learn are a unit of their own beside those that learn: two units, on
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
@@ -61,26 +62,58 @@ class Holder:
         return [slot for unit in self.units for slot in unit.slots]
 
 
+@dataclass(eq=False)
+class Stage:
+    """One use of a holder in a forward. `use`: how often the forward has used it before."""
+
+    holder: Holder
+    use: int = 0
+    adds: bool = True  #: gradients come in its backward; false: torch has them until an earlier use's
+
+    @property
+    def name(self) -> str:
+        name = self.holder.name or "root"
+        return f"{name} (use {self.use + 1})" if self.use else name
+
+
 def _has_parameters(module: torch.nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
+def _is_callable(module: torch.nn.Module) -> bool:
+    """False: it has no forward, as a ModuleList or a ModuleDict. What is in it is called."""
+    return type(module).forward is not torch.nn.Module.forward
+
+
+def _children(name: str, item: torch.nn.Module) -> List[Tuple[str, torch.nn.Module]]:
+    """The children with parameters. In place of one that has no forward there are its own."""
+    found: List[Tuple[str, torch.nn.Module]] = []
+    for key, child in item.named_children():
+        full = f"{name}.{key}" if name else key
+        if _is_callable(child):
+            found += [(full, child)] if _has_parameters(child) else []
+        else:
+            found += _children(full, child)
+    return found
+
+
 def _blocks(module: torch.nn.Module) -> Dict[str, torch.nn.Module]:
-    """The children of the outermost lists and sequences that have at least two with parameters."""
+    """The children of the outermost lists and sequences that have at least two with parameters, or
+    one, if no list has two."""
     found: Dict[str, torch.nn.Module] = {}
 
-    def visit(name: str, item: torch.nn.Module) -> None:
-        prefix = f"{name}." if name else ""
-        children = [(prefix + key, child) for key, child in item.named_children()]
+    def visit(name: str, item: torch.nn.Module, least: int) -> None:
         if isinstance(item, (torch.nn.ModuleList, torch.nn.Sequential)):
-            blocks = [pair for pair in children if _has_parameters(pair[1])]
-            if len(blocks) >= 2:
+            blocks = _children(name, item)
+            if len(blocks) >= least:
                 found.update(blocks)
                 return
-        for key, child in children:
-            visit(key, child)
+        for key, child in item.named_children():
+            visit(f"{name}.{key}" if name else key, child, least)
 
-    visit("", module)
+    for least in (2, 1):
+        if not found:
+            visit("", module, least)
     return found
 
 
@@ -92,7 +125,8 @@ def _large_leaves(
     for name, item in module.named_modules():
         inside = any(name == block or name.startswith(block + ".") for block in taken)
         elems = sum(p.numel() for p in item.parameters(recurse=False))
-        if name and not inside and not any(True for _ in item.children()) and elems > _LARGE_ELEMS:
+        is_leaf = name and not any(True for _ in item.children()) and _is_callable(item)
+        if is_leaf and not inside and elems > _LARGE_ELEMS:
             found[name] = item
     return found
 
@@ -184,9 +218,19 @@ def check_plain(name: str, parameter: torch.Tensor) -> None:
         raise WrongJob(f'the parameter "{name}" has no elements: leave it out')
 
 
+def is_left(parameter: torch.Tensor) -> bool:
+    """True of one that is torch's alone, like a buffer: it does not learn, and has no floats."""
+    return not (parameter.requires_grad or parameter.is_floating_point())
+
+
 def _check(name: str, parameter: torch.Tensor, first: torch.Tensor) -> None:
     dtype = first.dtype
     check_plain(name, parameter)
+    if parameter.is_complex():
+        raise WrongJob(
+            f'the parameter "{name}" is {parameter.dtype}, and must be real: make it of '
+            "torch.view_as_real(values), and take torch.view_as_complex(parameter) in the forward"
+        )
     if parameter.device != first.device:
         raise WrongJob(
             f'the parameter "{name}" is on {parameter.device} and others are on {first.device}: a '
@@ -202,38 +246,59 @@ def _check(name: str, parameter: torch.Tensor, first: torch.Tensor) -> None:
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def _find_owners(
+    module: torch.nn.Module, chosen: Dict[str, torch.nn.Module]
+) -> Dict[int, Set[str]]:
+    """The units that each module is a part of, by its id. "" stands for the root."""
+    found: Dict[int, Set[str]] = {id(item): set() for item in module.modules()}
+    units = {id(item) for item in chosen.values()}
+
+    def visit(item: torch.nn.Module) -> None:
+        if id(item) not in units and not found[id(item)]:
+            found[id(item)].add("")
+            for child in item.children():
+                visit(child)
+
+    visit(module)
+    for name, unit in chosen.items():
+        for item in unit.modules():
+            found[id(item)].add(name)
+    return found
+
+
 def make_holders(module: torch.nn.Module, policy: Policy) -> List[Holder]:
     """All units of the module: the root first, then one holder for each module of the policy."""
     if not isinstance(module, torch.nn.Module):
         raise WrongJob(f"the first argument is {type(module).__name__}, and must be a torch module")
-    if not _has_parameters(module):
+    names = {p: name for name, p in module.named_parameters() if not is_left(p)}
+    if not names:
         raise WrongJob(f"the module {type(module).__name__} has no parameters to train")
     check_kind(module)
-    first = next(module.parameters())
+    if not any(p.requires_grad for p in names):
+        raise WrongJob("no parameter of the module learns: set requires_grad of some of them")
+    first = next((p for p in names if not p.is_complex()), next(iter(names)))
+    for parameter, name in names.items():
+        _check(name, parameter, first)
     if first.dtype not in _DTYPES:
-        raise WrongJob(f"parameters are {first.dtype}, and must be float32, bfloat16 or float16")
+        raise WrongJob(
+            f"parameters are {first.dtype}, and must be float32, bfloat16 or float16: convert the "
+            "module (module.float())"
+        )
     if first.device.type not in ("cpu", "cuda"):
         raise WrongJob(
             f"the module is on {first.device}, and must be on the CPU or a CUDA device; "
             "sluice.torch.init builds modules without values"
         )
-    for name, parameter in module.named_parameters():
-        _check(name, parameter, first)
     chosen = choose_modules(module, policy)
-    owners: Dict[int, Set[str]] = {}
-    names: Dict[int, str] = {}
-    items: Dict[int, torch.nn.Parameter] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        owner = next((c for c in chosen if name.startswith(c + ".")), "")
-        owners.setdefault(id(parameter), set()).add(owner)
-        names.setdefault(id(parameter), name)
-        items.setdefault(id(parameter), parameter)
-    if not any(p.requires_grad for p in items.values()):
-        raise WrongJob("no parameter of the module learns: set requires_grad of some of them")
+    parts = _find_owners(module, chosen)
+    owners: Dict[torch.nn.Parameter, Set[str]] = {p: set() for p in names}
+    for item in module.modules():
+        for own in item.parameters(recurse=False):
+            owners.get(own, set()).update(parts[id(item)])
     by_holder: Dict[str, List[Slot]] = {name: [] for name in ["", *chosen]}
-    for key, parameter in items.items():
-        owner = next(iter(owners[key])) if len(owners[key]) == 1 else ""
-        by_holder[owner].append(Slot(names[key], parameter, parameter.shape))
+    for parameter, name in names.items():
+        owner = next(iter(owners[parameter])) if len(owners[parameter]) == 1 else ""
+        by_holder[owner].append(Slot(name, parameter, parameter.shape))
     holders: List[Holder] = []
     count = 0
     for owner, slots in by_holder.items():
@@ -253,12 +318,24 @@ def make_holders(module: torch.nn.Module, policy: Policy) -> List[Holder]:
 Seconds = Dict[Tuple[str, str], float]
 
 
+#: A name in the plan has so many bytes at most.
+_NAME_BYTES = 95
+
+
+def _short(name: str) -> str:
+    """The name, or the end of a long one with a number that stands for the rest."""
+    data = name.encode()
+    if len(data) <= _NAME_BYTES:
+        return name
+    number = f"{zlib.crc32(data):08x}.."
+    return number + data[len(number) - _NAME_BYTES :].decode(errors="ignore")
+
+
 def describe(
-    holders: List[Holder], order: List[Holder], seconds: Seconds, name: str
+    holders: List[Holder], stages: List[Stage], seconds: Seconds, name: str
 ) -> Dict[str, Any]:
-    """The job's model.module. `order`: the holders but the root, as the forward calls them.
-    `seconds`: of the calls, by the holder's name and "forward" or "backward"; "copies": the part of
-    a backward in which gradients are copied.
+    """The job's model.module. `seconds`: of the calls, by the stage's name and "forward" or
+    "backward"; "copies": the part of a backward in which gradients are copied.
 
     The first stage is the root's: its params are there from the begin of the forward, and its
     gradients at the end of the backward. The last one uses nothing. It stands for what is computed
@@ -266,33 +343,32 @@ def describe(
     """
     units = [
         {
-            "name": unit.name,
+            "name": _short(unit.name),
             "group": unit.group,
             "frozen": unit.frozen,
-            "tensors": [{"name": s.name, "shape": list(s.shape)} for s in unit.slots],
+            "tensors": [{"name": _short(s.name), "shape": list(s.shape)} for s in unit.slots],
         }
         for holder in holders
         for unit in holder.units
     ]
-    stages: List[Dict[str, Any]] = []
-    holders_of = list_stages(holders, order)
-    for holder, goes_back in zip(holders_of, find_learning(holders_of)):
-        stages.append(
+    described: List[Dict[str, Any]] = []
+    for stage, goes_back in zip(stages, find_learning(stages)):
+        backward = {
+            "seconds": seconds.get((stage.name, "backward"), 0.0),
+            "copy_seconds": seconds.get((stage.name, "copies"), 0.0),
+            "adds": [stage.adds and not unit.frozen for unit in stage.holder.units],
+        }
+        described.append(
             {
-                "name": holder.name or "root",
-                "units": [unit.index for unit in holder.units],
-                "forward": {"seconds": seconds.get((holder.name, "forward"), 0.0)},
-                "backward": {
-                    "seconds": seconds.get((holder.name, "backward"), 0.0),
-                    "copy_seconds": seconds.get((holder.name, "copies"), 0.0),
-                }
-                if goes_back
-                else None,
+                "name": _short(stage.name),
+                "units": [unit.index for unit in stage.holder.units],
+                "forward": {"seconds": seconds.get((stage.name, "forward"), 0.0)},
+                "backward": backward if goes_back else None,
             }
         )
-    last = stages[-1]["units"]
+    last = described[-1]["units"]
     nothing = [False] * len(last)
-    stages.append(
+    described.append(
         {
             "name": "loss",
             "units": last,
@@ -304,17 +380,23 @@ def describe(
             },
         }
     )
-    return {"name": name, "units": units, "stages": stages}
+    return {"name": _short(name), "units": units, "stages": described}
 
 
-def list_stages(holders: List[Holder], order: List[Holder]) -> List[Holder]:
-    """The holders of the stages but the last: the root, if it has parameters, and the others."""
-    return [holder for holder in holders[:1] if holder.units] + order
+def list_stages(holders: List[Holder], order: List[Stage]) -> List[Stage]:
+    """All stages but the last: those of the recording after the root's, if it has parameters. A
+    holder that the recording has not used comes after the one that is before it in the module."""
+    stages = [Stage(holder) for holder in holders[:1] if holder.units] + order
+    for number, holder in enumerate(holders[1:], 1):
+        if not any(stage.holder is holder for stage in stages):
+            before = [i for i, stage in enumerate(stages) if stage.holder is holders[number - 1]]
+            stages.insert(before[0] + 1 if before else 0, Stage(holder))
+    return stages
 
 
-def find_learning(stages: List[Holder]) -> List[bool]:
+def find_learning(stages: List[Stage]) -> List[bool]:
     """For each stage, True if it or one before it learns: such a stage has a backward."""
-    learns = [any(not unit.frozen for unit in holder.units) for holder in stages]
+    learns = [any(not unit.frozen for unit in stage.holder.units) for stage in stages]
     return [any(learns[: i + 1]) for i in range(len(stages))]
 
 
