@@ -194,7 +194,9 @@ static int choose(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
     if (!question.chooses_update && asked->schedule.update == UPDATE_AUTO &&
         question.allows_in_backward)
         self->plan.update = UPDATE_IN_BACKWARD;
-    if (asked->micro_batch == 1 && !self->single)
+    if (self->net->module)
+        self->plan.device_advice = "smaller units of the module need less";
+    else if (asked->micro_batch == 1 && !self->single)
         self->plan.device_advice =
             "a lower model.seq_length needs less: a micro-batch is one sequence "
             "already, and none is split over ranks";
