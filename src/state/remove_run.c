@@ -292,6 +292,7 @@ static int remove_files(const char *run_dir)
     }
     TRY(remove_folder(run_dir, "data", ".tokens")); /* made from the job's data */
     TRY(remove_folder(run_dir, "tensorboard", "events.out.tfevents."));
+    TRY(remove_folder(run_dir, "buffers", "step-")); /* of a module of PyTorch */
     return remove_side_files(run_dir);
 }
 

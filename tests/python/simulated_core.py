@@ -30,6 +30,7 @@ class SimulatedCore:
         self.has_failed = False
         self.memory = None
         self.at_end = None
+        self.before_commit = lambda: None
         self.losses = []
         self.master, self.moments, self.sums = [], [], []
         for number, unit in enumerate(self.units):
@@ -128,7 +129,7 @@ class SimulatedCore:
         return True  # the step may be begun again
 
     def info(self):
-        return types.SimpleNamespace(step=self.step, world_size=1, tokens_per_step=self.accumulation)
+        return types.SimpleNamespace(step=self.step, world_size=1, rank=0, tokens_per_step=self.accumulation)
 
     def commit(self):
         return self.step

@@ -3,6 +3,7 @@
 import copy
 import gc
 import os
+import shutil
 import tempfile
 import unittest
 import unittest.mock
@@ -293,6 +294,30 @@ class Losses(Engines):
         self.assertTrue(torch.equal(weight, torch.full_like(weight, 0.25)))
         attention = sluice.torch.init(lambda: torch.nn.MultiheadAttention(32, 2))
         self.assertIn("in_proj_weight", dict(attention.named_parameters()))
+
+    def test_buffers_are_those_of_the_commit(self):
+        """A step that is not over has changed them, too."""
+        def change(module):  # so that its values tell which file they are of
+            for number, buffer in enumerate(module.buffers()):
+                buffer.fill_(number)
+            return module
+
+        data = models.batches(Images, 6)
+        _, trained = models.plain_losses(models.make(Images), data[:4])
+        engine = self.engine(models.make(Images), name="buffers", commit_every=2)
+        models.engine_losses(engine, data[:4])
+        engine(data[4])  # gives up its step
+        engine.close()
+        engine = self.engine(change(models.make(Images)), name="buffers")
+        engine.prepare(data[4])
+        self.assertEqual(engine.info().step, 4)
+        state, wanted = engine.state_dict(), trained.state_dict()
+        for name, _ in trained.named_buffers():
+            self.assertTrue(torch.allclose(state[name], wanted[name], 1e-4, 1e-6), name)
+        engine.close()
+        shutil.rmtree(os.path.join(self.directory, "buffers", "buffers"))
+        with self.assertWarnsRegex(UserWarning, "no buffers of step 4"):
+            self.engine(models.make(Images), name="buffers").prepare(data[4])
 
     def test_blocks_that_are_used_again(self):
         """In the run itself: each use has a turn of its own."""

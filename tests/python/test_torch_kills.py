@@ -36,7 +36,9 @@ module = models.make(models.Language, dropout=0.0)
 drive, run = {drive!r}, {run!r}
 """
 
+#: The module also has buffers that each step changes, and that change its losses.
 ENGINE = BEGIN + """
+torch.nn.utils.parametrizations.spectral_norm(module.blocks[0].up)
 engine = sluice.torch.Engine(module, device="32MiB", host="32MiB", nvme=[drive], run_dir=run, commit_every=3,
                              optimizer=sluice.AdamW(lr=1e-3), config={{
                                  "tiers": {{"place": {{"params": "nvme", "optimizer": "nvme"}}}}}})
@@ -141,6 +143,16 @@ class Kills(unittest.TestCase):
         self.assertEqual(found, {step: bits for step, bits in expected.items() if step in found})
         self.assertIn(STEPS - 1, found)
         self.verify("killed")
+        if program is ENGINE:
+            self.check_removed("killed")
+
+    def check_removed(self, run):
+        command = os.environ.get("SLUICE_COMMAND")
+        path = os.path.join(self.directory, run)
+        self.assertTrue(os.listdir(os.path.join(path, "buffers")))
+        if command:
+            subprocess.run([command, "remove", path, "--yes"], check=True, capture_output=True)
+            self.assertFalse(os.path.exists(path))
 
     def test_engine(self):
         self.check(ENGINE)

@@ -89,6 +89,8 @@ class Core:
         self._session = session
         self._job = job
         self._machine = machine
+        #: Called before what may commit the state: it saves what the library does not have.
+        self.before_commit: Callable[[], None] = lambda: None
         self.has_failed = False  # a call has raised the failure that closing raises again
         native = session._native
         #: What each tensor over the run's memory refers to: it owns that memory after close().
@@ -108,6 +110,7 @@ class Core:
         return make_plan(self._job, machine=self._machine)
 
     def commit(self) -> int:
+        self.before_commit()
         return self._session.commit()
 
     def info(self) -> Any:
@@ -123,10 +126,14 @@ class Core:
 
     def close(self) -> None:
         try:
-            self._session.close()
+            if self.is_open:
+                self.before_commit()
         finally:
-            if not self.is_open:  # else a Ctrl-C came before
-                self.memory = None
+            try:
+                self._session.close()
+            finally:
+                if not self.is_open:  # else a Ctrl-C came before
+                    self.memory = None
 
     def set_at_end(self, call: Callable[[], Any]) -> None:
         """What the end of the program calls in place of close()."""
@@ -145,6 +152,7 @@ def give_up(core: Any, error: BaseException, is_kept: bool = True) -> Error:
     text = f"{type(error).__name__}: {error}"
     core.has_failed = True
     try:
+        core.before_commit()
         core.module_abort(text[:400].encode("utf-8", "replace").decode())
     except Error:
         pass  # the first failure counts

@@ -13,6 +13,7 @@ import torch
 from .._errors import WrongJob
 from .._job import Path, check_callable, path_text
 from .._session import Closing
+from ._buffers import Buffers
 from ._config import dtype_blocks, put, put_optimizer, read_config
 from ._core import Bytes, alone, close_at_end, give_up, list_drives, open_core, refuse_copy
 from ._groups import Groups, group_units
@@ -346,6 +347,7 @@ class Engine(Closing):
             return None
         self._micro_batch = 0
         try:
+            self._buffers.end_step()
             made = self._core.module_end()
             self._turns.lending.end()
         except BaseException as error:
@@ -488,6 +490,9 @@ class Engine(Closing):
             slot.parameter.data = torch.empty(slot.shape, dtype=self._dtype, device=self._device)
         self._values.forget()
         self._holding_is_over()
+        self._buffers = Buffers(self.module, self._job, info.rank)
+        self._buffers.begin(info.step)
+        self._core.before_commit = self._buffers.write
 
     # ---- the rest ----
 
