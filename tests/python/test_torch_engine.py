@@ -17,7 +17,7 @@ except ImportError:
 import sluice
 import sluice.torch
 import torch_models as models
-from sluice.torch import _recording, _turns
+from sluice.torch import _recording, _turns, _units
 from simulated_core import open_simulated
 from torch_models import Images, Language, Translation
 
@@ -447,7 +447,7 @@ class Placements(Engines):
 
     def test_too_small_is_refused(self):
         engine = self.engine(models.make(Language, width=256), device="1MiB")
-        with self.assertRaises(sluice.NoFit):
+        with self.assertRaisesRegex(sluice.NoFit, "smaller units of the module need less"):
             engine(models.batches(Language)[0])
         self.assertFalse(os.path.exists(os.path.join(self.directory, "run1", "state", "manifest-0")))
 
@@ -563,6 +563,8 @@ class Simulated(OverTheStandIn):
         self.assertEqual(names, ["", "blocks"])
         some = self.engine(models.make(Language), units=lambda name, m: name.endswith("mix"))
         self.assertEqual(len(some._holders), 4)
+        short = [_units._short(first + "x" * 200) for first in "ab"]  # the library refuses longer names
+        self.assertEqual((len(set(short)), [len(name) for name in short]), (2, [95, 95]))
 
 
 class Refusals(OverTheStandIn):
