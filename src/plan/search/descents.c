@@ -383,6 +383,15 @@ static struct way *nearest_way(struct way *ways, uint32_t count, double limit)
     return nearest;
 }
 
+/* The way whose best point is the best of all; NULL: nothing fits. */
+static struct way *nearest_of(struct way *ways, uint32_t count, const struct plani_scored *all)
+{
+    for (uint32_t i = 0; i < count && isfinite(all->score); i++)
+        if (ways[i].best.score == all->score)
+            return &ways[i];
+    return NULL;
+}
+
 /* ---- selective placements ------------------------------------------------------------------- */
 
 /* True if fewer bytes of some open unit may be kept than the best point keeps, or would keep. */
@@ -553,6 +562,22 @@ static int improve_near_ways(plani_search *self, struct way *ways, uint32_t coun
     return 0;
 }
 
+/* Goes down once more from the best point, which is of the way: what gives way on the device may go
+ * to the drives at once. It comes last, so that it makes no step longer. */
+static int trade_far(plani_search *self, struct way *way)
+{
+    struct plani_scored next = way->best;
+    bool gained;
+    way->work_left = work_of_steps(self, PLANI_SEARCH_WORK / 8, PLANI_FAR_STEPS);
+    way->tries_left = PLANI_TRIES_MOST / 4;
+    begin_way(self, way);
+    self->trades_far = true;
+    TRY(descend(self, &next, 1, &gained));
+    self->trades_far = false;
+    end_way(self, way);
+    return 0;
+}
+
 int plani_search_ways(plani_search *self)
 {
     struct way ways[2 * PLANI_UPDATES];
@@ -588,6 +613,11 @@ int plani_search_ways(plani_search *self)
         way = nearest_way(ways, count, near_words * all.score);
     }
     TRY(improve_near_ways(self, ways, count, &all));
+    way = self->is_closed ? NULL : nearest_of(ways, count, &all);
+    if (way) {
+        TRY(trade_far(self, way));
+        all = way->best;
+    }
     self->best = all;
     self->job.order = self->asked->job->order;
     return 0;

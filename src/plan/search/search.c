@@ -277,9 +277,11 @@ bool plani_has_homes(const plani_search *self, const struct plani_point *point, 
     return self->counts[kind] > 0 && (kind != STATE_GRADS || rests);
 }
 
-/* Brings units of the kind nearer in place of as many bytes of another kind. */
+/* Brings units of the kind nearer in place of as many bytes of another kind. Where the host has no
+ * room for what leaves the device, that goes to the drives if `to_drives`, and so does what the
+ * host has of it. */
 static int trade(plani_search *self, struct plani_scored *best, int kind, int tier, uint32_t step,
-                 bool *gained)
+                 bool to_drives, bool *gained)
 {
     for (int other = 0; other < STATE_KIND_COUNT; other++) {
         struct plani_point next = best->point;
@@ -298,6 +300,10 @@ static int trade(plani_search *self, struct plani_scored *best, int kind, int ti
         if (begin == end ||
             !plani_point_shift(self, &next, other, tier, (int64_t)begin - (int64_t)end))
             continue;
+        TRY(plani_search_try(self, &next, best, gained));
+        if (self->last_fits || !to_drives || next.until[other][TIER_HOST] == begin)
+            continue;
+        next.until[other][TIER_HOST] = begin;
         TRY(plani_search_try(self, &next, best, gained));
     }
     return 0;
@@ -340,7 +346,13 @@ int plani_try_kinds(plani_search *self, struct plani_scored *best, uint32_t part
                 }
             }
             if (tier != TIER_NVME)
-                TRY(trade(self, best, kind, tier, step, gained));
+                TRY(trade(self, best, kind, tier, step, false, gained));
         }
+    for (int kind = 0; kind < STATE_KIND_COUNT && self->trades_far && !*gained; kind++) {
+        uint32_t step = (uint32_t)size_max(self->counts[kind] / part, 1);
+        if (PLANI_COORDINATES + kind != self->frozen && part <= 2 * self->counts[kind] &&
+            plani_has_homes(self, &best->point, kind))
+            TRY(trade(self, best, kind, TIER_DEVICE, step, true, gained));
+    }
     return 0;
 }

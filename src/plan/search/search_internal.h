@@ -257,6 +257,7 @@ enum {
     /* The same of selective placements, for each way that is near the best one. */
     PLANI_SELECTIVE_WORK = PLANI_SEARCH_WORK / 8,
     PLANI_SELECTIVE_STEPS = 8,
+    PLANI_FAR_STEPS = 25,   /* the same of trades with the drives, from the best point of all */
     PLANI_SHARE_STEPS = 12, /* the same of shares that are spread evenly */
     /* Both have at most so much work for their steps. */
     PLANI_LAST_WORK_MOST = PLANI_SEARCH_WORK / 2,
@@ -312,6 +313,7 @@ struct plani_search {
     int frozen;     /* coordinate that no move changes, or PLANI_COORDINATES and a kind of state */
     uint64_t drawn; /* the last drawn number (descents.c) */
     bool may_shorten;   /* moves may change `ahead`; where homes are given they always may */
+    bool trades_far;    /* what gives way on the device may go to the drives at once */
     bool is_reversed;   /* the last move is tried first */
     enum update update; /* of the way that is searched */
     bool has_fit;       /* some start with this update */
