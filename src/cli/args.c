@@ -8,12 +8,6 @@
 
 enum { ARGS_NAME_MAX = 31 };
 
-void cli_nearest_offer(struct nearest *self, const char *wanted, const char *name)
-{
-    if (nearest_distance(wanted, name) <= 1 + strlen(name) / 3)
-        nearest_offer(self, wanted, name);
-}
-
 int cli_set_auto(cli_texts *set, const char *value)
 {
     static char text[64];
@@ -105,8 +99,8 @@ static int args_unknown(const cli_command *command, const char *argument, const 
 {
     struct nearest nearest = {0};
     for (size_t i = 0; i < command->option_count; i++)
-        cli_nearest_offer(&nearest, name, command->options[i].name);
-    if (nearest.name[0] != '\0')
+        nearest_offer(&nearest, name, command->options[i].name);
+    if (nearest_is_near(&nearest, name))
         return err_set(ERR_USAGE, "%s: unknown option \"%s\"; nearest is --%s", command->name,
                        argument, nearest.name);
     return err_set(ERR_USAGE, "%s: unknown option \"%s\"; sluice %s --help lists them",

@@ -107,9 +107,6 @@ void cli_print_help(const cli_command *command, int asked);
     "asked for)"
 int cli_set_auto(cli_texts *set, const char *value) MUST_CHECK;
 
-/* Offers a name for the one that was written, if it is near enough to be meant. */
-void cli_nearest_offer(struct nearest *self, const char *wanted, const char *name);
-
 /* --- exit.c --- */
 
 /* Turns an error code into an exit status. Only this function does it. 0 and above give

@@ -38,8 +38,8 @@ static int main_unknown(const char *name)
 {
     struct nearest nearest = {0};
     for (size_t i = 0; i < MAIN_COMMAND_COUNT; i++)
-        cli_nearest_offer(&nearest, name, main_commands[i]->name);
-    if (nearest.name[0] != '\0')
+        nearest_offer(&nearest, name, main_commands[i]->name);
+    if (nearest_is_near(&nearest, name))
         return err_set(ERR_USAGE, "unknown command \"%s\"; nearest is %s", name, nearest.name);
     return err_set(ERR_USAGE, "unknown command \"%s\"; sluice help lists them", name);
 }

@@ -1,4 +1,4 @@
-/* Base helpers: sizes, conversions, counters, random numbers, errors. */
+/* Base helpers: sizes, conversions, counters, random numbers, errors, misspelt names. */
 #include <errno.h>
 #include <math.h>
 
@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/foreign_json.h"
 #include "base/mem.h"
+#include "base/nearest.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "base/tile.h"
@@ -210,6 +211,36 @@ static void large_integers_are_read(void **state)
         assert_null(foreign_json_parse(wrong[i], strlen(wrong[i]), JSON_REJECT_DUPLICATES, &error));
 }
 
+/* One edit in three letters of what was written: more is another name. */
+static void near_names_are_found(void **state)
+{
+    static const char *const names[] = {"train", "plan", "generate", "run"};
+    static const struct {
+        const char *wanted, *found; /* "": none is near */
+    } cases[] = {
+        {"trian", "train"},
+        {"trane", ""},
+        {"plna", "plan"},
+        {"Pla", "plan"},
+        {"pl", ""},
+        {"fun", "run"},
+        {"genrate", "generate"},
+        {"egnerat", "generate"},
+        {"gnrat", ""},
+        {"frobnicate", ""},
+        {"", ""},
+    };
+    struct nearest none = {0};
+    assert_false(nearest_is_near(&none, "train"));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct nearest nearest = {0};
+        for (size_t n = 0; n < sizeof names / sizeof names[0]; n++)
+            nearest_offer(&nearest, cases[i].wanted, names[n]);
+        const char *found = nearest_is_near(&nearest, cases[i].wanted) ? nearest.name : "";
+        assert_string_equal(found, cases[i].found);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -218,6 +249,7 @@ int main(void)
         cmocka_unit_test(random_numbers),       cmocka_unit_test(tiles),
         cmocka_unit_test(tile_formats),         cmocka_unit_test(errors),
         cmocka_unit_test(text_is_made_visible), cmocka_unit_test(large_integers_are_read),
+        cmocka_unit_test(near_names_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -107,22 +107,6 @@ static void too_many_texts(void **state)
     assert_int_equal(parsed.set.count, CLI_TEXTS_MAX);
 }
 
-static void nearest_names(void **state)
-{
-    static const char *const names[] = {"train", "plan", "generate"};
-    static const struct {
-        const char *wanted, *found;
-    } cases[] = {
-        {"trian", "train"}, {"plna", "plan"}, {"genrate", "generate"}, {"frobnicate", ""}, {"", ""},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct nearest nearest = {0};
-        for (size_t n = 0; n < sizeof names / sizeof names[0]; n++)
-            cli_nearest_offer(&nearest, cases[i].wanted, names[n]);
-        assert_string_equal(nearest.name, cases[i].found);
-    }
-}
-
 static void exit_statuses(void **state)
 {
     assert_int_equal(cli_exit_code(0), 0);
@@ -220,13 +204,9 @@ static void terminal_gets_no_control_characters(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(options_are_read),
-        cmocka_unit_test(wrong_lines_are_refused),
-        cmocka_unit_test(too_many_texts),
-        cmocka_unit_test(nearest_names),
-        cmocka_unit_test(exit_statuses),
-        cmocka_unit_test(durations),
-        cmocka_unit_test(terminal_gets_no_control_characters),
+        cmocka_unit_test(options_are_read), cmocka_unit_test(wrong_lines_are_refused),
+        cmocka_unit_test(too_many_texts),   cmocka_unit_test(exit_statuses),
+        cmocka_unit_test(durations),        cmocka_unit_test(terminal_gets_no_control_characters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
