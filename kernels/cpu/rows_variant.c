@@ -20,6 +20,7 @@
 #include "kernels/cpu/rows_point.h"
 #include "kernels/cpu/rows_router.h"
 #include "kernels/cpu/rows_stored.h"
+#include "kernels/cpu/rows_stored_quantize.h"
 
 const rows_table VARIANT_TABLE = {
     .name = VARIANT_NAME,
