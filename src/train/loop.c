@@ -18,83 +18,14 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/rng.h"
 #include "base/size.h"
 #include "train/loop_internal.h"
 
 enum {
-    RANDOM_STREAM = 77, /* of the random tokens of a trial without data */
     SEAL_AFTER_STEPS = 2,
     /* without loss scaling a skip changes nothing, so more skips do not help */
     SKIPS_IN_A_ROW_MAX = 10,
 };
-
-/* ---- windows ---- */
-
-/* Windows of a step, of all ranks. */
-static uint64_t step_windows(const struct loop *self)
-{
-    return self->run.ranks.world * self->run.job->accumulation * self->run.setup->net->micro_batch;
-}
-
-/* Random tokens for a trial without data. It only measures, and what it learns is dropped. */
-static void fill_random(const struct loop *self, uint64_t first, uint64_t count, int32_t *tokens)
-{
-    uint64_t vocabulary = self->run.setup->net->spec.vocab_size;
-    for (uint64_t i = 0; i < count; i++)
-        tokens[i] =
-            (int32_t)rng_below(self->run.job->data.seed, RANDOM_STREAM + first, i, vocabulary);
-}
-
-/* Writes the counters of dropout: for each micro-batch the step and the number of its first window
- * among the windows of all ranks. */
-static void put_counters(const struct loop *self, uint32_t *counters)
-{
-    const model *net = self->run.setup->net;
-    uint64_t count = self->run.job->accumulation;
-    if (!model_has_dropout(&net->spec))
-        return;
-    for (uint64_t i = 0; i < count; i++) {
-        counters[2 * i] = (uint32_t)(self->run.record.step + 1);
-        counters[2 * i + 1] = (uint32_t)((self->run.ranks.rank * count + i) * net->micro_batch);
-    }
-}
-
-/* Puts the tokens and targets of this rank's windows, and where their documents begin, into the
- * host buffer. The step's windows, of all ranks in rank order, begin with window `first`. `from`
- * NULL: random tokens. Sets the engine's step.target_count to the targets of all ranks; they
- * exchange their counts if some tokens do not count as targets. */
-static int load_windows(struct loop *self, mixture *from, bool shuffled, uint64_t first)
-{
-    const model *net = self->run.setup->net;
-    const uint64_t windows = self->run.job->accumulation * net->micro_batch;
-    int32_t *tokens =
-        (int32_t *)(void *)engine_home(self->run.engine, self->run.setup->set.homes.tokens_host);
-    int32_t *targets = tokens + windows * net->tokens;
-    int32_t *begins = targets + windows * net->tokens;
-    self->run.engine->step.is_separate = from && mixture_is_separate(from);
-    put_counters(self, (uint32_t *)(void *)(begins + windows * net->tokens));
-    first += self->run.ranks.rank * windows;
-    uint64_t *target_count = &self->run.engine->step.target_count;
-    *target_count = step_windows(self) * net->tokens;
-    if (net->module) /* its program has the data */
-        return 0;
-    if (!from) {
-        fill_random(self, first, 2 * windows * net->tokens, tokens);
-        return 0;
-    }
-    for (uint64_t w = 0; w < windows; w++) {
-        uint64_t at = w * net->tokens;
-        TRY((shuffled ? mixture_window : mixture_window_in_order)(from, first + w, tokens + at,
-                                                                  targets + at, begins + at));
-    }
-    if (!mixture_has_uncounted(from))
-        return 0;
-    uint64_t own = 0;
-    for (uint64_t i = 0; i < windows * net->tokens; i++)
-        own += targets[i] >= 0;
-    return loop_share_count(self, own, target_count);
-}
 
 /* ---- losses ---- */
 
@@ -223,7 +154,7 @@ int loop_evaluate(struct loop *self, bool is_last)
     TRY(loop_apply_pending(self));
     /* Evaluate whole programs, without repeating windows; at least one program, which may wrap
      * around. */
-    uint64_t windows = step_windows(self);
+    uint64_t windows = loop_step_windows(self);
     uint64_t asked = size_div_up(self->run.job->run.eval_batches,
                                  self->run.ranks.world * self->run.job->accumulation);
     uint64_t runs =
@@ -234,7 +165,7 @@ int loop_evaluate(struct loop *self, bool is_last)
     for (uint64_t r = 0; r < runs; r++) {
         if (is_stopped(self) && !is_last)
             return 0; /* stop at once; an unfinished evaluation has no result */
-        TRY(load_windows(self, self->valid_data, false, r * windows));
+        TRY(loop_load_windows(self, self->valid_data, false, r * windows));
         TRY(engine_run(self->run.engine, PROGRAM_EVAL, self->run.record.step, NULL));
         TRY(mean_loss(self, &losses));
         double mean = losses.tokens;
@@ -268,7 +199,7 @@ static void fill_line(const struct loop *self, const run_totals *run,
                       const struct loop_losses *losses, double seconds, metrics_line *line)
 {
     const struct engine *engine = self->run.engine;
-    uint64_t tokens = step_windows(self) * self->run.setup->net->tokens;
+    uint64_t tokens = loop_step_windows(self) * self->run.setup->net->tokens;
     *line = (metrics_line){
         .step = engine->step.step,
         .loss = (float)losses->tokens,
@@ -494,7 +425,7 @@ static int one_step(struct loop *self)
     uint64_t events_begin = engine->ring.written;
     enum program_kind kind;
     struct loop_losses losses;
-    TRY(load_windows(self, self->train_data, true, self->run.record.window_count));
+    TRY(loop_load_windows(self, self->train_data, true, self->run.record.window_count));
     run_totals run;
     self->run.engine->step.is_given_up = false;
     TRY(run_step_program(self, &run, &kind));
@@ -503,7 +434,7 @@ static int one_step(struct loop *self)
     bool skipped = self->run.engine->step.skip;
     state_point_take(&self->before, &self->run.record);
     self->run.record.step++;
-    self->run.record.window_count += step_windows(self);
+    self->run.record.window_count += loop_step_windows(self);
     self->run.record.skipped_count += skipped;
     TRY(mean_loss(self, &losses));
     if (is_warm_up(self, self->run.record.step))
@@ -511,7 +442,8 @@ static int one_step(struct loop *self)
     if (self->run.engine->step.target_count == 0 && self->run.ranks.rank == 0)
         log_warn("step %" PRIu64 ": not one of its %" PRIu64
                  " tokens counts as a target: it has no loss, and its gradient is zero",
-                 self->run.engine->step.step, step_windows(self) * self->run.setup->net->tokens);
+                 self->run.engine->step.step,
+                 loop_step_windows(self) * self->run.setup->net->tokens);
     self->sent_bytes = sent_so_far(self) - sent_bytes;
     int rc = note_overflow(self, losses.tokens);
     loss_scaler_save(&self->scaler, &self->run.record);

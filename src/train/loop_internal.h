@@ -101,6 +101,16 @@ int loop_make_data(struct loop *self) MUST_CHECK;
 int loop_check_borrowed_tokenizer(const struct loop *self) MUST_CHECK;
 void loop_close_data(struct loop *self);
 
+/* ---- load_windows.c ---- */
+
+/* Windows of a step, of all ranks. */
+uint64_t loop_step_windows(const struct loop *self);
+/* Puts the tokens and targets of this rank's windows, and where their documents begin, into the
+ * host buffer. The step's windows, of all ranks in rank order, begin with window `first`. `from`
+ * NULL: random tokens. Sets the engine's step.target_count to the targets of all ranks; they
+ * exchange their counts if some tokens do not count as targets. */
+int loop_load_windows(struct loop *self, mixture *from, bool shuffled, uint64_t first) MUST_CHECK;
+
 /* ---- loop.c ---- */
 
 int loop_write_metrics(struct loop *self, const metrics_line *line) MUST_CHECK;
