@@ -206,7 +206,8 @@ static void batch_sizes_agree(void **state)
     assert_true(good > 1000 && wrong > 1000);
 }
 
-/* Zero and below are errors there too; "auto" and null are not given. */
+/* Zero and below are errors there too, and so is a product beyond 64 bits; "auto" and null are not
+ * given. */
 static void batch_values_are_checked(void **state)
 {
     static const char *const paths[] = {"train_batch_size", "train_micro_batch_size_per_gpu",
@@ -221,6 +222,9 @@ static void batch_values_are_checked(void **state)
         snprintf(set, sizeof set, "%s=1.5", paths[i]);
         assert_int_equal(read_text(SMALL_JOB, set, &self), ERR_CONFIG);
     }
+    configi_reader reader = {.file = "job"};
+    uint64_t train = 0, micro = UINT64_MAX / 2, accumulation = 4;
+    assert_int_equal(configi_resolve_batch(&reader, 2, &train, &micro, &accumulation), ERR_CONFIG);
     self = read_good(SMALL_WITH("\"train_batch_size\": 8, \"gradient_accumulation_steps\": null,"),
                      "train_micro_batch_size_per_gpu=auto");
     assert_int_equal(self->micro_batch, 8);

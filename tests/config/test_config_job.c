@@ -432,36 +432,6 @@ static void no_effect_is_logged(void **state)
     assert_int_equal(count_logged(SMALL_JOB, wanted, counts), 0);
 }
 
-static void batch_follows_deepspeed(void **state)
-{
-    static const struct {
-        uint64_t world, train, micro, accumulation; /* 0: not given */
-        uint64_t expected[3];                       /* 0: an error */
-    } cases[] = {
-        {1, 8, 2, 4, {8, 2, 4}},   {1, 8, 2, 0, {8, 2, 4}},
-        {1, 8, 0, 4, {8, 2, 4}},   {1, 0, 2, 4, {8, 2, 4}},
-        {1, 8, 0, 0, {8, 8, 1}},   {1, 0, 2, 0, {2, 2, 1}},
-        {4, 32, 2, 0, {32, 2, 4}}, {4, 32, 0, 0, {32, 8, 1}},
-        {4, 0, 2, 3, {24, 2, 3}},  {1, 8, 3, 0, {0}},
-        {1, 8, 2, 3, {0}},         {1, 0, 0, 4, {0}},
-        {1, 0, 0, 0, {0}},         {4, 30, 2, 0, {0}},
-        {4, 2, 0, 0, {0}},         {2, 0, UINT64_MAX / 2, 4, {0}},
-    };
-    configi_reader reader = {.file = "job"};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        uint64_t train = cases[i].train, micro = cases[i].micro, steps = cases[i].accumulation;
-        int rc = configi_resolve_batch(&reader, cases[i].world, &train, &micro, &steps);
-        if (cases[i].expected[0] == 0) {
-            assert_int_equal(rc, ERR_CONFIG);
-            continue;
-        }
-        assert_int_equal(rc, 0);
-        assert_int_equal(train, cases[i].expected[0]);
-        assert_int_equal(micro, cases[i].expected[1]);
-        assert_int_equal(steps, cases[i].expected[2]);
-    }
-}
-
 static void set_overrides(void **state)
 {
     static const char *const set[] = {
@@ -597,15 +567,14 @@ static void comments_keep_places(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults_hold),           cmocka_unit_test(llama_follows_its_rules),
-        cmocka_unit_test(modes_are_read),          cmocka_unit_test(delayed_update_warns),
-        cmocka_unit_test(state_formats_are_read),  cmocka_unit_test(block_of_formats_is_read),
-        cmocka_unit_test(machine_keys_are_read),   cmocka_unit_test(what_learns_is_read),
-        cmocka_unit_test(own_blocks_are_read),     cmocka_unit_test(deepspeed_file_works),
-        cmocka_unit_test(batch_follows_deepspeed), cmocka_unit_test(set_overrides),
-        cmocka_unit_test(no_effect_is_logged),     cmocka_unit_test(text_round_trips),
-        cmocka_unit_test(comments_keep_places),    cmocka_unit_test(keep_is_read),
-        cmocka_unit_test(long_files_are_read),
+        cmocka_unit_test(defaults_hold),          cmocka_unit_test(llama_follows_its_rules),
+        cmocka_unit_test(modes_are_read),         cmocka_unit_test(delayed_update_warns),
+        cmocka_unit_test(state_formats_are_read), cmocka_unit_test(block_of_formats_is_read),
+        cmocka_unit_test(machine_keys_are_read),  cmocka_unit_test(what_learns_is_read),
+        cmocka_unit_test(own_blocks_are_read),    cmocka_unit_test(deepspeed_file_works),
+        cmocka_unit_test(set_overrides),          cmocka_unit_test(no_effect_is_logged),
+        cmocka_unit_test(text_round_trips),       cmocka_unit_test(comments_keep_places),
+        cmocka_unit_test(keep_is_read),           cmocka_unit_test(long_files_are_read),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }
