@@ -291,18 +291,6 @@ static void a_resumed_run_is_the_same(void **state)
     assert_memory_equal(parts.seen, whole.seen, sizeof whole.seen);
 }
 
-/* Begins a step and computes `uses` of it. */
-static void begin_some(toy *self, uint32_t uses)
-{
-    assert_int_equal(sluice_module_begin(self->run, 1), SLUICE_DONE);
-    for (uint32_t i = 0; i < uses; i++) {
-        struct sluice_use use;
-        assert_int_equal(sluice_module_wait(self->run, &use), SLUICE_DONE);
-        double loss = toy_compute(self, &use);
-        assert_int_equal(sluice_module_done(self->run, &loss), SLUICE_DONE);
-    }
-}
-
 static void a_step_that_is_given_up_changes_nothing(void **state)
 {
     static toy whole, self;
@@ -316,20 +304,20 @@ static void a_step_that_is_given_up_changes_nothing(void **state)
 
         asked = new_job(DTYPE_FP32);
         toy_open(&self, &asked, places[p], count_of(places[p]));
-        begin_some(&self, 0);
+        toy_begin(&self, 0);
         assert_int_equal(sluice_module_abort(self.run, "at once"), SLUICE_DONE);
         toy_train(&self, 2);
-        begin_some(&self, 3);
+        toy_begin(&self, 3);
         assert_int_equal(sluice_module_abort(self.run, "after three"), SLUICE_DONE);
         toy_train(&self, 3);
-        begin_some(&self, 6);
+        toy_begin(&self, 6);
         assert_int_equal(sluice_module_wait(self.run, &use), SLUICE_DONE); /* and never done */
         assert_int_equal(sluice_module_abort(self.run, NULL), SLUICE_DONE);
         assert_int_equal(sluice_module_begin(self.run, 0), SLUICE_DONE); /* an evaluation */
         assert_int_equal(sluice_module_wait(self.run, &use), SLUICE_DONE);
         assert_int_equal(sluice_module_abort(self.run, "enough"), SLUICE_DONE);
         toy_train(&self, 4);
-        begin_some(&self, 4);
+        toy_begin(&self, 4);
         toy_close(&self); /* in the middle of a step */
         toy_open(&self, &asked, places[p], count_of(places[p]));
         assert_int_equal(self.steps_made, 4);
@@ -350,7 +338,7 @@ static void an_update_in_the_backward_cannot_be_left(void **state)
     toy_open(&self, &asked, set, 1);
     toy_train(&self, 2);
     assert_int_equal(sluice_commit(self.run, NULL), SLUICE_DONE);
-    begin_some(&self, 6);
+    toy_begin(&self, 6);
     assert_int_equal(sluice_module_abort(self.run, "the loader broke"), SLUICE_FAILED);
     assert_non_null(strstr(sluice_error(), "the loader broke"));
     assert_int_equal(sluice_module_begin(self.run, 1), SLUICE_DONE);
@@ -451,7 +439,7 @@ static void wrong_calls_get_a_sentence(void **state)
     assert_wrong(sluice_module_locate(self.run, 4, 0, &offset, &elems), "no tensor 0 of unit 4");
     assert_wrong(sluice_module_home(self.run, 9, &home, &offset), "units 0 to 3");
     assert_wrong(sluice_export(self.run, "nowhere", NULL), "model.module, toy");
-    begin_some(&self, 1);
+    toy_begin(&self, 1);
     assert_wrong(sluice_module_begin(self.run, 1), "is open");
     assert_wrong(sluice_commit(self.run, NULL), "is open");
     assert_wrong(sluice_module_set_group(self.run, 0, &numbers), "is open");
@@ -461,7 +449,7 @@ static void wrong_calls_get_a_sentence(void **state)
     assert_int_equal(sluice_module_wait(self.run, &use), SLUICE_DONE);
     assert_wrong(sluice_module_wait(self.run, &use), "stage 1, stage.1 is not over");
     assert_int_equal(sluice_module_abort(self.run, "why"), SLUICE_DONE);
-    begin_some(&self, 2 * TOY_BLOCKS + 3);
+    toy_begin(&self, 2 * TOY_BLOCKS + 3);
     assert_wrong(sluice_module_wait(self.run, &use), "no more uses");
     assert_int_equal(sluice_module_end(self.run, NULL), SLUICE_DONE);
     struct sluice_info info;
@@ -563,7 +551,7 @@ static void a_temporary_run_keeps_no_state(void **state)
     options.set_count = 2;
     options.job_text = toy_text(&failing);
     assert_int_equal(toy_try_open(&failed, &failing, &options), SLUICE_DONE);
-    begin_some(&failed, 6);
+    toy_begin(&failed, 6);
     assert_int_equal(sluice_module_abort(failed.run, "the loader broke"), SLUICE_FAILED);
     assert_int_equal(sluice_close(failed.run), SLUICE_FAILED);
     assert_int_equal(count_entries(drive), 0);
@@ -593,7 +581,7 @@ static void the_callers_thread_keeps_its_cores(void **state)
     toy_job asked = new_job(DTYPE_FP32);
     assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
     toy_open(&self, &asked, NULL, 0);
-    begin_some(&self, 2);
+    toy_begin(&self, 2);
     assert_int_equal(sched_getaffinity(0, sizeof within, &within), 0);
     assert_true(CPU_EQUAL(&before, &within));
     assert_int_equal(sluice_module_abort(self.run, "seen"), SLUICE_DONE);

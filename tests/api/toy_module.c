@@ -399,6 +399,17 @@ void toy_train(toy *self, uint64_t until)
     }
 }
 
+void toy_begin(toy *self, uint32_t uses)
+{
+    assert_int_equal(sluice_module_begin(self->run, 1), SLUICE_DONE);
+    for (uint32_t i = 0; i < uses; i++) {
+        struct sluice_use use;
+        assert_int_equal(sluice_module_wait(self->run, &use), SLUICE_DONE);
+        double loss = toy_compute(self, &use);
+        assert_int_equal(sluice_module_done(self->run, &loss), SLUICE_DONE);
+    }
+}
+
 double toy_evaluate(toy *self)
 {
     struct sluice_step_info made;

@@ -71,6 +71,8 @@ void toy_close(toy *self);
 
 /* Computes one use. Returns the loss if it is of the last stage, else NaN. */
 double toy_compute(toy *self, const struct sluice_use *use);
+/* Begins a step of one micro-batch and computes `uses` of it. */
+void toy_begin(toy *self, uint32_t uses);
 /* Makes steps until the run is at step `until`, with their losses and norms. */
 void toy_train(toy *self, uint64_t until);
 /* Runs an evaluation, which fills `seen`; returns its loss. */
