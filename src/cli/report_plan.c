@@ -310,10 +310,25 @@ static const char *report_hidden(const struct setup_link *link, char text[CLI_FI
     return text;
 }
 
+/* Says what the seconds of the resource that computes consist of: its FLOPs are those of the
+ * passes, but its time is that of all ops. */
+static void report_computing(FILE *out, const struct setup_summary *plan,
+                             const struct setup_link *link)
+{
+    char passes[CLI_FIGURE_BYTES], other[CLI_FIGURE_BYTES], moved[64] = "";
+    double seconds = link->seconds - plan->computing_seconds;
+    if (link->other_bytes > 0 && seconds > 0)
+        snprintf(moved, sizeof moved, ", %.3f GB of memory at %.2f GB/s", link->other_bytes / 1e9,
+                 link->other_bytes / seconds / 1e9);
+    fprintf(out, "  %s: passes (these FLOPs) %s s; other ops %s s%s\n", link->name,
+            report_seconds(plan->computing_seconds, passes), report_seconds(seconds, other), moved);
+}
+
 static void report_links(FILE *out, const struct setup_summary *plan)
 {
     char moved[CLI_FIGURE_BYTES], rate[CLI_FIGURE_BYTES], work[CLI_FIGURE_BYTES];
     char hidden[CLI_FIGURE_BYTES];
+    const struct setup_link *computes = NULL;
     uint64_t tokens = plan->world_size ? plan->tokens_per_step / plan->world_size : 0;
     fprintf(out, "\n%-12s %12s %11s %12s %12s %15s\n", "resource", "GB a step", "GB/s", "work s",
             "of the step", "hidden from T*");
@@ -328,11 +343,14 @@ static void report_links(FILE *out, const struct setup_summary *plan)
                      plan->hardware_flops / 1e12);
             snprintf(rate, sizeof rate, "%.2f TF/s",
                      plan->hardware_flops / plan->computing_seconds / 1e12);
+            computes = link;
         }
         fprintf(out, "%-12s %12s %11s %12s %11.1f%% %15s\n", link->name, moved, rate,
                 report_seconds(link->seconds, work), percent(link->seconds, plan->step_seconds),
                 report_hidden(link, hidden));
     }
+    if (computes)
+        report_computing(out, plan, computes);
     cli_count((double)tokens, moved);
     fprintf(
         out,

@@ -117,6 +117,7 @@ static const struct setup_figure figures[] = {
      .step_bytes = {STEP(links[0])}, .zero_is_unknown = true},
     EACH("resources.RESOURCE.seconds", "s", links[0].seconds, links[0]),
     EACH("resources.RESOURCE.growing_seconds", "s", links[0].growing_seconds, links[0]),
+    EACH("resources.RESOURCE.other_bytes", "bytes", links[0].other_bytes, links[0]),
     EACH("resources.RESOURCE.is_computing", "", links[0].is_computing, links[0]),
     EACH("resources.RESOURCE.hidden_from_tokens", "tokens", links[0].hidden_tokens, links[0]),
 

@@ -151,7 +151,8 @@ static double committed_ns(const plan_job *plan, const plan_set *set)
 struct step_sums {
     double lane_bytes[LANE_COUNT], spared_bytes[LANE_COUNT];
     double bytes[RESOURCE_COUNT], seconds[RESOURCE_COUNT], growing_seconds[RESOURCE_COUNT];
-    double passes_seconds[RESOURCE_COUNT]; /* of forward, recomputation and backward alone */
+    /* of forward, recomputation and backward alone */
+    double passes_seconds[RESOURCE_COUNT], passes_bytes[RESOURCE_COUNT];
     double flops;
     double read[STATE_KIND_COUNT], written[STATE_KIND_COUNT];
     double committed; /* bytes that only commits write */
@@ -193,6 +194,7 @@ static void add_op(const plan_machine *rates, const op *item, double part, bool 
         sums->seconds[r] += part * seconds[r];
         sums->growing_seconds[r] += grows_with_tokens(item) ? part * seconds[r] : 0;
         sums->passes_seconds[r] += is_pass(item) ? part * seconds[r] : 0;
+        sums->passes_bytes[r] += is_pass(item) ? moved * bytes[r] : 0;
     }
     sums->lane_bytes[item->lane] += moved * (double)op_moved_bytes(item);
     sums->spared_bytes[item->lane] += (part - moved) * (double)op_moved_bytes(item);
@@ -276,6 +278,7 @@ static void summarize_links(const struct setup *self, const struct step_sums *su
             .bytes = sums->bytes[r],
             .bytes_per_second = is_computing || seconds <= 0 ? 0 : sums->bytes[r] / seconds,
             .seconds = seconds,
+            .other_bytes = is_computing ? sums->bytes[r] - sums->passes_bytes[r] : 0,
             .growing_seconds = growing,
             .is_computing = is_computing,
             .hidden_tokens = is_computing ? NAN

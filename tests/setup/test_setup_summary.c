@@ -35,13 +35,19 @@ struct planned {
     struct setup_summary sum;
 };
 
-static void plan_model(struct planned *self, const fixture_model *of, const fixture_sets *sets,
-                       uint32_t world)
+static void plan_machine_model(struct planned *self, const plan_machine *figures,
+                               const fixture_model *of, const fixture_sets *sets, uint32_t world)
 {
-    struct setup_options options = {.figures = &stated};
+    struct setup_options options = {.figures = figures};
     self->asked = fixture_job_ranks("figures", of, sets, world);
     assert_ok(setup_create(self->asked, &options, &self->setup));
     setup_summarize(self->setup, &self->sum);
+}
+
+static void plan_model(struct planned *self, const fixture_model *of, const fixture_sets *sets,
+                       uint32_t world)
+{
+    plan_machine_model(self, &stated, of, sets, world);
 }
 
 static void plan(struct planned *self, const fixture_sets *sets, uint32_t world)
@@ -460,10 +466,37 @@ static void waits_are_named(void **state)
     }
 }
 
+/* The seconds of the resource that computes are those of the passes, and of the memory that the
+ * other ops move: all of it is in the summary, so that a reader can check the row by hand. */
+static void time_of_computing_adds_up(void **state)
+{
+    static struct planned it;
+    plan_machine slow = stated;
+    slow.device_bytes_per_second = 5e9;
+    fixture_sets sets = plain();
+    plan_machine_model(&it, &slow, &shape, &sets, 1);
+    const struct setup_link *link = &it.sum.links[RESOURCE_DEVICE];
+    const program *steady = &it.setup->set.programs[PROGRAM_STEADY];
+    double bytes = 0;
+    for (uint64_t i = 0; i < steady->op_count; i++) {
+        uint8_t kind = steady->ops[i].kind;
+        if (kind != OP_FORWARD && kind != OP_RECOMPUTE && kind != OP_BACKWARD)
+            bytes += (double)steady->ops[i].demand.device_bytes;
+    }
+    assert_true(link->is_computing && bytes > 0);
+    near("bytes", link->other_bytes, bytes);
+    near("seconds", link->seconds, it.sum.computing_seconds + bytes / 5e9);
+    /* The update alone reads and writes its state and reads gradients. */
+    assert_true(bytes > 2 * 12.0 * (double)it.sum.param_count);
+    assert_true(it.sum.links[RESOURCE_DRIVE].other_bytes == 0);
+    forget(&it);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(optimizer_on_a_drive),
+        cmocka_unit_test(time_of_computing_adds_up),
         cmocka_unit_test(params_in_memory),
         cmocka_unit_test(activations_on_a_drive),
         cmocka_unit_test(commits_and_wear),
