@@ -84,7 +84,7 @@ struct lane_totals {
     uint64_t skipped_count; /* conditional ops that were skipped */
     uint64_t bytes;         /* moved */
     uint64_t spared_bytes;  /* not moved, because no token chose an expert of the unit */
-    uint64_t busy_ns;       /* time in which at least one op of the lane ran */
+    uint64_t busy_ns;       /* time in which at least one op of the lane ran, without its pauses */
     /* Time in which computing waited for this lane. Computing is a GPU's compute stream; on the CPU
      * backend the cores, with their updates if they share a worker. Idle time before an op counts
      * for the dependency on another lane that ended last within it. The time after the last op of

@@ -91,9 +91,9 @@ void swapi_record_done(executor *self, const lane_request *request)
     trace_record(self->ring, &event);
 }
 
-/* The length of the union of the intervals of the lane's ops, without their pauses. They are nearly sorted by start,
- * because an op can only overtake those in flight with it. So an insertion sort costs ops times
- * depth. */
+/* The length of the union of the intervals of the lane's ops, without their pauses. They are nearly
+ * sorted by start, because an op can only overtake those in flight with it. So an insertion sort
+ * costs ops times depth. */
 static uint64_t lane_busy_ns(executor *self, int kind)
 {
     const swapi_prepared *now = self->now;

@@ -110,8 +110,8 @@ int lane_worker_create(const lane_worker_config *config, lane **out) MUST_CHECK;
 
 /* The callback of a long op may call this wherever it holds nothing that other ops use: the worker
  * then runs the requests of `priority_lane` that wait and do not depend on that op, and returns.
- * Without it they wait for the end of the op. Only on the worker's thread, from `run`; does nothing
- * in an op of `priority_lane` itself. */
+ * Without it they wait for the end of the op. If one fails, the op itself still goes on. Only on
+ * the worker's thread, from `run`; does nothing in an op of `priority_lane` itself. */
 void lane_worker_pause(lane *worker);
 
 #endif

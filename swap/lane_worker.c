@@ -8,9 +8,10 @@
  * lane. So pick checks: a head may run unless one of its dependencies is on another lane of this
  * worker and not finished yet. Lanes are FIFOs in op order, so a dependency is unfinished if it is
  * not below the head of its queue. The head with the lowest op index may always run, so the worker
- * cannot deadlock. An op may pause: within it, heads of the priority lane then run that may. After
- * a failed op nothing more is run: queued ops come back with ERR_POISONED.
- * The mutex guards only the lists and is not held while an op runs. Nothing is allocated per op. */
+ * cannot deadlock. During a pause of an op the worker runs heads of the priority lane that may run;
+ * if one fails, the paused op still goes on to its end. After a failed op nothing more is run:
+ * queued ops come back with ERR_POISONED. The mutex guards only the lists and is not held while an
+ * op runs. Nothing is allocated per op. */
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
@@ -118,7 +119,8 @@ static void run_request(lane_worker *self, lane_request *request)
         request->result = 0;
 }
 
-/* Runs the head of the queue, which may run. The caller holds the mutex, which is free meanwhile. */
+/* Runs the head of the queue, which may run. Called with the mutex, which is unlocked while the op
+ * runs. */
 static void serve(lane_worker *self, request_list *queue)
 {
     lane_request *request = queue->first; /* stays the head while it runs: see may_run */
@@ -144,14 +146,17 @@ void lane_worker_pause(lane *worker)
     request_list *urgent = &self->queues[self->config.priority_lane];
     if (paused->item->lane == self->config.priority_lane)
         return;
-    uint64_t begin_ns = clock_ns();
-    self->idle_since_ns = begin_ns;
+    uint64_t begin_ns = 0; /* nothing ran yet */
     pthread_mutex_lock(&self->mutex);
-    while (urgent->first && may_run(self, urgent->first))
+    while (urgent->first && may_run(self, urgent->first)) {
+        if (begin_ns == 0)
+            begin_ns = self->idle_since_ns = clock_ns();
         serve(self, urgent);
+    }
     pthread_mutex_unlock(&self->mutex);
+    if (begin_ns > 0)
+        paused->paused_ns += self->idle_since_ns - begin_ns;
     self->running = paused;
-    paused->paused_ns += clock_ns() - begin_ns;
 }
 
 static void *worker_main(void *argument)

@@ -101,8 +101,8 @@ static void fill_hits(struct engine *self, const program *prog, const op *item, 
     }
 }
 
-/* Lets updates that wait run between two layers. A drive would else wait for the end of a long pass,
- * since what it reads next goes where the tiles of these updates are. */
+/* Lets updates that wait run between two layers. Otherwise a drive waits for the end of a long
+ * pass, because its next read needs the memory of these tiles. */
 static void run_updates(void *user)
 {
     lane_worker_pause(((struct engine *)user)->pausing);

@@ -121,6 +121,7 @@ enum {
 
 struct reporti_event {
     double start_us, end_us, stall_us;
+    double paused_us; /* between start and end, while other ops ran on its lane's threads */
     uint64_t bytes, step;
     uint32_t unit;     /* index of a name, or PROGRAM_NONE */
     uint32_t index;    /* micro-batch, tile or number; PROGRAM_NONE: none */

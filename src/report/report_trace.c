@@ -120,6 +120,7 @@ static int read_event(reporti_trace *self, const json_t *line, const char **wron
     event.step = (uint64_t)not_negative(reporti_number(line, "args.step"), 1e15);
     event.bytes = (uint64_t)not_negative(reporti_number(line, "args.bytes"), 1e18);
     event.stall_us = not_negative(reporti_number(line, "args.stall_us"), 1e15);
+    event.paused_us = not_negative(reporti_number(line, "args.paused_us"), 1e15);
     event.stall_cause = (uint8_t)find_name(reporti_text(line, "args.stall_lane"),
                                            reporti_stall_name, STALL_UNKNOWN);
     read_name(self, reporti_text(line, "name"), &event);
@@ -261,7 +262,8 @@ static void give_rows(reporti_trace *self)
     }
 }
 
-/* Computes how long each lane was busy: the union of its events, which are sorted by start. */
+/* Computes how long each lane was busy: the union of its events, which are sorted by start, without
+ * their pauses. */
 static void sum_lanes(reporti_trace *self)
 {
     double end_us[LANE_COUNT] = {0};
@@ -271,7 +273,7 @@ static void sum_lanes(reporti_trace *self)
         const reporti_event *event = &self->events[i];
         int lane = event->lane;
         double begin = fmax(event->start_us, end_us[lane]);
-        self->lane_busy_us[lane] += fmax(0, event->end_us - begin);
+        self->lane_busy_us[lane] += fmax(0, event->end_us - begin - event->paused_us);
         end_us[lane] = fmax(end_us[lane], event->end_us);
         self->lane_ops[lane]++;
         self->lane_bytes[lane] += event->bytes;

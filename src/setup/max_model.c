@@ -1,6 +1,6 @@
 /* Finds the largest model of a family that fits: a search over shapes by size. Each shape is set up
- * as for a plan, and it is asked whether any placement of it fits (plan/fit.c). See summary.h.
- * Blocks; allocates only plans. */
+ * as for a plan, and it is asked whether any placement of it fits (src/plan/search/fit.c). See
+ * summary.h. Blocks; allocates only plans. */
 #include <stdio.h>
 #include <string.h>
 

@@ -8,6 +8,15 @@
 #include "plan/plan.h"
 #include "setup/setup_internal.h"
 
+/* True if the program computes a forward: an optimizer alone is a module that has none. */
+static bool is_computed(const module_spec *module)
+{
+    for (uint32_t s = 0; s < module->stage_count; s++)
+        if (module->stages[s].forward.is_computed)
+            return true;
+    return false;
+}
+
 /* The update that the job gives; if it leaves the choice, the one to begin the search with. */
 static enum update asked_update(const struct setup *self)
 {
@@ -195,7 +204,8 @@ static int choose(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
         question.allows_in_backward)
         self->plan.update = UPDATE_IN_BACKWARD;
     if (self->net->module)
-        self->plan.device_advice = "smaller units of the module need less";
+        self->plan.device_advice =
+            is_computed(self->net->module) ? "smaller units of the module need less" : NULL;
     else if (asked->micro_batch == 1 && !self->single)
         self->plan.device_advice =
             "a lower model.seq_length needs less: a micro-batch is one sequence "

@@ -45,10 +45,11 @@ struct setup_link {
     const char *name;        /* "drive", "h2d", "d2h", "dram", "cores", "device", "comm" */
     double bytes;            /* drive: read and written; cores: 0 */
     double bytes_per_second; /* the plan's rate; drive: of this mix; 0: it moves no bytes */
-    /* How long all of the resource is needed: bytes / rate; where is_computing, computing_seconds
-     * of the passes, and what other ops need: on a GPU other_bytes at its memory's rate. */
+    /* How long all of the resource is needed: bytes / rate. Where is_computing it is what passes
+     * need, computing_seconds, and what other ops need: on a GPU other_bytes at its memory's
+     * rate. */
     double seconds;
-    double other_bytes;     /* is_computing: bytes that ops other than passes move */
+    double other_bytes;     /* of a GPU: bytes that ops other than passes move there; else 0 */
     double growing_seconds; /* the part of seconds that is growing work */
     bool is_computing;      /* the passes run on this resource */
     /* T*: the tokens of a rank's step at which the resource is needed as long as computing takes.

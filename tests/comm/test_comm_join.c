@@ -533,8 +533,10 @@ static int run_mpirun(const char *program)
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
     /* ThreadSanitizer makes a process that ends sleep for a second. Rank 0 has two seconds to end
      * and have the launcher end the others (end_joining), else they speak too. */
-    setenv("TSAN_OPTIONS", "atexit_sleep_ms=0", 0);
+    const char *options = getenv("TSAN_OPTIONS");
     char command[4096];
+    snprintf(command, sizeof command, "%s atexit_sleep_ms=0", options ? options : "");
+    setenv("TSAN_OPTIONS", command, 1);
     snprintf(command, sizeof command, "exec mpirun --oversubscribe -n 3 '%s' rank", program);
     int status = system(command);
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)

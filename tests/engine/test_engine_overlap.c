@@ -121,16 +121,13 @@ static void transfers_and_computing_overlap(void **state)
     }
 }
 
-/* One core worker: an op of compute or update runs beside no other, except for updates in the pauses
- * of a pass. Such an update lies within the pass, and the pass says how long it paused. */
-static void one_worker_does_one_thing(void **state)
+/* One core worker: an op of compute or update runs beside no other, except for updates in the
+ * pauses of a pass. Such an update lies within the pass, and the pass says how long it paused.
+ * Returns how many there are. */
+static uint64_t count_paused(void)
 {
-    static fixture_result result;
-    fixture_sets sets = all_on_nvme("in_next_forward", "0");
-    fixture_train_good("overlap", &shape, &sets, &result);
-    read_trace("overlap");
     const double rounding_us = 0.01; /* times are written in thousandths of a microsecond */
-    uint64_t paused_count = 0;
+    uint64_t count = 0;
     for (size_t i = 0; i < event_count; i++) {
         const struct event *x = &events[i];
         double inner_us = 0;
@@ -145,13 +142,28 @@ static void one_worker_does_one_thing(void **state)
             assert_true(x->lane == LANE_COMPUTE && y->lane == LANE_UPDATE);
             assert_true(x->begin_us <= y->begin_us && y->end_us <= x->end_us);
             inner_us += y->end_us - y->begin_us - rounding_us;
-            paused_count++;
+            count++;
         }
         assert_true(inner_us <= x->paused_us);
         assert_true(x->paused_us <= x->end_us - x->begin_us + rounding_us);
     }
-    printf("  %llu updates in the pauses of passes\n", (unsigned long long)paused_count);
-    fixture_remove("overlap");
+    return count;
+}
+
+/* Whether an update waits while a pass runs is a matter of timing, so that a run may have none. */
+static void one_worker_does_one_thing(void **state)
+{
+    enum { RUNS = 30 };
+    uint64_t count = 0;
+    for (int i = 0; i < RUNS && count == 0; i++) {
+        static fixture_result result;
+        fixture_sets sets = all_on_nvme("in_next_forward", "0");
+        fixture_train_good("overlap", &shape, &sets, &result);
+        read_trace("overlap");
+        count = count_paused();
+        fixture_remove("overlap");
+    }
+    assert_true(count > 0);
 }
 
 static void lane_bytes_are_the_programs(void **state)

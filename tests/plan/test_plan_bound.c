@@ -9,8 +9,8 @@
 
 #include "base/rng.h"
 #include "plan/simulate/simulate_internal.h"
-#include "plan/waits.h"
 #include "plan/simulate/waits_internal.h"
+#include "plan/waits.h"
 #include "tests/unit.h"
 
 enum { PROGRAMS = 400, ORDERS = 200, OPS_MOST = 24 };

@@ -335,6 +335,7 @@ static void trace_is_json(void **state)
         } else if (i == 91) { /* one that was ready before the cores were idle */
             event.unit = 12;
             event.stall_ns = 700;
+            event.paused_ns = 250;
             event.stall_is_hand_over = 1;
         } else if (i >= 97) { /* three reads at once: three tracks */
             event.kind = OP_READ;
@@ -379,6 +380,7 @@ static void trace_is_json(void **state)
     assert_string_equal(json_string_value(json_object_get(args, "stall_lane")), "read");
     args = json_object_get(find_event(events, "X", "forward unit 12 mb 1"), "args");
     assert_string_equal(json_string_value(json_object_get(args, "stall_lane")), "hand-over");
+    assert_true(fabs(number_at(args, "paused_us") - 0.25) < 1e-6);
     assert_non_null(find_event(events, "X", "forward strange \"name\"\n\\ mb 2"));
     const json_t *plain = find_event(events, "X", "read block.0");
     const json_t *numbered = find_event(events, "X", "read #5");

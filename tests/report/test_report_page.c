@@ -201,6 +201,17 @@ static void put_waiting_event(FILE *file, int step, double ts, double dur, const
         ts, dur, lane, name, step, stall_us, cause);
 }
 
+/* The only event of a step: a pass of 5 us that paused for 2 of them. */
+static void put_paused_event(FILE *file)
+{
+    fputs("{\"ph\":\"X\",\"pid\":0,\"tid\":1,\"ts\":10,\"dur\":5,\"cat\":\"compute\",\"name\":"
+          "\"forward "
+          "embed mb "
+          "0\",\"args\":{\"step\":1,\"bytes\":1000,\"op\":1,\"program\":\"steady\",\"stall_us\":2,"
+          "\"stall_lane\":\"read\",\"paused_us\":2}},\n",
+          file);
+}
+
 static void put_event(FILE *file, int step, double ts, double dur, const char *lane,
                       const char *name, double stall_us)
 {
@@ -293,7 +304,7 @@ static void tells_one_step(void **state)
     assert_int_equal(fclose(file), 0);
     file = create("trace.json");
     begin_trace(file, 0);
-    put_event(file, 1, 10, 5, "compute", "forward embed mb 0", 2);
+    put_paused_event(file);
     end_trace(file);
     report();
     const json_t *rows = at_path("steps", "rows");
@@ -314,6 +325,7 @@ static void tells_one_step(void **state)
     assert_non_null(strstr(page, "400 MB/s</td><td>1.00 GB/s</td><td>2.00 GB/s</td><td>50%</td>"));
     assert_non_null(strstr(page, "<td class=\"home nvme\">nvme<span>120 B</span></td>"));
     assert_non_null(strstr(page, "a buffer"));
+    assert_non_null(strstr(page, "3.00 \xc2\xb5s</td><td>60%</td>")); /* without the pause */
     assert_non_null(strstr(page, "read 2.00 \xc2\xb5s"));
     assert_null(strstr(page, "Not in this page"));
     assert_null(strstr(page, "beside other work"));

@@ -372,7 +372,10 @@ static void values_under_the_executor(void **state)
         uint64_t stall_ns = 0;
         for (int kind = 0; kind < LANE_COUNT; kind++)
             stall_ns += totals.lanes[kind].stall_ns;
-        assert_true(stall_ns <= totals.end_ns - totals.start_ns);
+        uint64_t run_ns = totals.end_ns - totals.start_ns;
+        assert_true(stall_ns <= run_ns);
+        assert_true(totals.lanes[LANE_COMPUTE].busy_ns + totals.lanes[LANE_UPDATE].busy_ns <=
+                    run_ns);
         executor_destroy(exec);
         for (int kind = 0; kind <= LANE_COMPUTE; kind++)
             config.lanes[kind]->ops->destroy(config.lanes[kind]);

@@ -11,7 +11,8 @@
  *
  * Up to there inner activations are kept whole or not at all. At the end the search goes on from
  * the best points of the nearest ways with units that are kept selectively, and then with another
- * share of units that keep theirs, spread evenly. So neither makes a step longer.
+ * share of units that keep theirs, spread evenly; and last from the best point of all, with trades
+ * between the device and the drives. So none of these makes a step longer.
  *
  * A word that the job gives only takes coordinates away. Where all homes are given, those words
  * remain that say how programs use them. */
@@ -568,11 +569,12 @@ static int trade_far(plani_search *self, struct way *way)
 {
     struct plani_scored next = way->best;
     bool gained;
-    way->work_left = work_of_steps(self, PLANI_SEARCH_WORK / 8, PLANI_FAR_STEPS);
+    way->work_left = work_of_steps(self, PLANI_FAR_WORK, PLANI_FAR_STEPS);
     way->tries_left = PLANI_TRIES_MOST / 4;
     begin_way(self, way);
     self->trades_far = true;
-    TRY(descend(self, &next, 1, &gained));
+    if (!is_at_bound(self))
+        TRY(descend(self, &next, 1, &gained));
     self->trades_far = false;
     end_way(self, way);
     return 0;

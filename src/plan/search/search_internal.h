@@ -257,9 +257,11 @@ enum {
     /* The same of selective placements, for each way that is near the best one. */
     PLANI_SELECTIVE_WORK = PLANI_SEARCH_WORK / 8,
     PLANI_SELECTIVE_STEPS = 8,
-    PLANI_FAR_STEPS = 25,   /* the same of trades with the drives, from the best point of all */
     PLANI_SHARE_STEPS = 12, /* the same of shares that are spread evenly */
-    /* Both have at most so much work for their steps. */
+    /* The same of trades with the drives, once from the best point of all. */
+    PLANI_FAR_WORK = PLANI_SEARCH_WORK / 8,
+    PLANI_FAR_STEPS = 25,
+    /* Each of the three has at most so much work for its steps. */
     PLANI_LAST_WORK_MOST = PLANI_SEARCH_WORK / 2,
     PLANI_TRIES_MOST = 4000, /* steps: short programs need no more */
     PLANI_TRIES_CLOSED = 60,
