@@ -30,7 +30,7 @@ class SimulatedCore:
         self.has_failed = False
         self.memory = None
         self.at_end = None
-        self.before_commit = lambda: None
+        self.before_commit = lambda step: None
         self.losses = []
         self.master, self.moments, self.sums = [], [], []
         for number, unit in enumerate(self.units):

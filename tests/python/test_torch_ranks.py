@@ -82,13 +82,17 @@ torch.distributed.destroy_process_group()
 """
 
 ENGINE = """
-engine = sluice.torch.Engine(models.make(models.Language, dropout=0.0), device="32MiB", host="32MiB",
+module = models.make(models.Language, dropout=0.0)
+own = int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK")))
+module.register_buffer("whose", torch.tensor(own))
+engine = sluice.torch.Engine(module, device="32MiB", host="32MiB",
                              nvme=[{directory!r} + "/engine"], run_dir={directory!r} + "/run", optimizer=sluice.AdamW(lr=1e-3),
                              config={{"zero_optimization": {{"stage": 2}}}})
 data = models.batches(models.Language, 8)
 engine.prepare(data[0])
 assert engine.info().world_size == 2
 rank = engine.info().rank
+assert module.whose == (rank if engine.info().step == 0 else 0)  # rank 0's are saved
 dies = rank == 1 and os.environ.get("DIES", "never") == os.environ.get("TORCHELASTIC_RESTART_COUNT")
 for batch in data[2 * engine.info().step + rank :: 2]:
     loss = engine(batch)

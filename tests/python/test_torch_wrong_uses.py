@@ -422,9 +422,9 @@ class Steps(WrongUses):
 
     @unittest.mock.patch("sluice.torch._engine.return_free_memory", lambda: None)
     @unittest.mock.patch("sluice.torch._engine._REPEATS", 0)
-    def test_ctrl_c_at_each_line_of_an_end(self):
-        """Of close() and commit(), also with an evaluation open: no step is lost, and the calls can
-        be made again."""
+    def test_ctrl_c_at_lines_of_an_end(self):
+        """Of some lines of close() and commit(), also with an evaluation open: no step is lost, and
+        the calls can be made again. test_torch_buffers has what the run itself does there."""
 
         class Interrupt:
             """Raises where the package comes to its line number `at`."""

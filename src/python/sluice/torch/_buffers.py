@@ -1,87 +1,114 @@
 """A module's buffers as a part of its run: those of module.state_dict(), such as the means of batch
 norms. A run that goes on has those of the step that it goes on from.
 
-    <run_dir>/buffers/step-000000050.rank-0.pt
+    <run_dir>/buffers/step-000000050.pt
 
 The library makes the commit of a step when that step is over, at a moment of its own. So the file
-of a step is there before the step ends: of each step that run.commit_every commits, and of the last
-one before a commit that the program asks for or that closing makes.
+of a step is there before the step ends if run.commit_every commits it, and else before a commit
+that the program asks for or that closing makes. Only the commit that follows a failure may come
+before its file. If the program is killed between the two, the run goes on with a warning.
+
+Rank 0 has the files. All ranks go on with its buffers, as DistributedDataParallel does it.
 """
 
 from __future__ import annotations
 
 import os
-import warnings
+import stat
 import weakref
+from contextlib import suppress
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
 from .._errors import Failed, WrongJob
+from ._core import warn
 
 #: Larger ones are saved if they were changed since the module was built.
 _SMALL_BYTES = 16 << 20
 
-#: A commit becomes durable within the two steps after its own, so that older files are of no use.
+#: A commit becomes durable within the two steps after its own, so that older files are of no use,
+#: except those of kept commits.
 _KEPT_FILES = 4
+
+_Values = Dict[str, torch.Tensor]
 
 
 class Buffers:
-    """The buffers as they were after the last step."""
+    """The buffers as they were after the last step, and after the one that ends."""
 
-    def __init__(self, module: torch.nn.Module, job: Dict[str, Any], rank: int) -> None:
-        run = job["run"]
+    def __init__(self, module: torch.nn.Module, run: Dict[str, Any], rank: int) -> None:
         self._module = weakref.ref(module)
-        self._folder = os.path.join(run["dir"], "buffers")
-        self._every = run.get("commit_every", 50)  # the library's default
-        self._keeps_all = bool(run.get("keep"))
+        self._run_dir = os.path.abspath(run["dir"])
+        self._folder = os.path.join(self._run_dir, "buffers")
+        self._every: int = run["commit_every"]
         self._rank = rank
-        self._step = 0
-        self._written: Optional[int] = None
-        self._marks: Dict[str, Tuple[torch.Tensor, int]] = {}
-        self._values: Dict[str, torch.Tensor] = {}
+        self._step = self._written = 0
+        self._values: Dict[int, _Values] = {}  # by step: two at most
+        #: Large ones that are as the module was built: their versions and sums.
+        self._unchanged: Dict[str, Tuple[torch.Tensor, int, int]] = {}
+        self._is_first = True
 
     def begin(self, step: int) -> None:
         """The run is open. If it goes on, the module gets the buffers of this step."""
         self._step = step
-        self._marks = {name: (b, b._version) for name, _, b in self._each()}
-        self._note()
-        if step > 0 and self._values:
-            self._restore()
-            self._note()
-        elif step == 0:
-            for name, _ in self._files():
-                os.unlink(os.path.join(self._folder, name))
+        for name, _, value in self._each() if self._rank == 0 else ():
+            if value.nbytes > _SMALL_BYTES:
+                self._unchanged[name] = (value, value._version, _sum_bits(value))
+        if step > 0 and any(True for _ in self._each()):
+            self._restore(step)
+        for later, path in _files(self._folder) if self._rank == 0 else ():
+            if later > step:  # of an earlier run, or of a step that was not committed
+                with suppress(OSError):
+                    os.unlink(path)
 
     def end_step(self) -> None:
-        """Before the end of a step, after its last backward."""
-        self._note()
-        self._step += 1
-        if isinstance(self._every, int) and self._every and self._step % self._every == 0:
-            self.write()
-
-    def write(self) -> None:
-        """Makes the file of the last step, if there is none."""
-        if not self._values or self._written == self._step or self._step == 0:
+        """Before the end of a step, after its last backward. It may turn out not to count."""
+        if self._rank != 0:
             return
-        path = os.path.join(self._folder, f"step-{self._step:09}.rank-{self._rank}.pt")
+        step = self._step + 1
+        is_committed = bool(self._every) and step % self._every == 0
+        # writes through .data, which leave the version as it was, are looked for only sometimes
+        self._note(step, self._is_first or is_committed)
+        self._is_first = False
+        if is_committed:
+            self.write(step)
+
+    def step_counts(self) -> None:
+        """After the end of a step."""
+        self._values.pop(self._step, None)
+        self._step += 1
+
+    def write(self, step: int) -> None:
+        """Makes the file of a step, the last one or the one that ends, if there is none."""
+        if step == self._written or step not in self._values:
+            return
+        path = os.path.join(self._folder, _name(step))
+        temporary = os.path.join(self._folder, "step-next.partial")
         try:
-            os.makedirs(self._folder, exist_ok=True)
-            with open(path + ".partial", "wb") as file:
-                torch.save(self._values, file)
+            # what a run makes has the permissions of run.mode, and so has this directory
+            mode = stat.S_IMODE(os.stat(os.path.join(self._run_dir, "state")).st_mode)
+            if not os.path.isdir(self._folder):
+                os.mkdir(self._folder, mode)
+                _set_mode(self._folder, mode)
+                _sync(self._run_dir)
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with open(os.open(temporary, flags, mode & 0o666), "wb") as file:
+                _set_mode(file.fileno(), mode & 0o666)
+                torch.save(self._values[step], file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(path + ".partial", path)
-            folder = os.open(self._folder, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-            for name, _ in [] if self._keeps_all else self._files()[:-_KEPT_FILES]:
-                os.unlink(os.path.join(self._folder, name))
+            os.replace(temporary, path)
+            _sync(self._folder)
+            for older, path_of_older in _files(self._folder)[:-_KEPT_FILES]:
+                kept = os.path.join(self._run_dir, "keep", os.path.splitext(_name(older))[0])
+                if not os.path.isdir(kept):
+                    os.unlink(path_of_older)
         except (OSError, RuntimeError) as error:
             raise Failed(f"the module's buffers cannot be written to {path}: {error}") from None
-        self._written = self._step
+        self._written = step
 
     def _each(self) -> Iterator[Tuple[str, Dict[str, Any], torch.Tensor]]:
         """Name, owner's dict and value of all that module.state_dict() would have."""
@@ -92,37 +119,46 @@ class Buffers:
                 if is_stored and type(value) is torch.Tensor:
                     yield (f"{prefix}.{name}" if prefix else name), item._buffers, value
 
-    def _note(self) -> None:
-        for name, _, value in self._each():
-            before, version = self._marks.get(name, (None, 0))
-            is_changed = before is not value or value._version != version
-            if is_changed or value.nbytes <= _SMALL_BYTES:
-                self._marks[name] = (value, value._version)
-                self._values[name] = value.detach().to("cpu", copy=True)
+    def _note(self, step: int, compares: bool) -> None:
+        each = list(self._each())
+        if each:
+            self._values[step] = {
+                name: value.detach().to("cpu", copy=True)
+                for name, _, value in each
+                if value.nbytes <= _SMALL_BYTES or self._is_changed(name, value, compares)
+            }
 
-    def _files(self, rank: Optional[int] = None) -> List[Tuple[str, int]]:
-        """Names and steps, in the order of steps."""
-        end = f".rank-{self._rank if rank is None else rank}.pt"
-        names = os.listdir(self._folder) if os.path.isdir(self._folder) else []
-        found = [(n, n[5 : -len(end)]) for n in names if n.startswith("step-") and n.endswith(end)]
-        return sorted((n, int(step)) for n, step in found if step.isdigit())
+    def _is_changed(self, name: str, value: torch.Tensor, compares: bool) -> bool:
+        before, version, bits = self._unchanged.get(name, (None, 0, 0))
+        if before is value and value._version == version:
+            if not compares or _sum_bits(value) == bits:
+                return False
+        self._unchanged.pop(name, None)  # it is saved from now on
+        return True
 
-    def _restore(self) -> None:
-        files = [pair for pair in self._files() or self._files(0) if pair[1] <= self._step]
-        if not files or files[-1][1] != self._step:
-            what = f"those of step {files[-1][1]}" if files else "as the program has made them"
-            warnings.warn(
-                f"{self._folder} has no buffers of step {self._step}, at which the run goes on: "
-                f"they are {what}",
-                stacklevel=6,
+    def _restore(self, step: int) -> None:
+        # a kept commit is RUN/keep/step-000000050, and the run has its buffers
+        above = os.path.dirname(self._run_dir)
+        found = [(number, True, path) for number, path in _files(self._folder)]
+        if os.path.basename(above) == "keep":
+            folder = os.path.join(os.path.dirname(above), "buffers")
+            found += [(number, False, path) for number, path in _files(folder)]
+        number, _, path = max((f for f in found if f[0] <= step), default=(None, False, ""))
+        if number != step:
+            what = "as the program has made them" if number is None else f"those of step {number}"
+            warn(
+                f"{self._folder} has no buffers of step {step}, at which the run goes on: they are "
+                f"{what}"
             )
-        if not files:
+        if number is None:
             return
-        path = os.path.join(self._folder, files[-1][0])
         try:
             values = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
-            raise WrongJob(f"the buffers in {path} cannot be read: {error}") from None
+            raise WrongJob(
+                f"the buffers in {path} cannot be read ({error}): remove the file to go on with "
+                "older ones, or with those that the program makes"
+            ) from None
         there = {name: (owner, value) for name, owner, value in self._each()}
         with torch.no_grad():
             for name, value in values.items():
@@ -133,3 +169,39 @@ class Buffers:
                     now.copy_(value)
                 else:
                     owner[name.rpartition(".")[2]] = value.to(now.device)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:09}.pt"
+
+
+def _files(folder: str) -> List[Tuple[int, str]]:
+    """Steps and paths, in the order of steps. None in a folder that this rank cannot read."""
+    found: List[Tuple[int, str]] = []
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            digits = name[len("step-") : -len(".pt")]
+            if digits.isdigit() and name == _name(int(digits)):
+                found.append((int(digits), os.path.join(folder, name)))
+    return sorted(found)
+
+
+def _sum_bits(value: torch.Tensor) -> int:
+    flat = value.detach().reshape(-1)
+    try:
+        return int(flat.view(torch.int64).sum())
+    except RuntimeError:  # no whole number of such elements
+        return int(flat.view(torch.uint8).sum())
+
+
+def _set_mode(path: Any, mode: int) -> None:
+    with suppress(OSError):  # a file system without permissions
+        os.chmod(path, mode)
+
+
+def _sync(folder: str) -> None:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import warnings
+from contextlib import suppress
 from typing import (
     Any,
     Callable,
@@ -72,6 +74,14 @@ def alone(method: _Call, name: str = "") -> _Call:
     return cast(_Call, call)
 
 
+def warn(text: str) -> None:
+    """A warning about the program's line that called the package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("sluice."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
+
+
 def refuse_copy(self: Any, *args: Any) -> Any:
     """For __copy__, __deepcopy__ and __reduce_ex__ of what has an open run."""
     raise WrongJob(
@@ -89,8 +99,8 @@ class Core:
         self._session = session
         self._job = job
         self._machine = machine
-        #: Called before what may commit the state: it saves what the library does not have.
-        self.before_commit: Callable[[], None] = lambda: None
+        #: Saves what the library does not have. Called with a step, before what may commit it.
+        self.before_commit: Callable[[int], None] = lambda step: None
         self.has_failed = False  # a call has raised the failure that closing raises again
         native = session._native
         #: What each tensor over the run's memory refers to: it owns that memory after close().
@@ -110,7 +120,7 @@ class Core:
         return make_plan(self._job, machine=self._machine)
 
     def commit(self) -> int:
-        self.before_commit()
+        self.before_commit(self.info().step)
         return self._session.commit()
 
     def info(self) -> Any:
@@ -127,13 +137,18 @@ class Core:
     def close(self) -> None:
         try:
             if self.is_open:
-                self.before_commit()
+                self.before_commit(self.info().step)
+        except Exception:  # after a Ctrl-C close() can be called again, and saves them
+            self._close()
+            raise
+        self._close()
+
+    def _close(self) -> None:
+        try:
+            self._session.close()
         finally:
-            try:
-                self._session.close()
-            finally:
-                if not self.is_open:  # else a Ctrl-C came before
-                    self.memory = None
+            if not self.is_open:  # else a Ctrl-C came before
+                self.memory = None
 
     def set_at_end(self, call: Callable[[], Any]) -> None:
         """What the end of the program calls in place of close()."""
@@ -152,10 +167,11 @@ def give_up(core: Any, error: BaseException, is_kept: bool = True) -> Error:
     text = f"{type(error).__name__}: {error}"
     core.has_failed = True
     try:
-        core.before_commit()
-        core.module_abort(text[:400].encode("utf-8", "replace").decode())
-    except Error:
-        pass  # the first failure counts
+        with suppress(Error):  # the first failure counts
+            core.before_commit(core.info().step)
+    finally:  # else other ranks wait for this one
+        with suppress(Error):
+            core.module_abort(text[:400].encode("utf-8", "replace").decode())
     if isinstance(error, Error):
         return error
     advice = (

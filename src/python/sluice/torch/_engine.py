@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from statistics import median_low
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
@@ -15,7 +14,7 @@ from .._job import Path, check_callable, path_text
 from .._session import Closing
 from ._buffers import Buffers
 from ._config import dtype_blocks, put, put_optimizer, read_config
-from ._core import Bytes, alone, close_at_end, give_up, list_drives, open_core, refuse_copy
+from ._core import Bytes, alone, close_at_end, give_up, list_drives, open_core, refuse_copy, warn
 from ._groups import Groups, group_units
 from ._holding import Holding, view_of
 from ._hooks import claim, guard, install
@@ -100,6 +99,8 @@ class Engine(Closing):
         put(job, "tiers.nvme", list_drives(nvme))
         put(job, "run.dir", path_text(run_dir, "run_dir"))
         put(job, "run.commit_every", commit_every)
+        if job["run"].get("commit_every") is None:  # buffers are saved before these commits
+            job["run"]["commit_every"] = 50
         self.module = module
         self._job = job
         self._policy = units
@@ -349,6 +350,7 @@ class Engine(Closing):
         try:
             self._buffers.end_step()
             made = self._core.module_end()
+            self._buffers.step_counts()
             self._turns.lending.end()
         except BaseException as error:
             self._fail(error)
@@ -416,11 +418,10 @@ class Engine(Closing):
                 self._unfit[error.holder.name] = error.reason
             self._prepare()
         if self._unfit:
-            warnings.warn(
+            warn(
                 f"{len(self._unfit)} of the units that were chosen are in torch's memory all the "
                 f"time, outside of the budgets: {next(iter(self._unfit.values()))}; name other "
-                "units (units=...)",
-                stacklevel=4,
+                "units (units=...)"
             )
         is_slow = self._recorder.total_seconds() > _SLOW_SECONDS
         again: List[Seconds] = []
@@ -490,7 +491,7 @@ class Engine(Closing):
             slot.parameter.data = torch.empty(slot.shape, dtype=self._dtype, device=self._device)
         self._values.forget()
         self._holding_is_over()
-        self._buffers = Buffers(self.module, self._job, info.rank)
+        self._buffers = Buffers(self.module, self._job["run"], info.rank)
         self._buffers.begin(info.step)
         self._core.before_commit = self._buffers.write
 

@@ -1,0 +1,240 @@
+"""The buffers of a module that are saved with each commit: in a run, and on their own."""
+
+import errno
+import os
+import stat
+import tempfile
+import unittest
+import unittest.mock
+import warnings
+
+try:
+    import torch
+except ImportError:
+    raise unittest.SkipTest("this Python has no torch") from None
+
+import sluice
+from sluice.torch import _buffers
+from sluice.torch._buffers import Buffers
+from test_torch_engine import Engines
+
+
+class Counting(torch.nn.Module):
+    """Counts its forwards; the buffer that never changes is a large one in these tests."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(8, 8) for _ in range(2)])
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("table", torch.arange(64.0))
+
+    def forward(self, batch):
+        if torch.is_grad_enabled():
+            self.count += 1
+        for block in self.blocks:
+            batch = block(batch)
+        return batch.square().mean()
+
+
+def full():
+    return OSError(errno.ENOSPC, "No space left on device")
+
+
+class Runs(Engines):
+    BATCH = torch.ones(2, 8)
+
+    def begun(self, steps, name="run", **options):
+        """An engine with `steps` more steps."""
+        engine = self.engine(Counting(), name=name, **options)
+        engine.prepare(self.BATCH)
+        self.train(engine, steps)
+        return engine
+
+    def train(self, engine, steps):
+        for _ in range(steps):
+            engine.backward(engine(self.BATCH))
+            engine.step()
+
+    def resumed_count(self, name="run"):
+        """Of a run that goes on without a warning."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            engine = self.begun(0, name)
+        count = int(engine.module.count)
+        self.assertEqual(count, engine.info().step)
+        engine.close()
+        return count
+
+    def saved(self, step, name="run"):
+        path = os.path.join(self.directory, name, "buffers", f"step-{step:09}.pt")
+        return int(torch.load(path)["count"])
+
+    def test_commits_between_the_scheduled_ones(self):
+        engine = self.begun(1)
+        self.assertEqual(engine.commit(), 1)
+        self.assertEqual(self.saved(1), 1)
+        self.train(engine, 1)
+        engine(self.BATCH)  # gives up its step
+        engine.close()
+        self.assertEqual(self.resumed_count(), 2)
+
+    def test_ctrl_c_while_they_are_written(self):
+        """Neither call commits the step, and both can be made again."""
+        engine = self.begun(1)
+        for call in (engine.commit, engine.close):
+            with unittest.mock.patch("torch.save", side_effect=KeyboardInterrupt):
+                self.assertRaises(KeyboardInterrupt, call)
+            self.assertEqual(engine.info().step, 1)
+        engine.close()
+        self.assertEqual(self.resumed_count(), 1)
+
+    def test_a_full_disk(self):
+        engine = self.begun(2, commit_every=2)
+        self.train(engine, 1)
+        with unittest.mock.patch("torch.save", side_effect=full()):
+            self.assertRaisesRegex(sluice.Failed, "buffers cannot be written", engine.commit)
+            self.assertRaisesRegex(sluice.Failed, "buffers cannot be written", engine.close)
+        self.assertRaisesRegex(sluice.Error, "is closed", engine, self.BATCH)
+        for begin in (lambda e: e.prepare(self.BATCH), lambda e: e(self.BATCH)):
+            with self.assertWarnsRegex(UserWarning, "no buffers of step 3.*those of step 2") as caught:
+                engine = self.engine(Counting(), name="run")
+                begin(engine)
+            self.assertEqual(caught.filename, __file__)
+            engine.close()
+
+    def test_a_full_disk_within_a_step(self):
+        """The step is given up all the same, or other ranks would wait."""
+        engine = self.begun(1, commit_every=2)
+        abort = engine._core.module_abort = unittest.mock.Mock(wraps=engine._core.module_abort)
+        with unittest.mock.patch("torch.save", side_effect=full()):
+            self.assertRaises(sluice.Failed, self.train, engine, 1)
+        abort.assert_called_once()
+        engine.close()
+        self.assertEqual(self.resumed_count(), 2)  # all of its work was done, so that it counts
+
+    def test_an_end_that_fails(self):
+        """Each file has the buffers of its own step, whether or not the last step counts."""
+        engine = self.begun(1)
+        engine._core.module_end = unittest.mock.Mock(side_effect=sluice.Failed("on purpose"))
+        self.assertRaisesRegex(sluice.Failed, "on purpose", self.train, engine, 1)
+        engine.close()
+        for name in os.listdir(os.path.join(self.directory, "run", "buffers")):
+            step = int(name[5:-3])
+            self.assertEqual(self.saved(step), step)
+        self.assertEqual(self.resumed_count(), 2)
+
+    @unittest.mock.patch.object(_buffers, "_KEPT_FILES", 3)
+    def test_a_kept_commit(self):
+        self.begun(6, commit_every=1, config={"run": {"keep": 2}}).close()
+        folder = os.path.join(self.directory, "run")
+        self.assertEqual(
+            sorted(os.listdir(os.path.join(folder, "buffers"))),
+            [f"step-{step:09}.pt" for step in (2, 4, 5, 6)],
+        )
+        self.assertEqual(self.resumed_count("run/keep/step-000000002"), 2)
+
+
+@unittest.mock.patch.object(_buffers, "_SMALL_BYTES", 64)  # `table` has 256
+class Files(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.run_dir = scratch.name
+        self.folder = os.path.join(self.run_dir, "buffers")
+        os.mkdir(os.path.join(self.run_dir, "state"))
+
+    def buffers(self, step=0, rank=0, module=None, every=1, run_dir=None):
+        self.module = module or Counting()
+        run = {"dir": run_dir or self.run_dir, "commit_every": every}
+        buffers = Buffers(self.module, run, rank)
+        buffers.begin(step)
+        return buffers
+
+    def names(self):
+        return sorted(os.listdir(self.folder)) if os.path.exists(self.folder) else []
+
+    def step(self, buffers, step):
+        self.module.count.fill_(step)
+        buffers.end_step()
+        buffers.step_counts()
+
+    def test_the_step_that_was_committed_chooses(self):
+        buffers = self.buffers(every=0)
+        self.step(buffers, 1)
+        self.module.count.fill_(2)
+        buffers.end_step()  # which then fails, and may count or not
+        for step in (1, 2):
+            buffers.write(step)
+            self.buffers(step)
+            self.assertEqual(int(self.module.count), step)
+
+    def test_large_ones(self):
+        def written(step, every, how):
+            buffers = self.buffers(every=every)
+            for number in range(1, step + 1):
+                if number == step:
+                    how(self.module.table)
+                self.step(buffers, number)
+            buffers.write(step)
+            return "table" in torch.load(os.path.join(self.folder, f"step-{step:09}.pt"))
+
+        self.assertFalse(written(2, 1, lambda table: None))
+        self.assertTrue(written(2, 0, lambda table: table.neg_()))
+        self.assertTrue(written(1, 0, lambda table: table.data.neg_()))  # in the first step
+        self.assertTrue(written(4, 2, lambda table: table.data.neg_()))  # in one that is committed
+        # a module that has no others gets it back, and it is saved again
+        module = Counting()
+        del module.count
+        buffers = self.buffers(4, module=module)
+        self.assertTrue(torch.equal(self.module.table, -torch.arange(64.0)))
+        buffers.end_step()
+        self.assertIn("table", torch.load(os.path.join(self.folder, "step-000000005.pt")))
+
+    def test_one_that_never_changes_is_no_reason_to_warn(self):
+        module = Counting()
+        del module.count
+        self.buffers(module=module).end_step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.buffers(1, module=module)
+
+    def test_ranks(self):
+        self.step(self.buffers(rank=1), 1)
+        self.assertEqual(self.names(), [])  # it needs no access
+        self.step(self.buffers(), 1)
+        self.buffers(1, rank=1)
+        self.assertEqual(int(self.module.count), 1)
+        with self.assertWarnsRegex(UserWarning, "as the program has made them"):
+            self.step(self.buffers(1, rank=1, run_dir="/nowhere/run"), 2)
+
+    def test_files_of_no_use(self):
+        buffers = self.buffers()
+        for step in range(1, 7):
+            self.step(buffers, step)
+        self.assertEqual(self.names(), [f"step-{step:09}.pt" for step in (3, 4, 5, 6)])
+        self.buffers(5)  # step 6 was not committed
+        self.assertEqual(self.names(), [f"step-{step:09}.pt" for step in (3, 4, 5)])
+        self.buffers(0)
+        self.assertEqual(self.names(), [])
+
+    def test_permissions(self):
+        os.chmod(os.path.join(self.run_dir, "state"), 0o750)
+        before = os.umask(0o077)
+        try:
+            self.step(self.buffers(), 1)
+        finally:
+            os.umask(before)
+        file = os.path.join(self.folder, "step-000000001.pt")
+        self.assertEqual(stat.S_IMODE(os.stat(self.folder).st_mode), 0o750)
+        self.assertEqual(stat.S_IMODE(os.stat(file).st_mode), 0o640)
+
+    def test_damage(self):
+        os.mkdir(self.folder)
+        with open(os.path.join(self.folder, "step-000000001.pt"), "wb") as file:
+            file.write(b"no tensors")
+        with self.assertRaisesRegex(sluice.WrongJob, "remove the file to go on"):
+            self.buffers(1)
+
+
+if __name__ == "__main__":
+    unittest.main()
