@@ -181,14 +181,22 @@ class Counting(Odd):
         self.calls = 0
         self.register_buffer("turns", torch.polar(torch.ones(8), torch.arange(8.0)))
         self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("scale", torch.zeros(()))
+        self.is_begun = False
 
     def through(self, x):
         self.calls += 1
         self.seen = self.seen + 1
+        if not self.is_begun:
+            self.is_begun = True
+            self.scale.copy_(x.detach().std())
+        if not hasattr(self, "state"):
+            self.state = "scaled"
+            self.scale.mul_(0.5)
         for block in self.blocks:
             x = block(x)[..., self.order]
         turned = torch.view_as_complex(x.unflatten(-1, (8, 2))) * self.turns
-        return torch.view_as_real(turned).flatten(-2) * self.seen + 0.1 * self.calls
+        return torch.view_as_real(turned).flatten(-2) * self.seen * self.scale + 0.1 * self.calls
 
 
 class Peeking(Odd):

@@ -317,8 +317,12 @@ class Recorder:
                 )
 
 
+#: Attributes of these types are as before; what other objects hold may have been changed.
+_PLAIN = (bool, int, float, str, type(None))
+
+
 class _State:
-    """Random numbers, buffers, and attributes that are numbers, to be as before."""
+    """Random numbers, buffers, and a module's plain attributes, to be as before."""
 
     def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
         self._random = torch.get_rng_state()
@@ -327,16 +331,12 @@ class _State:
         self._random_numpy = self._numpy.get_state() if self._numpy else None
         self._device = device
         self._random_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        self._counters = [
-            (vars(item), {k: v for k, v in vars(item).items() if type(v) in (int, float)})
-            for item in module.modules()
+        self._attributes = [
+            (own, set(own), {k: v for k, v in own.items() if type(v) in _PLAIN})
+            for own in map(vars, module.modules())
         ]
-        self._buffers = [
-            (item._buffers, name, buffer, buffer.detach().clone())
-            for item in module.modules()
-            for name, buffer in item._buffers.items()
-            if buffer is not None
-        ]
+        self._buffers = [(item._buffers, dict(item._buffers)) for item in module.modules()]
+        self._values = [(b, b.detach().clone()) for b in module.buffers()]
 
     def restore(self) -> None:
         torch.set_rng_state(self._random)
@@ -345,12 +345,16 @@ class _State:
             self._numpy.set_state(self._random_numpy)
         if self._random_device is not None:
             torch.cuda.set_rng_state(self._random_device, self._device)
-        for attributes, counters in self._counters:
-            attributes.update(counters)
+        for attributes, names, plain in self._attributes:
+            for name in set(attributes) - names:
+                del attributes[name]
+            attributes.update(plain)
+        for owner, buffers in self._buffers:
+            owner.clear()
+            owner.update(buffers)
         with torch.no_grad():
-            for owner, name, buffer, value in self._buffers:
+            for buffer, value in self._values:
                 buffer.copy_(value)
-                owner[name] = buffer
 
 
 def copy_inputs(inputs: Any) -> Any:
