@@ -116,6 +116,24 @@ class Changes(WrongUses):
         engine.module.norm.bias = None
         self.refused('has lost the parameter "norm.bias"', engine, self.data[1])
 
+    def test_parameters_that_are_torchs_alone(self):
+        module = models.make(models.Counting)
+        module.turn = torch.nn.Parameter(torch.ones(8, dtype=torch.cfloat), requires_grad=False)
+        engine = self.begun(module)
+        module.turn.requires_grad_(True)
+        self.refused('"turn" has another requires_grad', engine, self.data[1])
+        module.turn.requires_grad_(False)
+        module.turn.data = module.turn.data.real
+        self.refused('"turn" is torch.float32, and was torch.complex64', engine, self.data[1])
+        module.turn.data = torch.ones(8, dtype=torch.cfloat)
+        models.engine_losses(engine, self.data[1:2])
+        before, others = id(module.order), []
+        del module.order
+        while not others or (len(others) < 1000 and id(others[-1]) != before):  # as if it were the same one
+            others.append(torch.nn.Parameter(torch.arange(16), requires_grad=False))
+        module.order = others[-1]
+        self.refused('the new parameter "order"', engine, self.data[1])
+
     def test_another_dtype_or_device(self):
         engine = self.begun()
         engine.module.bfloat16()

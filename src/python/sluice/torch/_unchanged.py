@@ -10,7 +10,7 @@ import torch
 
 from .._errors import WrongJob
 from ._holding import Holding
-from ._units import Holder, check_kind
+from ._units import Holder, check_kind, is_left
 
 
 class Unchanged:
@@ -21,17 +21,19 @@ class Unchanged:
         self.dtype, self.device = parameter.dtype, parameter.device
         self._holders = holders
         self._holding = holding
-        # all names of each parameter; ids, since the holders keep the parameters
-        named = module.named_parameters(remove_duplicate=False)
-        self._ids = {name: id(parameter) for name, parameter in named}
+        # by each of its names; also those that are torch's alone, which no holder has
+        self._parameters = dict(module.named_parameters(remove_duplicate=False))
+        self._left = [(n, p, p.dtype) for n, p in module.named_parameters() if is_left(p)]
 
     def check(self, module: torch.nn.Module) -> None:
         """Refuses the whole module."""
         check_kind(module)
         self.check_values(*self._holders)
         self.check_names(module)
+        for name, parameter, dtype in self._left:
+            _check_kept(name, parameter, dtype, False)
         found = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-        for name in self._ids:
+        for name in self._parameters:
             if name not in found:
                 raise _changed(f'has lost the parameter "{name}"')
 
@@ -39,34 +41,38 @@ class Unchanged:
         """Refuses parameters that are not as the engine has left them."""
         units = [unit for holder in holders for unit in holder.units]
         for unit, slot in ((unit, slot) for unit in units for slot in unit.slots):
-            parameter = slot.parameter
-            for now, before, what in (
-                (parameter.dtype, self.dtype, "convert"),
-                (parameter.device, self.device, "move"),
-            ):
-                if now != before:
-                    raise WrongJob(
-                        f'the parameter "{slot.name}" is {now}, and was {before} when the engine '
-                        f"was made: {what} the module before"
-                    )
-            if parameter.requires_grad == unit.frozen:
-                raise WrongJob(
-                    f'the parameter "{slot.name}" has another requires_grad than when the engine '
-                    "was made: change the module before"
-                )
+            if slot.parameter.device != self.device:
+                raise _other(slot.name, slot.parameter.device, self.device, "move")
+            _check_kept(slot.name, slot.parameter, self.dtype, not unit.frozen)
         self._holding.check(units)
 
     def check_names(self, part: torch.nn.Module, name: str = "", recurse: bool = True) -> None:
         """Refuses a part of the module that has other parameters. `name`: of the part."""
         named = part.named_parameters(name, recurse, remove_duplicate=False)
         for full, parameter in named:
-            known = self._ids.get(full)
-            if known == id(parameter):
+            if self._parameters.get(full) is parameter:
                 continue
-            before = [other for other, key in self._ids.items() if key == id(parameter)]
+            before = [other for other, one in self._parameters.items() if one is parameter]
             if before:
                 raise _changed(f'has the parameter "{before[0]}" as "{full}"')
             raise _changed(f'has the new parameter "{full}"')
+
+
+def _check_kept(name: str, parameter: torch.Tensor, dtype: torch.dtype, learns: bool) -> None:
+    if parameter.dtype != dtype:
+        raise _other(name, parameter.dtype, dtype, "convert")
+    if parameter.requires_grad != learns:
+        raise WrongJob(
+            f'the parameter "{name}" has another requires_grad than when the engine was made: '
+            "change the module before"
+        )
+
+
+def _other(name: str, now: object, before: object, what: str) -> WrongJob:
+    return WrongJob(
+        f'the parameter "{name}" is {now}, and was {before} when the engine was made: {what} the '
+        "module before"
+    )
 
 
 def _changed(how: str) -> WrongJob:
