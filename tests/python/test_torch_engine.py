@@ -2,8 +2,10 @@
 
 import copy
 import gc
+import json
 import os
 import shutil
+import struct
 import unittest
 import unittest.mock
 
@@ -223,6 +225,26 @@ class Losses(Engines):
         self.assertEqual(losses, same)
         self.assertLess(sum(losses[-5:]), sum(losses[:5]))
 
+
+    @unittest.mock.patch("sluice.torch._init._KEPT_ELEMS", 0)
+    def test_init_leaves_what_has_no_floats(self):
+        module = sluice.torch.init(models.Counting)
+        self.assertTrue(torch.equal(module.order, torch.arange(16).flip(0)))
+        models.engine_losses(self.engine(module), models.batches(models.Counting, 2))
+        values = {name: p.detach() for name, p in models.make(models.Counting).named_parameters()}
+        values["order"] = torch.arange(16)
+        header, data = {}, b""
+        for name, value in values.items():
+            stored = bytes(value.untyped_storage())
+            header[name] = {"dtype": "I64" if name == "order" else "F32", "shape": list(value.shape),
+                            "data_offsets": [len(data), len(data) + len(stored)]}
+            data += stored
+        text = json.dumps(header).encode()
+        with open(os.path.join(self.directory, "model.safetensors"), "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text + data)
+        module = sluice.torch.init(models.Counting, checkpoint=self.directory)
+        self.assertTrue(torch.equal(module.order, torch.arange(16)))
+        self.assertEqual(module.order.dtype, torch.int64)
 
     @unittest.mock.patch("sluice.torch._init._KEPT_ELEMS", 64)
     def test_init_keeps_what_building_writes(self):

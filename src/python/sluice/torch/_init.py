@@ -87,7 +87,11 @@ def init(
     if folder is None:
         _lazy[module] = {**_Initializer(module, seed, kept).values(), **kept}
     else:
-        _lazy[module] = _Checkpoint(folder).values(module, names)
+        values = _Checkpoint(folder).values(module, names)
+        for parameter in module.parameters():
+            if not parameter.is_floating_point():  # no engine takes it over
+                parameter.data.copy_(values[id(parameter)]())
+        _lazy[module] = {**values}
     return module
 
 
@@ -99,6 +103,8 @@ def _without_parameters() -> Iterator[None]:
     def register(self: torch.nn.Module, name: str, parameter: Any) -> None:
         original(self, name, parameter)
         if parameter is None or parameter.numel() <= _KEPT_ELEMS:
+            return
+        if not parameter.is_floating_point():
             return
         if parameter.device.type != "meta":
             made = torch.nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
@@ -158,8 +164,8 @@ def _settle(module: torch.nn.Module, dtype: torch.dtype) -> Dict[int, torch.Tens
     made: Dict[int, torch.nn.Parameter] = {}
     for item in module.modules():
         for name, old in item._parameters.items():
-            if old is None:
-                continue
+            if old is None or not old.is_floating_point():
+                continue  # such as indices, which are torch's alone
             if id(old) not in made:
                 one = torch.full((1,), float("nan"), dtype=dtype)
                 data = one.expand(old.shape) if old.shape else one[0]
@@ -188,7 +194,7 @@ class _Initializer:
         found: Dict[int, Value] = {}
         for name, item in module.named_modules():
             scope = next((b for b in blocks if name == b or name.startswith(b + ".")), name)
-            for parameter in item.parameters(recurse=False):
+            for parameter in filter(torch.is_floating_point, item.parameters(recurse=False)):
                 found.setdefault(id(parameter), self._maker(scope, scope in blocks, id(parameter)))
         return found
 
@@ -206,7 +212,7 @@ class _Initializer:
         if module is None:
             raise WrongJob("the module that sluice.torch.init made is gone")
         target = module.get_submodule(scope)
-        parameters = list(target.parameters(recurse=is_block))
+        parameters = list(filter(torch.is_floating_point, target.parameters(recurse=is_block)))
         before = [p.data for p in parameters]
         state = torch.get_rng_state()
         torch.default_generator.manual_seed(_mix(self._seed, scope))
@@ -250,6 +256,8 @@ class _Initializer:
 
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+_DTYPES.update({"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8})
+_DTYPES.update({"U8": torch.uint8, "BOOL": torch.bool})
 
 
 class _Checkpoint:
@@ -277,10 +285,12 @@ class _Checkpoint:
         except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
             raise WrongJob(f"init: {path} is not a whole safetensors file: {error}") from None
 
-    def values(self, module: torch.nn.Module, names: Dict[int, List[str]]) -> Dict[int, Value]:
+    def values(
+        self, module: torch.nn.Module, names: Dict[int, List[str]]
+    ) -> Dict[int, Callable[[], torch.Tensor]]:
         prefix = getattr(module, "base_model_prefix", "")
-        found: Dict[int, Value] = {}
-        shapes = {id(p): p.shape for p in module.parameters()}
+        found: Dict[int, Callable[[], torch.Tensor]] = {}
+        parameters = {id(p): p for p in module.parameters()}
         for key, aliases in names.items():
             tried = list(aliases)
             for alias in aliases:
@@ -291,17 +301,19 @@ class _Checkpoint:
                 raise WrongJob(
                     f'init: the checkpoint in {self._folder} has no tensor "{aliases[0]}"'
                 )
-            found[key] = self._reader(place, shapes[key])
+            found[key] = self._reader(place, parameters[key])
         return found
 
-    def _reader(self, name: str, shape: torch.Size) -> Callable[[], torch.Tensor]:
+    def _reader(self, name: str, parameter: torch.Tensor) -> Callable[[], torch.Tensor]:
         path, dtype, stored, begin, size_bytes = self._places[name]
+        shape = parameter.shape
         if list(shape) != list(stored):
             raise WrongJob(
                 f'init: "{name}" is {stored} in {path}, and {list(shape)} in the module'
             )
-        if dtype not in _DTYPES:
-            raise WrongJob(f'init: "{name}" in {path} is {dtype}, and floating point is needed')
+        has_floats = parameter.is_floating_point()
+        if dtype not in _DTYPES or _DTYPES[dtype].is_floating_point != has_floats:
+            raise WrongJob(f'init: "{name}" in {path} is {dtype}, and {parameter.dtype} is needed')
 
         def read() -> torch.Tensor:
             with open(path, "rb") as file:
