@@ -100,6 +100,12 @@ class Simulated(OverTheStandIn):
         self.assertEqual(recorded, [True, False, False, False])
         self.assertEqual({round(s, 6) for s in engine._recorder.seconds.values()}, {0.3})
 
+    def test_a_state_has_one_copy_of_a_block_that_is_used_again(self):
+        engine, visited = self.engine(models.make(models.Again)), []
+        models.engine_losses(engine, models.batches(models.Again, 1))
+        engine._evaluation().each(lambda holder, use: visited.append(holder.name))
+        self.assertEqual(sorted(visited), ["", "blocks.0", "blocks.1", "blocks.2"])
+
     def test_recording_leaves_no_trace(self):
         module, data = models.make(Images), models.batches(Images)
         before = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -208,8 +214,28 @@ class Refusals(OverTheStandIn):
             def through(self, x):
                 return self.blocks[0](x)
 
+        text, data = '"blocks.1" is called within the unit "blocks.0"', models.batches(Nested)
         engine = self.engine(models.make(Nested), units=["blocks.0", "blocks.1"])
-        self.assert_refused('"blocks.1" is called within the unit "blocks.0"', engine, models.batches(Nested)[0])
+        self.assert_refused(text, engine, data[0])
+
+        class Later(models.Odd):
+            is_nested = False
+
+            def through(self, x):
+                if self.is_nested:
+                    self.blocks[0].dropout.register_forward_hook(lambda module, inputs, x: self.blocks[1](x))
+                return self.blocks[0](x)
+
+        engine = self.engine(models.make(Later))
+        models.engine_losses(engine, data[:1])
+        with torch.no_grad():
+            expected = engine(data[1]).item()
+            engine.module.is_nested = True
+            self.assert_refused(text, engine, data[1])
+            engine.module.is_nested = False
+            engine.module.blocks[0].dropout._forward_hooks.clear()
+            self.assertEqual(engine(data[1]).item(), expected)
+        models.engine_losses(engine, data[1:2])
 
     def test_configurations(self):
         data = models.batches(Language)

@@ -283,11 +283,7 @@ class Training:
                 "evaluate after engine.step()"
             )
         if self._held is not None:
-            outer = self._turns.stages[self._held].name
-            raise WrongJob(
-                f'the unit "{holder.name}" is called within the unit "{outer}", and in the step '
-                "that was recorded it was not: leave it out of the units (units=...)"
-            )
+            raise _nested(holder, self._turns.stages[self._held].name)
         stage = self._turns.next_number(holder, self._next)
         if stage is None:
             before = self._turns.stages[self._next - 1].name
@@ -423,6 +419,13 @@ class Training:
         self._is_in_backward = False
 
 
+def _nested(holder: Holder, outer: str) -> WrongJob:
+    return WrongJob(
+        f'the unit "{holder.name}" is called within the unit "{outer}", and in the step that was '
+        "recorded it was not: leave it out of the units (units=...)"
+    )
+
+
 _Method = TypeVar("_Method", bound=Callable[..., None])
 
 
@@ -461,9 +464,12 @@ class Evaluating:
     def forget_root(self) -> None:
         """The root's values are no longer those of the run."""
         self._is_root_there = False
+        self._held: Optional[Holder] = None  # the one that computes
 
     @_whole
     def enter(self, holder: Holder) -> None:
+        if self._held is not None:
+            raise _nested(holder, self._held.name)
         stage = self._turns.next_number(holder, self._next or 0)
         if self._next is None or stage is None:
             self.end()
@@ -473,9 +479,12 @@ class Evaluating:
             self._turns.take(self._next, FORWARD)
             self._next += 1
         self._turns.place(holder, self._turns.take(stage, FORWARD))
+        self._held = holder
         self._next = stage + 1
 
     def leave(self, holder: Holder) -> None:
+        if self._held is holder:
+            self._held = None
         self._turns.take_away(holder)
 
     def _begin(self) -> None:
@@ -501,11 +510,13 @@ class Evaluating:
 
     @_whole
     def each(self, visit: Callable[[Holder, Use], None]) -> None:
-        """Calls visit for each stage while its params are there."""
+        """Calls visit for each holder while its params are there."""
         self.end()
         self._turns.core.module_begin(False)
         for number, stage in enumerate(self._turns.stages):
-            visit(stage.holder, self._turns.take(number, FORWARD))
+            use = self._turns.take(number, FORWARD)
+            if stage.use == 0:
+                visit(stage.holder, use)
         self._next = len(self._turns.stages)
         self.end()
 
