@@ -401,6 +401,14 @@ class Placements(Engines):
             del engine
             gc.collect()
 
+    def test_a_backward_after_its_engine_was_dropped(self):
+        engine = sluice.torch.Engine(models.make(Language), device="32MiB", host="32MiB",
+                                     run_dir=os.path.join(self.directory, "dropped"))
+        loss = engine(models.batches(Language)[0])
+        del engine
+        gc.collect()
+        self.assert_refused("was dropped", loss.backward)
+
     def test_a_second_try_after_a_refusal(self):
         module = models.make(Language, width=128)
         self.assertRaises(sluice.NoFit, self.engine(module, device="1MiB"), models.batches(Language)[0])

@@ -123,7 +123,12 @@ class Holding:
             return tensor
         if not self.has(kept.unit):
             self.bring(kept.unit)
-        base = self._bases[kept.unit.index]
+        base = self._bases.get(kept.unit.index)
+        if base is None:
+            raise WrongJob(
+                f'the backward needs the parameters of the unit "{kept.unit.name}", which are gone: '
+                "the engine of this forward was dropped or closed"
+            )
         if base.dtype != kept.dtype:
             base = base.view(kept.dtype)
         return base.as_strided(kept.size, kept.stride, base.storage_offset() + kept.offset)
