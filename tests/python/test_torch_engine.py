@@ -37,11 +37,12 @@ PLACEMENTS = [
 
 
 class Losses(Engines):
-    def check(self, kind, accumulation=1, clip=0.0, **options):
+    def check(self, kind, accumulation=1, clip=0.0, update="auto", **options):
         module = models.make(kind, **options)
         data = models.batches(kind)
         expected, trained = models.plain_losses(module, data, accumulation, clip)
-        config = {"gradient_accumulation_steps": accumulation, "gradient_clipping": clip}
+        config = {"gradient_accumulation_steps": accumulation, "gradient_clipping": clip,
+                  "schedule": {"update": update}}
         engine = self.engine(module, config=config)
         self.assert_near(models.engine_losses(engine, data), expected)
         found, wanted = engine.state_dict(), trained.state_dict()
@@ -307,10 +308,14 @@ class Losses(Engines):
         with self.assertWarnsRegex(UserWarning, "no buffers of step 4"):
             self.engine(models.make(Images), name="buffers").prepare(data[4])
 
-    def test_blocks_that_are_used_again(self):
-        """In the run itself: each use has a turn of its own."""
+    def test_blocks_that_are_used_again_or_left_out(self):
+        """In the run itself: each use has a turn of its own, also one that a step leaves out."""
         self.check(models.Again)
         self.check(models.AgainReentrant)
+        for kind in (models.Again, models.Skipping, models.Sometimes):
+            for options in ({"accumulation": 2}, {"update": "in_backward"}):
+                with self.subTest(kind=kind.__name__, **options):
+                    self.check(kind, **options)
 
     def test_inference_mode(self):
         data = models.batches(Language)

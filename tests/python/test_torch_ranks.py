@@ -82,7 +82,7 @@ torch.distributed.destroy_process_group()
 """
 
 ENGINE = """
-module = models.make(models.Language, dropout=0.0)
+module = models.make(models.Skipping)
 own = int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK")))
 module.register_buffer("whose", torch.tensor(own))
 engine = sluice.torch.Engine(module, device="32MiB", host="32MiB",
@@ -184,7 +184,7 @@ class Ranks(unittest.TestCase):
 
     def test_an_engine_has_the_losses_of_one_process(self):
         found = self.losses("torchrun")
-        model, data = models.make(models.Language, dropout=0.0), models.batches(models.Language, 8)
+        model, data = models.make(models.Skipping), models.batches(models.Language, 8)
         order = [(str(rank), str(step + 1)) for step in range(4) for rank in range(2)]
         plain, _ = models.plain_losses(model, data, accumulation=2)
         self.assertEqual(sorted(found), sorted(order))

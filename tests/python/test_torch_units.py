@@ -33,7 +33,7 @@ class Simulated(OverTheStandIn):
         """To the bit, too. The numbers are those of units and of stages."""
         expected = {
             models.Again: (3, 7), models.AgainReentrant: (3, 6), models.Sometimes: (3, 3), models.Rows: (2, 2),
-            models.Boxes: (3, 3), models.Counting: (3, 3),
+            models.Boxes: (3, 3), models.Counting: (3, 3), models.Skipping: (3, 4), models.Hidden: (2, 3),
         }
         for kind, counts in expected.items():
             with self.subTest(kind=kind.__name__):

@@ -133,6 +133,44 @@ class Sometimes(Odd):
         return x
 
 
+class Skipping(Odd):
+    """Some batches leave out the first use of the block that is used again."""
+
+    def forward(self, tokens):
+        self.is_whole = bool(tokens[0, 0] % 2)  # of the first batch it is odd
+        return super().forward(tokens)
+
+    def through(self, x):
+        if self.is_whole:
+            x = self.blocks[0](x)
+        return self.blocks[2](self.blocks[0](self.blocks[1](x)))
+
+
+class Shifted(nn.Module):
+    """A block beside which a parameter has a use that no output tells of."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.block = Block(width)
+        self.shift = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x):
+        x = self.block(x)
+        self.kept = self.shift * 2
+        return x
+
+
+class Hidden(Odd):
+    """The gradient of the first use of a block comes before its output's, and after the second's."""
+
+    def make_blocks(self, width):
+        return nn.ModuleList([Shifted(width), Block(width)])
+
+    def through(self, x):
+        x = self.blocks[0](x)
+        return self.blocks[0](self.blocks[1](x + self.blocks[0].kept))
+
+
 class Rows(Odd):
     """Lists that are never called hold what is."""
 

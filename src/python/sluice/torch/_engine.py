@@ -53,7 +53,8 @@ class Engine(Closing):
             engine.backward(loss)
             engine.step()
 
-    module: any torch module. It must use the same units in the same order in every step.
+    module: any torch module. Its first step says in which order it uses its units, and how often;
+        later steps may leave uses out.
     optimizer: sluice.AdamW, Lion, Adagrad or Muon.
     device, host: memory budgets, as bytes or "8GiB"; None: a part of what is free.
     nvme: folders on drives, or dicts like the job's tiers.nvme.

@@ -290,8 +290,8 @@ class Training:
             raise WrongJob(
                 f'the forward uses the unit "{holder.name}" after "{before}", and in the step that '
                 "was recorded it did not: a step may leave units out, and must use all others in "
-                "the order of that step; record one that uses all (engine.prepare), or leave it "
-                "out of the units (units=...)"
+                "the order of that step, no more often; go on with a new Engine on this run_dir "
+                "whose first batch uses all, or leave it out of the units (units=...)"
             )
         self._pass_over(stage)
         self._turns.place(holder, self._turns.take(stage, FORWARD))
@@ -328,11 +328,7 @@ class Training:
         held, stages = self._held, self._turns.stages
         if held is not None and stages[held].holder is holder and stage in (None, held):
             return
-        if not self._is_in_backward:
-            raise WrongJob(
-                "a backward began that the engine does not know of: call engine.backward(loss), "
-                "not loss.backward()"
-            )
+        self._check_begun()
         if stage is None:
             numbers = self._turns.numbers(holder)
             stage = next((n for n in reversed(numbers) if n <= self._next), numbers[0])
@@ -347,26 +343,38 @@ class Training:
             self._take_back(False)
         self._take_back(True)
 
+    def _check_begun(self) -> None:
+        if not self._is_in_backward:
+            raise WrongJob(
+                "a backward began that the engine does not know of: call engine.backward(loss), "
+                "not loss.backward()"
+            )
+
     def _take_back(self, is_used: bool) -> None:
         """The turn of the next stage."""
         self._leave_back()
         stage, holder = self._next, self._turns.stages[self._next].holder
         use = self._turns.take(stage, BACKWARD)
         self._next -= 1
-        self._turns_grads(holder, use)
+        self._take_gradients(holder, use)
         if is_used:
             self._turns.place(holder, use)
             self._held = stage
         else:
             self._close_gradients()
 
-    def _turns_grads(self, holder: Holder, use: Use) -> None:
+    def _take_gradients(self, holder: Holder, use: Use) -> None:
+        """Those of the turn: first the ones that wait at their parameters."""
         for unit, address, elems, fresh in zip(holder.units, use.grads, use.elems, use.fresh):
             if address:
                 sums = self._turns.over(address, elems, torch.float32)
                 self._gradients[unit.index] = Gradients(unit, sums, fresh)
         if use.lends:
             self._gradients[use.units[0]] = LentGradients(holder.units[0], self._turns)
+        with torch.no_grad():
+            for unit in holder.units:
+                for slot in unit.slots if unit.index in self._gradients else ():
+                    self._gradients[unit.index].add(slot)
 
     def _close_gradients(self) -> None:
         for gradients in self._gradients.values():
@@ -383,17 +391,21 @@ class Training:
             self._turns.finish_turn(self.loss)
 
     def gradient(self, holder: Holder, unit: Unit, slot: Slot) -> None:
-        if unit.index not in self._gradients and self._turns.numbers(holder)[-1] <= self._next:
-            self.turn(holder, None)  # no output has told of it
+        """A parameter has its gradient, which waits there for the next turn that takes gradients: of
+        the unit's first use, or of a later one that gave some in the recording. It waits if the step
+        leaves that use out, or if no output has told of it yet."""
+        self._check_begun()
+        self._is_reached = True
         gradients = self._gradients.get(unit.index)
-        if gradients is None:
+        if gradients is not None:
+            with torch.no_grad():
+                gradients.add(slot)
+        elif self._turns.numbers(holder)[0] > self._next:
             raise WrongJob(
                 f'a gradient of "{slot.name}" came while its unit "{unit.name}" has no turn: the '
                 "parameter is used outside of its unit's module; name a part of the module around "
                 "both as the unit (units=...)"
             )
-        with torch.no_grad():
-            gradients.add(slot)
 
     def end_backward(self) -> None:
         root = self._turns.root
@@ -409,11 +421,7 @@ class Training:
                 self._take_back(False)
             self._leave_back()
             if root is not None and self._goes_back[0]:
-                self._turns_grads(root, self._turns.take(0, BACKWARD))
-                for unit in root.units:
-                    for slot in unit.slots:
-                        if unit.index in self._gradients:
-                            self._gradients[unit.index].add(slot)
+                self._take_gradients(root, self._turns.take(0, BACKWARD))
                 self._close_gradients()
         self._turns.finish_turn(None)
         self._is_in_backward = False
@@ -454,6 +462,7 @@ class Evaluating:
         self._turns = turns
         self._next: Optional[int] = None  # the stage whose turn comes; None: no program
         self._is_root_there = False
+        self._held: Optional[Holder] = None  # the one that computes
 
     @_whole
     def make_root_current(self) -> None:
@@ -464,7 +473,6 @@ class Evaluating:
     def forget_root(self) -> None:
         """The root's values are no longer those of the run."""
         self._is_root_there = False
-        self._held: Optional[Holder] = None  # the one that computes
 
     @_whole
     def enter(self, holder: Holder) -> None:

@@ -24,7 +24,7 @@ _LARGE_ELEMS = 1 << 20
 
 @dataclass(eq=False)
 class Slot:
-    """One parameter: its first name, and every name that it has in the module."""
+    """One parameter, by the first name that it has in the module."""
 
     name: str
     parameter: torch.nn.Parameter
