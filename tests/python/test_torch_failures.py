@@ -175,9 +175,9 @@ def is_open(job):
 
 
 def run(job, launcher, server, directory):
-    """Returns the exit status, None if the job goes on for LIMIT_SECONDS after the failure; what
-    the ranks have printed; and how long the job went on after the failure. Seconds are counted, not
-    measured: the machine may stand still."""
+    """Returns the exit status, None if the job goes on for LIMIT_SECONDS after the failure, or for
+    three times as long without one; what the ranks have printed; and how long the job went on after
+    the failure. Seconds are counted, not measured: the machine may stand still."""
     path, failed = (os.path.join(directory, name) for name in ("program.py", "failed"))
     with open(path, "w") as file:
         file.write(PROGRAM.format(tests=os.path.dirname(os.path.abspath(__file__)),
@@ -186,10 +186,13 @@ def run(job, launcher, server, directory):
         made = subprocess.Popen([*launcher, *server.program(path)], stdin=subprocess.DEVNULL,
                                 stdout=output, stderr=subprocess.STDOUT,
                                 env=launchers.environment(launcher))
-        waited = 0.0
-        while made.poll() is None and waited < LIMIT_SECONDS:
+        before, waited = 0.0, 0.0
+        while made.poll() is None and waited < LIMIT_SECONDS and before < 3 * LIMIT_SECONDS:
             time.sleep(0.05)
-            waited += 0.05 if os.path.exists(failed) else 0
+            if os.path.exists(failed):
+                waited += 0.05
+            else:
+                before += 0.05
         status = made.poll()
         if status is None:
             made.terminate()
