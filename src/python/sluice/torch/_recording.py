@@ -12,6 +12,7 @@ import contextlib
 import random
 import sys
 import time
+from collections import OrderedDict
 from typing import Any, Callable, List, Optional, Set, Tuple
 
 import torch
@@ -319,10 +320,12 @@ class Recorder:
 
 #: Attributes of these types are as before; what other objects hold may have been changed.
 _PLAIN = (bool, int, float, str, type(None))
+#: What these hold is as before, too: buffers, and the hooks that a flag says are installed.
+_CONTAINERS = (dict, OrderedDict, set)
 
 
 class _State:
-    """Random numbers, buffers, and a module's plain attributes, to be as before."""
+    """Random numbers, buffers, and a module's attributes, to be as before."""
 
     def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
         self._random = torch.get_rng_state()
@@ -335,7 +338,12 @@ class _State:
             (own, set(own), {k: v for k, v in own.items() if type(v) in _PLAIN})
             for own in map(vars, module.modules())
         ]
-        self._buffers = [(item._buffers, dict(item._buffers)) for item in module.modules()]
+        self._containers = [
+            (value, value.copy())
+            for item in module.modules()
+            for value in vars(item).values()
+            if type(value) in _CONTAINERS
+        ]
         self._values = [(b, b.detach().clone()) for b in module.buffers()]
 
     def restore(self) -> None:
@@ -349,9 +357,9 @@ class _State:
             for name in set(attributes) - names:
                 del attributes[name]
             attributes.update(plain)
-        for owner, buffers in self._buffers:
-            owner.clear()
-            owner.update(buffers)
+        for container, items in self._containers:
+            container.clear()
+            container.update(items)
         with torch.no_grad():
             for buffer, value in self._values:
                 buffer.copy_(value)
