@@ -16,7 +16,7 @@ except ImportError:
 import sluice
 from sluice.torch import _buffers
 from sluice.torch._buffers import Buffers
-from test_torch_engine import Engines
+from torch_engines import Engines
 
 
 class Counting(torch.nn.Module):
