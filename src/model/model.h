@@ -351,9 +351,9 @@ struct model_call {
     uint64_t dropout_seed;
     uint32_t micro_batch; /* of the step, for modules alone, as is the next one */
     bool trains;          /* false: an evaluation */
-    /* Called between two layers, and between two chunks of the head's rows: whoever made the call
-     * may compute something else there, with the same kernel_context. So a layer keeps nothing for
-     * the next one outside the buffers of the call. Modules do not call it. NULL: nothing is
+    /* Called between two layers, and between two chunks of the head's rows. There the caller of
+     * model_run may compute something else with the same kernel_context. So a layer keeps nothing
+     * for the next one outside the buffers of the call. Modules do not call it. NULL: nothing is
      * called. */
     void (*pause)(void *pause_user);
     void *pause_user;

@@ -121,9 +121,9 @@ static void transfers_and_computing_overlap(void **state)
     }
 }
 
-/* One core worker: an op of compute or update runs beside no other, except for updates in the
- * pauses of a pass. Such an update lies within the pass, and the pass says how long it paused.
- * Returns how many there are. */
+/* Counts updates that ran in the pauses of passes. All other ops of compute and update, which have
+ * one worker, run one after the other. An update in a pause lies within the pass, and the pass says
+ * how long it paused. */
 static uint64_t count_paused(void)
 {
     const double rounding_us = 0.01; /* times are written in thousandths of a microsecond */

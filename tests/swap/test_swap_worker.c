@@ -306,7 +306,7 @@ static void configuration(void **state)
     worker->ops->destroy(worker); /* idle: returns at once */
 }
 
-/* What an op of a random program needs: its memory and, if it pauses, its worker. */
+/* The memory of a random program's ops, and their worker if they pause. */
 struct pausing {
     fixture_arenas *arenas;
     lane *worker;
