@@ -105,7 +105,14 @@ static void fill_hits(struct engine *self, const program *prog, const op *item, 
  * pass, because its next read needs the memory of these tiles. */
 static void run_updates(void *user)
 {
-    lane_worker_pause(((struct engine *)user)->pausing);
+    lane_worker_pause(((struct engine *)user)->core_lane);
+}
+
+/* True if updates may run so: on the worker that computes, unless it is a test's own. run.paranoid
+ * has scratch for one op at a time. */
+static bool may_pause(const struct engine *self)
+{
+    return self->core_lane && !self->update_lane && !self->test && !self->setup->job->run.paranoid;
 }
 
 static void fill_call(struct engine *self, const program *prog, const op *item, model_call *call)
@@ -159,7 +166,7 @@ static void fill_call(struct engine *self, const program *prog, const op *item, 
         .sent = enginei_role_address(self, prog, item, ROLE_SENT),
         .received = enginei_role_address(self, prog, item, ROLE_RECEIVED),
         .parcels = enginei_parcels_of(self, item->micro_batch),
-        .pause = self->pausing ? run_updates : NULL,
+        .pause = may_pause(self) ? run_updates : NULL,
         .pause_user = self,
     };
     fill_hits(self, prog, item, call);

@@ -127,10 +127,7 @@ struct engine {
     lane *io_lane, *commit_lane;
     /* with several ranks, unless a GPU's stream serves it; else NULL */
     lane *comm_lane;
-    lane *core_lane, *copy_lane; /* NULL with a GPU */
-    /* The core lane if updates run on it, also between two layers of a pass. NULL: with a GPU, an
-     * update_lane, run.paranoid, or lanes that a test has wrapped. */
-    lane *pausing;
+    lane *core_lane, *copy_lane;    /* NULL with a GPU */
     lane *gpu_lane;                 /* compute and copies of a GPU; NULL if the CPU computes */
     lane *update_lane;              /* NULL: the update runs on the core lane */
     const struct setup_lanes *test; /* the test that wrapped the lanes; or NULL */

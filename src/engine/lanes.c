@@ -236,8 +236,6 @@ int enginei_make_workers(struct engine *self)
     if (self->setup->gpu)
         return make_gpu_lane(self);
     TRY(make_worker(self, &compute, &self->core_lane));
-    if (shares && !self->setup->job->run.paranoid) /* whose scratch serves one op at a time */
-        self->pausing = self->core_lane;
     return make_worker(self, &copies, &self->copy_lane);
 }
 
@@ -254,7 +252,6 @@ int enginei_wrap_lanes(struct engine *self, const struct setup_lanes *test)
     enginei_list_programs(self, programs);
     TRY(test->begin(test->user, programs, PROGRAM_KIND_COUNT));
     self->test = test;
-    self->pausing = NULL; /* the test may destroy that worker */
     TRY(test->wrap(test->user, LANE_READ, &self->io_lane));
     TRY(test->wrap(test->user, LANE_H2D, &self->copy_lane));
     if (self->comm_lane)
