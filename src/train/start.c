@@ -24,7 +24,7 @@ static int refuse_fresh(const struct loop *self, const manifest *found, bool is_
     else if (is_read)
         snprintf(what, sizeof what, "a run with a commit of step %" PRIu64, found->step);
     return err_set(ERR_INPUT,
-                   "--fresh asks for a new or empty run.dir, but %s holds %s: name another "
+                   "a fresh run needs a new or empty run.dir, but %s holds %s: name another "
                    "run.dir, or remove that one (%s %s)",
                    self->run.dir.path, what, is_read ? "sluice remove" : "rm -r",
                    self->run.dir.path);
