@@ -3,6 +3,7 @@
 #include "swap/program.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -191,6 +192,16 @@ char *swapi_op_text(const program *prog, uint32_t op_idx, char text[SWAPI_OP_TEX
                                  item->micro_batch);
     snprintf(text + used, SWAPI_OP_TEXT_BYTES - used, " (op %u)", op_idx);
     return text;
+}
+
+int swapi_op_error(const program *prog, uint32_t op_idx, const char *format, ...)
+{
+    char text[SWAPI_OP_TEXT_BYTES], rest[ERR_TEXT_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(rest, sizeof rest, format, args);
+    va_end(args);
+    return err_set(ERR_INTERNAL, "program: %s%s", swapi_op_text(prog, op_idx, text), rest);
 }
 
 /* An entry of a name table. A value outside of it gives "unknown", so a damaged program can be

@@ -49,17 +49,15 @@ static bool ignores_content(const op *item, const operand *part)
 static int unordered(const access_walk *self, uint64_t segment, uint32_t first,
                      const char *did_first, uint32_t second, const char *did_second)
 {
-    char first_text[SWAPI_OP_TEXT_BYTES], second_text[SWAPI_OP_TEXT_BYTES];
+    char second_text[SWAPI_OP_TEXT_BYTES];
     const program *prog = self->check->prog;
     const buffer *item = &prog->buffers[self->buffer_idx];
-    return err_set(ERR_INTERNAL,
-                   "program: %s %s and %s %s bytes %llu to %llu of buffer %u (%s, %s) and nothing "
-                   "orders them",
-                   swapi_op_text(prog, first, first_text), did_first,
-                   swapi_op_text(prog, second, second_text), did_second,
-                   (unsigned long long)self->bounds[segment],
-                   (unsigned long long)self->bounds[segment + 1], self->buffer_idx,
-                   tier_name((enum tier)item->arena), item->is_home ? "home" : "transient");
+    return swapi_op_error(
+        prog, first,
+        " %s and %s %s bytes %llu to %llu of buffer %u (%s, %s) and nothing orders them", did_first,
+        swapi_op_text(prog, second, second_text), did_second,
+        (unsigned long long)self->bounds[segment], (unsigned long long)self->bounds[segment + 1],
+        self->buffer_idx, tier_name((enum tier)item->arena), item->is_home ? "home" : "transient");
 }
 
 /* Adds op_idx to the segment's readers. */
@@ -106,16 +104,13 @@ static int walk_read(access_walk *self, const swapi_use *use)
     for (uint64_t s = swapi_last_upto(self->bounds, self->bound_count, part->offset_bytes);
          self->bounds[s] < end; s++) {
         uint32_t writer = self->writers[s];
-        if (writer == PROGRAM_NONE && needs_write) {
-            char text[SWAPI_OP_TEXT_BYTES];
-            return err_set(
-                ERR_INTERNAL,
-                "program: %s reads bytes %llu to %llu of buffer %u (%s, transient), which "
-                "no op before it has written",
-                swapi_op_text(prog, use->op_idx, text), (unsigned long long)self->bounds[s],
-                (unsigned long long)self->bounds[s + 1], self->buffer_idx,
-                tier_name((enum tier)item->arena));
-        }
+        if (writer == PROGRAM_NONE && needs_write)
+            return swapi_op_error(prog, use->op_idx,
+                                  " reads bytes %llu to %llu of buffer %u (%s, transient), which "
+                                  "no op before it has written",
+                                  (unsigned long long)self->bounds[s],
+                                  (unsigned long long)self->bounds[s + 1], self->buffer_idx,
+                                  tier_name((enum tier)item->arena));
         if (writer != PROGRAM_NONE && !swapi_order_before(&self->check->order, writer, use->op_idx))
             return unordered(self, s, writer, "writes", use->op_idx, "reads");
         TRY(add_reader(self, s, use->op_idx));

@@ -121,13 +121,12 @@ static int check_condition_of(const swapi_check *check, const struct condition *
         const swapi_use *use = &check->uses[i];
         const op *item = &prog->ops[use->op_idx];
         uint8_t access = item->operands[use->operand_idx].access;
-        char text[SWAPI_OP_TEXT_BYTES], writer_text[SWAPI_OP_TEXT_BYTES];
+        char writer_text[SWAPI_OP_TEXT_BYTES];
         if (writer != PROGRAM_NONE && (access & ACCESS_READ) && !rule->holds_for(item))
-            return err_set(ERR_INTERNAL,
-                           "program: %s runs in any case, but reads buffer %llu, which %s "
-                           "leaves unwritten where %s",
-                           swapi_op_text(prog, use->op_idx, text), (unsigned long long)b,
-                           swapi_op_text(prog, writer, writer_text), rule->when);
+            return swapi_op_error(
+                prog, use->op_idx,
+                " runs in any case, but reads buffer %llu, which %s leaves unwritten where %s",
+                (unsigned long long)b, swapi_op_text(prog, writer, writer_text), rule->when);
         bool is_skipped = rule->holds_for(item) && use->op_idx >= rule->first_skipped;
         if ((access & ACCESS_WRITE) && is_skipped && writer == PROGRAM_NONE)
             writer = use->op_idx;
@@ -162,15 +161,14 @@ static int check_hit_use(const swapi_check *check, const uint32_t *writers, uint
     const operand *own = op_operand(item, ROLE_HITS);
     const operand *hit = swapi_condition(&prog->ops[writer]);
     bool reads = item->operands[use->operand_idx].access & ACCESS_READ;
-    char text[SWAPI_OP_TEXT_BYTES], writer_text[SWAPI_OP_TEXT_BYTES];
+    char writer_text[SWAPI_OP_TEXT_BYTES];
     if (!reads ||
         (own && own->offset_bytes == hit->offset_bytes && writers[use->op_idx] == writers[writer]))
         return 0;
-    return err_set(ERR_INTERNAL,
-                   "program: %s reads buffer %llu, which %s leaves unwritten where its unit is not "
-                   "hit, but does not depend on the same hit",
-                   swapi_op_text(prog, use->op_idx, text), (unsigned long long)b,
-                   swapi_op_text(prog, writer, writer_text));
+    return swapi_op_error(prog, use->op_idx,
+                          " reads buffer %llu, which %s leaves unwritten where its unit is not "
+                          "hit, but does not depend on the same hit",
+                          (unsigned long long)b, swapi_op_text(prog, writer, writer_text));
 }
 
 static int check_hit_buffers(const swapi_check *check, const uint32_t *writers)
@@ -198,7 +196,6 @@ static int check_hits(const swapi_check *check)
     const program *prog = check->prog;
     uint32_t *writers = mem_alloc(prog->op_count, sizeof *writers, "program check");
     uint32_t home = PROGRAM_NONE;
-    char text[SWAPI_OP_TEXT_BYTES];
     int rc = writers ? swapi_find_hits(prog, writers) : -ENOMEM;
     for (uint32_t i = 0; i < prog->op_count && rc == 0; i++) {
         const operand *hits = op_operand(&prog->ops[i], ROLE_HITS);
@@ -206,17 +203,14 @@ static int check_hits(const swapi_check *check)
             continue;
         home = home == PROGRAM_NONE ? hits->buffer_idx : home;
         if (hits->buffer_idx != home)
-            rc = err_set(ERR_INTERNAL, "program: %s has hits in buffer %u, others in buffer %u",
-                         swapi_op_text(prog, i, text), hits->buffer_idx, home);
+            rc = swapi_op_error(prog, i, " has hits in buffer %u, others in buffer %u",
+                                hits->buffer_idx, home);
         else if (hits->access == ACCESS_READ && writers[i] == PROGRAM_NONE)
-            rc = err_set(ERR_INTERNAL,
-                         "program: %s depends on a hit, but nothing before it finds that out",
-                         swapi_op_text(prog, i, text));
+            rc = swapi_op_error(prog, i, " depends on a hit, but nothing before it finds that out");
         else if (prog->ops[i].kind == OP_ALL_GATHER && prog->ops[writers[i]].kind != OP_UNITE_HITS)
-            rc = err_set(ERR_INTERNAL,
-                         "program: %s depends on a hit that ranks have not united, so that some of "
-                         "them may wait for others",
-                         swapi_op_text(prog, i, text));
+            rc = swapi_op_error(prog, i,
+                                " depends on a hit that ranks have not united, so that some of "
+                                "them may wait for others");
     }
     if (rc == 0 && home != PROGRAM_NONE)
         rc = check_hit_buffers(check, writers);
@@ -254,15 +248,15 @@ static void count_commits(const program *prog, uint32_t *counts, uint32_t *named
 
 static int unordered_commit(const program *prog, uint32_t write)
 {
-    char text[SWAPI_OP_TEXT_BYTES], commit_text[SWAPI_OP_TEXT_BYTES];
+    char text[SWAPI_OP_TEXT_BYTES];
     uint32_t commit = 0;
     while (prog->ops[commit].kind != OP_COMMIT || op_depends_on(prog, commit, write) ||
            op_depends_on(prog, write, commit))
         commit++;
-    return err_set(ERR_INTERNAL,
-                   "program: %s and %s: neither names the other as a dependency, so the commit "
-                   "may meet optimizer state that is being written",
-                   swapi_op_text(prog, commit, commit_text), swapi_op_text(prog, write, text));
+    return swapi_op_error(prog, commit,
+                          " and %s: neither names the other as a dependency, so the commit may "
+                          "meet optimizer state that is being written",
+                          swapi_op_text(prog, write, text));
 }
 
 /* Checks that a commit that runs finds everything it depends on written: no write of state is
@@ -270,14 +264,13 @@ static int unordered_commit(const program *prog, uint32_t write)
 static int check_whole_commit(const program *prog, uint32_t commit)
 {
     const op *item = &prog->ops[commit];
-    char text[SWAPI_OP_TEXT_BYTES], commit_text[SWAPI_OP_TEXT_BYTES];
+    char text[SWAPI_OP_TEXT_BYTES];
     for (uint32_t k = 0; k < item->dep_count; k++) {
         uint32_t dep = prog->deps[item->dep_begin + k];
         if (prog->ops[dep].if_commits && !item->if_commits && is_state_write(prog, &prog->ops[dep]))
-            return err_set(ERR_INTERNAL,
-                           "program: %s runs in any case, but %s, which it makes durable, does not",
-                           swapi_op_text(prog, commit, commit_text),
-                           swapi_op_text(prog, dep, text));
+            return swapi_op_error(prog, commit,
+                                  " runs in any case, but %s, which it makes durable, does not",
+                                  swapi_op_text(prog, dep, text));
     }
     return 0;
 }

@@ -42,6 +42,10 @@ static inline bool swapi_is_zeroed_first(const op *item, const operand *part)
 /* Writes "update of unit 3, tile 0 (op 12)". Returns `text`. */
 char *swapi_op_text(const program *prog, uint32_t op_idx, char text[SWAPI_OP_TEXT_BYTES]);
 
+/* Sets the error "program: <text of the op><formatted>". Returns ERR_INTERNAL. */
+__attribute__((format(printf, 3, 4))) int swapi_op_error(const program *prog, uint32_t op_idx,
+                                                         const char *format, ...);
+
 /* The byte by which the op is skipped if it is 0; NULL: none. */
 static inline const operand *swapi_condition(const op *item)
 {

@@ -91,12 +91,10 @@ static int check_buffer(const program *prog, uint64_t b)
 
 static int operand_error(const program *prog, uint32_t op_idx, uint32_t k, const char *problem)
 {
-    char text[SWAPI_OP_TEXT_BYTES];
     const operand *part = &prog->ops[op_idx].operands[k];
-    return err_set(ERR_INTERNAL, "program: %s, operand %u (buffer %u, %llu bytes at %llu): %s",
-                   swapi_op_text(prog, op_idx, text), k, part->buffer_idx,
-                   (unsigned long long)part->size_bytes, (unsigned long long)part->offset_bytes,
-                   problem);
+    return swapi_op_error(prog, op_idx, ", operand %u (buffer %u, %llu bytes at %llu): %s", k,
+                          part->buffer_idx, (unsigned long long)part->size_bytes,
+                          (unsigned long long)part->offset_bytes, problem);
 }
 
 /* The residue that the operand's address must have modulo TILE_PERIOD_BYTES, or -1 for any. */
@@ -125,17 +123,14 @@ static int check_alignment(const program *prog, uint32_t op_idx, uint32_t k)
         return operand_error(prog, op_idx, k, "direct I/O takes multiples of 4096 bytes");
     int64_t residue = required_residue(item, part);
     if (home->arena != TIER_NVME && residue >= 0 &&
-        address % TILE_PERIOD_BYTES != (uint64_t)residue) {
-        char text[SWAPI_OP_TEXT_BYTES];
-        return err_set(
-            ERR_INTERNAL,
-            "program: %s, operand %u (buffer %u): %s address %llu is %llu modulo %d, but "
-            "must be %lld (base/tile.h)",
-            swapi_op_text(prog, op_idx, text), k, part->buffer_idx,
-            tier_name((enum tier)home->arena), (unsigned long long)address,
-            (unsigned long long)(address % TILE_PERIOD_BYTES), (int)TILE_PERIOD_BYTES,
-            (long long)residue);
-    }
+        address % TILE_PERIOD_BYTES != (uint64_t)residue)
+        return swapi_op_error(prog, op_idx,
+                              ", operand %u (buffer %u): %s address %llu is %llu modulo %d, but "
+                              "must be %lld (base/tile.h)",
+                              k, part->buffer_idx, tier_name((enum tier)home->arena),
+                              (unsigned long long)address,
+                              (unsigned long long)(address % TILE_PERIOD_BYTES),
+                              (int)TILE_PERIOD_BYTES, (long long)residue);
     return 0;
 }
 
@@ -219,24 +214,22 @@ static int check_state(const program *prog, uint32_t op_idx)
 
 /* Checks op.behind: a read goes behind an earlier write, or a write behind an earlier read, and
  * never behind a dependency. */
-static int check_behind(const program *prog, uint32_t op_idx, const char *text)
+static int check_behind(const program *prog, uint32_t op_idx)
 {
     const op *item = &prog->ops[op_idx];
     if (item->behind == PROGRAM_NONE)
         return 0;
     if (item->behind >= op_idx)
-        return err_set(ERR_INTERNAL, "program: %s goes behind op %u, which is not before it", text,
-                       item->behind);
+        return swapi_op_error(prog, op_idx, " goes behind op %u, which is not before it",
+                              item->behind);
     uint8_t other = prog->ops[item->behind].lane;
     if (!(item->lane == LANE_READ && other == LANE_WRITE) &&
         !(item->lane == LANE_WRITE && other == LANE_READ))
-        return err_set(
-            ERR_INTERNAL,
-            "program: %s goes behind op %u, but only reads and writes go behind each other", text,
-            item->behind);
+        return swapi_op_error(prog, op_idx,
+                              " goes behind op %u, but only reads and writes go behind each other",
+                              item->behind);
     if (op_depends_on(prog, op_idx, item->behind))
-        return err_set(ERR_INTERNAL, "program: %s goes behind op %u and depends on it", text,
-                       item->behind);
+        return swapi_op_error(prog, op_idx, " goes behind op %u and depends on it", item->behind);
     return 0;
 }
 
@@ -302,27 +295,23 @@ static int check_collective(const program *prog, uint32_t op_idx)
     const op *item = &prog->ops[op_idx];
     if (!is_collective(item))
         return 0;
-    char text[SWAPI_OP_TEXT_BYTES];
     TRY(check_collective_operands(prog, op_idx));
     bool gathers = item->kind == OP_ALL_GATHER;
     uint64_t part = op_operand(item, gathers ? ROLE_SOURCE : ROLE_TARGET)->size_bytes;
     uint64_t whole = op_operand(item, gathers ? ROLE_TARGET : ROLE_SOURCE)->size_bytes;
     uint64_t world = world_of(prog);
     if (whole % world != 0 || whole / world != part)
-        return err_set(ERR_INTERNAL,
-                       "program: %s: %llu bytes of each of %llu ranks are not %llu bytes of all",
-                       swapi_op_text(prog, op_idx, text), (unsigned long long)part,
-                       (unsigned long long)world, (unsigned long long)whole);
+        return swapi_op_error(
+            prog, op_idx, ": %llu bytes of each of %llu ranks are not %llu bytes of all",
+            (unsigned long long)part, (unsigned long long)world, (unsigned long long)whole);
     uint64_t step = part_step_bytes(item);
     if (part % step != 0)
-        return err_set(ERR_INTERNAL, "program: %s: %llu bytes of each rank are no multiple of %llu",
-                       swapi_op_text(prog, op_idx, text), (unsigned long long)part,
-                       (unsigned long long)step);
+        return swapi_op_error(prog, op_idx, ": %llu bytes of each rank are no multiple of %llu",
+                              (unsigned long long)part, (unsigned long long)step);
     if (item->if_commits)
-        return err_set(ERR_INTERNAL,
-                       "program: %s runs only where the step commits, but no collective may depend "
-                       "on that",
-                       swapi_op_text(prog, op_idx, text));
+        return swapi_op_error(
+            prog, op_idx,
+            " runs only where the step commits, but no collective may depend on that");
     return 0;
 }
 
@@ -330,22 +319,20 @@ static int check_collective(const program *prog, uint32_t op_idx)
 static int check_unite_hits(const program *prog, uint32_t op_idx)
 {
     const op *item = &prog->ops[op_idx];
-    char text[SWAPI_OP_TEXT_BYTES];
     if (item->kind != OP_UNITE_HITS)
         return 0;
     const operand *work = op_operand(item, ROLE_WORKSPACE);
     uint64_t hits = op_operand(item, ROLE_HITS)->size_bytes, world = world_of(prog);
     uint64_t at = prog->buffers[work->buffer_idx].offset_bytes + work->offset_bytes;
     if (work->size_bytes < program_united_bytes(hits, world) || at % sizeof(double) != 0)
-        return err_set(ERR_INTERNAL,
-                       "program: %s has %llu bytes of workspace at %llu, but hits of %llu units "
-                       "and %llu ranks need %llu, in multiples of 8",
-                       swapi_op_text(prog, op_idx, text), (unsigned long long)work->size_bytes,
-                       (unsigned long long)at, (unsigned long long)hits, (unsigned long long)world,
-                       (unsigned long long)program_united_bytes(hits, world));
+        return swapi_op_error(prog, op_idx,
+                              " has %llu bytes of workspace at %llu, but hits of %llu units and "
+                              "%llu ranks need %llu, in multiples of 8",
+                              (unsigned long long)work->size_bytes, (unsigned long long)at,
+                              (unsigned long long)hits, (unsigned long long)world,
+                              (unsigned long long)program_united_bytes(hits, world));
     if (item->operand_count != 2 || item->if_commits || item->if_applied)
-        return err_set(ERR_INTERNAL, "program: %s takes HITS and WORKSPACE, without a condition",
-                       swapi_op_text(prog, op_idx, text));
+        return swapi_op_error(prog, op_idx, " takes HITS and WORKSPACE, without a condition");
     return 0;
 }
 
@@ -353,25 +340,22 @@ static int check_unite_hits(const program *prog, uint32_t op_idx)
 static int check_exchange(const program *prog, uint32_t op_idx)
 {
     const op *item = &prog->ops[op_idx];
-    char text[SWAPI_OP_TEXT_BYTES];
     bool exchanges = item->kind == OP_DISPATCH || item->kind == OP_RETURN;
     bool is_pass = item->kind == OP_FORWARD || item->kind == OP_BACKWARD;
     bool has_rows = op_operand(item, ROLE_SENT) || op_operand(item, ROLE_RECEIVED);
     if (!is_pass && (item->step != STEP_WHOLE || has_rows))
-        return err_set(ERR_INTERNAL, "program: %s has a step or rows of a pass, and is none",
-                       swapi_op_text(prog, op_idx, text));
+        return swapi_op_error(prog, op_idx, " has a step or rows of a pass, and is none");
     if (has_rows != (item->step != STEP_WHOLE))
-        return err_set(ERR_INTERNAL, "program: %s has step %u, but %s SENT or RECEIVED",
-                       swapi_op_text(prog, op_idx, text), item->step, has_rows ? "has" : "lacks");
+        return swapi_op_error(prog, op_idx, " has step %u, but %s SENT or RECEIVED", item->step,
+                              has_rows ? "has" : "lacks");
     if (!exchanges)
         return 0;
     uint8_t access = item->kind == OP_DISPATCH ? ACCESS_WRITE : ACCESS_UPDATE;
     const operand *source = op_operand(item, ROLE_SOURCE), *target = op_operand(item, ROLE_TARGET);
     if (item->operand_count != 2 || source->access != ACCESS_READ || target->access != access ||
         item->if_commits || item->if_applied)
-        return err_set(
-            ERR_INTERNAL, "program: %s reads SOURCE and %s TARGET, no more, and in any case",
-            swapi_op_text(prog, op_idx, text), item->kind == OP_DISPATCH ? "writes" : "updates");
+        return swapi_op_error(prog, op_idx, " reads SOURCE and %s TARGET, no more, and in any case",
+                              item->kind == OP_DISPATCH ? "writes" : "updates");
     return 0;
 }
 
@@ -380,28 +364,26 @@ static int check_exchange(const program *prog, uint32_t op_idx)
 static int check_norm(const program *prog, uint32_t op_idx)
 {
     const op *item = &prog->ops[op_idx];
-    char text[SWAPI_OP_TEXT_BYTES];
     if (item->kind == OP_NORM_PART && world_of(prog) == 1)
-        return err_set(ERR_INTERNAL, "program: %s, but one rank's norm has no parts",
-                       swapi_op_text(prog, op_idx, text));
+        return swapi_op_error(prog, op_idx, ", but one rank's norm has no parts");
     if ((item->kind != OP_NORM && item->kind != OP_NORM_PART) || world_of(prog) == 1)
         return 0;
     const operand *gathered = op_operand(item, ROLE_NORM_SUMS);
     const operand *ordered = op_operand(item, ROLE_TARGET);
     if (!gathered || !ordered)
-        return err_set(ERR_INTERNAL,
-                       "program: %s lacks an operand: of %llu ranks it takes NORM_SUMS and TARGET",
-                       swapi_op_text(prog, op_idx, text), (unsigned long long)world_of(prog));
+        return swapi_op_error(prog, op_idx,
+                              " lacks an operand: of %llu ranks it takes NORM_SUMS and TARGET",
+                              (unsigned long long)world_of(prog));
     if (gathered->access != ACCESS_READ || ordered->access != ACCESS_WRITE)
-        return err_set(ERR_INTERNAL, "program: %s reads NORM_SUMS and writes TARGET, no more",
-                       swapi_op_text(prog, op_idx, text));
+        return swapi_op_error(prog, op_idx, " reads NORM_SUMS and writes TARGET, no more");
     if (gathered->size_bytes != ordered->size_bytes ||
         gathered->size_bytes % (world_of(prog) * sizeof(double)) != 0)
-        return err_set(ERR_INTERNAL,
-                       "program: %s: %llu bytes of sums as gathered and %llu by block are not the "
-                       "same number for each of %llu ranks",
-                       swapi_op_text(prog, op_idx, text), (unsigned long long)gathered->size_bytes,
-                       (unsigned long long)ordered->size_bytes, (unsigned long long)world_of(prog));
+        return swapi_op_error(prog, op_idx,
+                              ": %llu bytes of sums as gathered and %llu by block are not the same "
+                              "number for each of %llu ranks",
+                              (unsigned long long)gathered->size_bytes,
+                              (unsigned long long)ordered->size_bytes,
+                              (unsigned long long)world_of(prog));
     return 0;
 }
 
@@ -410,23 +392,19 @@ static int check_lent(const program *prog, uint32_t op_idx)
 {
     const op *item = &prog->ops[op_idx];
     const operand *lent = op_operand(item, ROLE_LENT), *sums = op_operand(item, ROLE_NORM_SUMS);
-    char text[SWAPI_OP_TEXT_BYTES];
     if (lent && item->kind != OP_BACKWARD && item->kind != OP_UPDATE)
-        return err_set(ERR_INTERNAL, "program: %s has LENT, which is of backwards and updates",
-                       swapi_op_text(prog, op_idx, text));
+        return swapi_op_error(prog, op_idx, " has LENT, which is of backwards and updates");
     if (lent && (lent->access != (item->kind == OP_UPDATE ? ACCESS_READ : ACCESS_WRITE) ||
                  !prog->buffers[lent->buffer_idx].is_home))
-        return err_set(ERR_INTERNAL,
-                       "program: %s: LENT lies in a home, a backward writes it, an update reads it",
-                       swapi_op_text(prog, op_idx, text));
+        return swapi_op_error(prog, op_idx,
+                              ": LENT lies in a home, a backward writes it, an update reads it");
     if (item->kind != OP_UPDATE)
         return 0;
     uint64_t sums_bytes = item->elem_count / SHARD_ELEMS_STEP * sizeof(double);
     if (!lent == !op_operand(item, ROLE_SOURCE) || !lent != !sums ||
         (sums && (sums->access != ACCESS_WRITE || sums->size_bytes != sums_bytes)))
-        return err_set(ERR_INTERNAL,
-                       "program: %s has either SOURCE, or LENT and NORM_SUMS of its tile",
-                       swapi_op_text(prog, op_idx, text));
+        return swapi_op_error(prog, op_idx,
+                              " has either SOURCE, or LENT and NORM_SUMS of its tile");
     return 0;
 }
 
@@ -434,20 +412,18 @@ static int check_lent(const program *prog, uint32_t op_idx)
 static int check_grad_add(const program *prog, uint32_t op_idx)
 {
     const op *item = &prog->ops[op_idx];
-    char text[SWAPI_OP_TEXT_BYTES];
     if (item->kind != OP_GRAD_ADD)
         return 0;
     const operand *source = op_operand(item, ROLE_SOURCE), *target = op_operand(item, ROLE_TARGET);
     if (source->access != ACCESS_READ || target->access != ACCESS_UPDATE ||
         item->operand_count != 2)
-        return err_set(ERR_INTERNAL, "program: %s reads SOURCE and updates TARGET, no more",
-                       swapi_op_text(prog, op_idx, text));
+        return swapi_op_error(prog, op_idx, " reads SOURCE and updates TARGET, no more");
     if (source->size_bytes != target->size_bytes ||
         source->size_bytes != item->elem_count * sizeof(float))
-        return err_set(
-            ERR_INTERNAL, "program: %s adds %llu bytes to %llu, and %llu elements are named",
-            swapi_op_text(prog, op_idx, text), (unsigned long long)source->size_bytes,
-            (unsigned long long)target->size_bytes, (unsigned long long)item->elem_count);
+        return swapi_op_error(prog, op_idx, " adds %llu bytes to %llu, and %llu elements are named",
+                              (unsigned long long)source->size_bytes,
+                              (unsigned long long)target->size_bytes,
+                              (unsigned long long)item->elem_count);
     return 0;
 }
 
@@ -460,8 +436,8 @@ static int check_norm_parts(const program *prog)
         const op *item = &prog->ops[i];
         bool is_last = item->kind == OP_NORM && due > 0;
         if ((item->kind == OP_NORM_PART || is_last) && item->tile != due)
-            return err_set(ERR_INTERNAL, "program: %s is part %u of the norm, but part %u is due",
-                           swapi_op_text(prog, i, text), item->tile, due);
+            return swapi_op_error(prog, i, " is part %u of the norm, but part %u is due",
+                                  item->tile, due);
         if (item->kind == OP_NORM_PART)
             due++, latest = i;
         if (item->kind == OP_NORM)
@@ -478,32 +454,30 @@ static int check_norm_parts(const program *prog)
 static int check_op(const program *prog, uint32_t op_idx)
 {
     const op *item = &prog->ops[op_idx];
-    char text[SWAPI_OP_TEXT_BYTES];
     if (item->kind >= OP_KIND_COUNT)
         return err_set(ERR_INTERNAL, "program: op %u has kind %u, which does not exist", op_idx,
                        item->kind);
     const struct kind_rule *rule = &kind_rules[item->kind];
-    swapi_op_text(prog, op_idx, text);
     bool is_gpu_work = rule->or_compute && item->lane == LANE_COMPUTE;
     if (item->lane != rule->lane && !is_gpu_work)
-        return err_set(ERR_INTERNAL, "program: %s is on lane %s but belongs on %s", text,
-                       lane_kind_name((enum lane_kind)item->lane),
-                       lane_kind_name((enum lane_kind)rule->lane));
+        return swapi_op_error(prog, op_idx, " is on lane %s but belongs on %s",
+                              lane_kind_name((enum lane_kind)item->lane),
+                              lane_kind_name((enum lane_kind)rule->lane));
     if (item->operand_count > OP_OPERANDS_MAX)
-        return err_set(ERR_INTERNAL, "program: %s has %u operands, more than %d", text,
-                       item->operand_count, (int)OP_OPERANDS_MAX);
+        return swapi_op_error(prog, op_idx, " has %u operands, more than %d", item->operand_count,
+                              (int)OP_OPERANDS_MAX);
     if (item->kind == OP_COMMIT && item->operand_count > 0)
-        return err_set(ERR_INTERNAL, "program: %s has %u operands, but a commit has none", text,
-                       item->operand_count);
+        return swapi_op_error(prog, op_idx, " has %u operands, but a commit has none",
+                              item->operand_count);
     if (item->dep_begin > prog->dep_count || item->dep_count > prog->dep_count - item->dep_begin)
-        return err_set(ERR_INTERNAL, "program: %s: dependencies %u to %llu of %llu", text,
-                       item->dep_begin, (unsigned long long)item->dep_begin + item->dep_count,
-                       (unsigned long long)prog->dep_count);
+        return swapi_op_error(prog, op_idx, ": dependencies %u to %llu of %llu", item->dep_begin,
+                              (unsigned long long)item->dep_begin + item->dep_count,
+                              (unsigned long long)prog->dep_count);
     for (uint32_t k = 0; k < item->dep_count; k++)
         if (prog->deps[item->dep_begin + k] >= op_idx)
-            return err_set(ERR_INTERNAL, "program: %s depends on op %u, which is not before it",
-                           text, prog->deps[item->dep_begin + k]);
-    TRY(check_behind(prog, op_idx, text));
+            return swapi_op_error(prog, op_idx, " depends on op %u, which is not before it",
+                                  prog->deps[item->dep_begin + k]);
+    TRY(check_behind(prog, op_idx));
     uint32_t roles = 0;
     for (uint32_t k = 0; k < item->operand_count; k++) {
         TRY(check_operand(prog, op_idx, k));
@@ -514,13 +488,13 @@ static int check_op(const program *prog, uint32_t op_idx)
     uint32_t required =
         rule->is_copy ? ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET) : rule->roles_required;
     if ((roles & required) != required)
-        return err_set(ERR_INTERNAL, "program: %s lacks an operand: has roles %#x, needs %#x", text,
-                       roles, required);
+        return swapi_op_error(prog, op_idx, " lacks an operand: has roles %#x, needs %#x", roles,
+                              required);
     if (rule->is_copy &&
         op_operand(item, ROLE_SOURCE)->size_bytes != op_operand(item, ROLE_TARGET)->size_bytes)
-        return err_set(ERR_INTERNAL, "program: %s copies %llu bytes to %llu", text,
-                       (unsigned long long)op_operand(item, ROLE_SOURCE)->size_bytes,
-                       (unsigned long long)op_operand(item, ROLE_TARGET)->size_bytes);
+        return swapi_op_error(prog, op_idx, " copies %llu bytes to %llu",
+                              (unsigned long long)op_operand(item, ROLE_SOURCE)->size_bytes,
+                              (unsigned long long)op_operand(item, ROLE_TARGET)->size_bytes);
     TRY(check_collective(prog, op_idx));
     TRY(check_unite_hits(prog, op_idx));
     TRY(check_exchange(prog, op_idx));
@@ -580,14 +554,12 @@ static int check_lenders(const program *prog)
                            swapi_op_text(prog, i, text));
         if (item->kind == OP_BACKWARD) {
             if (half == last_half)
-                return err_set(ERR_INTERNAL, "program: %s lends in the half of the one before",
-                               swapi_op_text(prog, i, text));
+                return swapi_op_error(prog, i, " lends in the half of the one before");
             last_half = half;
             lenders[half] = item;
         } else if (!lenders[half] || lenders[half]->unit != item->unit)
-            return err_set(ERR_INTERNAL,
-                           "program: %s reads addresses that no backward of its unit wrote last",
-                           swapi_op_text(prog, i, text));
+            return swapi_op_error(prog, i,
+                                  " reads addresses that no backward of its unit wrote last");
     }
     return 0;
 }
