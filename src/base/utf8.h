@@ -6,6 +6,7 @@
 #ifndef SLUICE_BASE_UTF8_H
 #define SLUICE_BASE_UTF8_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /* Examines the character at `at`, of which `left` > 0 bytes are there. Returns its length, 1 to 4.
@@ -13,6 +14,21 @@
  * character; one U+FFFD should replace that many bytes, which are the longest beginning of a valid
  * character, or one byte (Unicode 15, section 3.9). */
 int utf8_character(const char *at, size_t left);
+
+/* True for each byte of a character but its first. */
+static inline bool utf8_is_inner(char byte)
+{
+    return ((unsigned char)byte & 0xc0) == 0x80;
+}
+
+/* Where the character that ends before `at` (> 0) begins. */
+static inline size_t utf8_before(const char *text, size_t at)
+{
+    do
+        at--;
+    while (at > 0 && utf8_is_inner(text[at]));
+    return at;
+}
 
 /* The length of the longest beginning of a text that consists of whole characters. */
 size_t utf8_valid_bytes(const char *text, size_t bytes);

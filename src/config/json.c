@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/foreign_json.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "config/config_internal.h"
 
 /* The position of configi_strip. Output never overtakes input, so both share the buffer. */
@@ -36,7 +37,7 @@ static char strip_peek(const strip *self, size_t ahead)
 static void strip_pass(strip *self, char *target, bool blank)
 {
     char byte = self->text[self->in++];
-    bool is_continuation = ((unsigned char)byte & 0xc0u) == 0x80u;
+    bool is_continuation = utf8_is_inner(byte);
     if (byte == '\n') {
         self->line++;
         self->column = 1;
@@ -210,7 +211,7 @@ static void show_string(const char *value, char text[CONFIGI_VALUE_BYTES])
 {
     enum { ROOM = CONFIGI_VALUE_BYTES - 6 }; /* two quotes, three dots, the NUL */
     size_t length = strlen(value), shown = length < ROOM ? length : ROOM;
-    while (shown < length && shown > 0 && ((unsigned char)value[shown] & 0xc0u) == 0x80u)
+    while (shown < length && shown > 0 && utf8_is_inner(value[shown]))
         shown--;
     snprintf(text, CONFIGI_VALUE_BYTES, "\"%.*s%s\"", (int)shown, value,
              shown < length ? "..." : "");

@@ -68,16 +68,14 @@ static int find_rest(const datai_file *file, uint64_t offset, uint64_t bytes, co
                      uint64_t *rest)
 {
     char edge[6]; /* up to 3 bytes before the text, and the first of the text */
-    uint64_t before = size_min(3, offset - file->data_begin), begin = before;
+    uint64_t before = size_min(3, offset - file->data_begin);
     uint64_t count = before + size_min(3, bytes);
     *rest = 0;
-    if (before == 0 || ((unsigned char)text[0] & 0xc0) != 0x80)
+    if (before == 0 || !utf8_is_inner(text[0]))
         return 0;
     TRY(datai_pread(file->fd, file->path, offset - before, before, edge));
     memcpy(edge + before, text, count - before);
-    do
-        begin--;
-    while (begin > 0 && ((unsigned char)edge[begin] & 0xc0) == 0x80);
+    uint64_t begin = utf8_before(edge, before);
     int length = utf8_character(edge + begin, count - begin);
     uint64_t end = length == 0 ? count : begin + (uint64_t)(length > 0 ? length : 0);
     bool is_cut = length == 0 && offset + bytes == file->file_bytes;

@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/foreign_json.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 
 const char *format_show(const char *text, char out[FORMAT_SHOWN_BYTES])
 {
@@ -16,7 +17,7 @@ const char *format_show(const char *text, char out[FORMAT_SHOWN_BYTES])
         used++;
     }
     if (text[used]) { /* do not cut within a character */
-        while (used > 0 && ((unsigned char)text[used] & 0xc0u) == 0x80u)
+        while (used > 0 && utf8_is_inner(text[used]))
             used--;
         memcpy(out + used, "...", 3);
         used += 3;

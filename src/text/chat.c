@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/utf8.h"
 
 void chat_text_fini(chat_text *self)
 {
@@ -100,8 +101,7 @@ static struct piece strip_end(struct piece text)
 {
     while (text.bytes > 0) {
         size_t length = 1;
-        while (length < 3 && length < text.bytes &&
-               ((unsigned char)text.at[text.bytes - length] & 0xc0) == 0x80)
+        while (length < 3 && length < text.bytes && utf8_is_inner(text.at[text.bytes - length]))
             length++;
         const char *last = text.at + text.bytes - length;
         if (blank_at((const unsigned char *)last, length) != length)

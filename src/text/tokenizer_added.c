@@ -64,14 +64,6 @@ static size_t candidate(const toki_added *self, const char *text, size_t bytes, 
     return at;
 }
 
-static size_t character_before(const char *text, size_t at)
-{
-    do
-        at--;
-    while (at && ((unsigned char)text[at] & 0xc0) == 0x80);
-    return at;
-}
-
 static bool is_word_at(const tokenizer *owner, const char *text, size_t at)
 {
     char stand_in[4];
@@ -94,7 +86,7 @@ static bool is_word_at(const tokenizer *owner, const char *text, size_t at)
 static bool is_within_word(const tokenizer *owner, const char *text, size_t bytes, size_t begin,
                            size_t end)
 {
-    return (begin && is_word_at(owner, text, character_before(text, begin))) ||
+    return (begin && is_word_at(owner, text, utf8_before(text, begin))) ||
            (end < bytes && is_word_at(owner, text, end));
 }
 
@@ -118,7 +110,7 @@ const toki_added_token *toki_added_next(const tokenizer *owner, const toki_added
         }
         if (token->lstrip) {
             while (at > 0) {
-                size_t before = character_before(text, at);
+                size_t before = utf8_before(text, at);
                 if (!toki_is_space(toki_decode(text + before, &step)))
                     break;
                 at = before;

@@ -284,9 +284,7 @@ static uint32_t risk_of(const tokenizer *self, uint32_t id, const char *text, si
 /* True if a text ends within a character. */
 static bool ends_within(const char *text, size_t bytes)
 {
-    size_t begin = bytes - 1, length;
-    while (begin > 0 && ((unsigned char)text[begin] & 0xc0) == 0x80)
-        begin--;
+    size_t begin = utf8_before(text, bytes), length;
     (void)toki_decode(text + begin, &length);
     return begin + length != bytes;
 }

@@ -24,6 +24,7 @@
 #include <pcre2.h>
 #include <pthread.h>
 
+#include "base/utf8.h"
 #include "text/tokenizer.h"
 
 enum {

@@ -65,10 +65,7 @@ static int run_strip(const toki_step *step, change *state)
            toki_is_space(toki_decode(state->text + begin, &length)))
         begin += length;
     while (step->at_end && end > begin) {
-        size_t at = end;
-        do
-            at--;
-        while (at > begin && ((unsigned char)state->text[at] & 0xc0) == 0x80);
+        size_t at = utf8_before(state->text, end);
         if (!toki_is_space(toki_decode(state->text + at, &length)))
             break;
         end = at;
@@ -119,8 +116,7 @@ static const char *find_rule(const toki_step *step, const char *key, size_t byte
         at ^= offset_of(unit);
         if (unit >> 8 & 1) {
             size_t place = unit_at(step, at) & ((1u << 31) - 1);
-            if (place > texts_bytes ||
-                (place < texts_bytes && ((unsigned char)texts[place] & 0xc0) == 0x80))
+            if (place > texts_bytes || (place < texts_bytes && utf8_is_inner(texts[place])))
                 return NULL; /* a damaged file */
             *length = strnlen(texts + place, texts_bytes - place);
             return texts + place;

@@ -117,7 +117,7 @@ static int escape(rewrite *self, bool in_class)
         return refuse(self, "a lone backslash");
     if (!isalnum((unsigned char)kind)) {
         size_t bytes = 2;
-        while (self->at + bytes < self->bytes && ((unsigned char)peek(self, bytes) & 0xc0) == 0x80)
+        while (self->at + bytes < self->bytes && utf8_is_inner(peek(self, bytes)))
             bytes++;
         return pass(self, bytes);
     }
@@ -319,7 +319,7 @@ static int item(rewrite *self)
         break;
     default: {
         size_t bytes = 1;
-        while (self->at + bytes < self->bytes && ((unsigned char)peek(self, bytes) & 0xc0) == 0x80)
+        while (self->at + bytes < self->bytes && utf8_is_inner(peek(self, bytes)))
             bytes++;
         TRY(pass(self, bytes));
     }

@@ -23,7 +23,6 @@
 
 #include "base/mem.h"
 #include "base/size.h"
-#include "base/utf8.h"
 #include "text/tokenizer_internal.h"
 
 enum {
@@ -119,14 +118,6 @@ static void drop(stream *self, uint32_t idx, size_t bytes)
     memmove(buffer, buffer + bytes, at->count);
 }
 
-static size_t character_before(const char *text, size_t at)
-{
-    do
-        at--;
-    while (at && ((unsigned char)text[at] & 0xc0) == 0x80);
-    return at;
-}
-
 /* ---- added tokens, normal form, words ---- */
 
 static int added_work(stream *self, uint32_t idx, bool is_end)
@@ -137,10 +128,8 @@ static int added_work(stream *self, uint32_t idx, bool is_end)
     const char *text = buffer_of(self, idx);
     size_t taken = 0, from = 0, begin, stop;
     /* a token that begins before `decided` ends in the buffer */
-    size_t decided = is_end                       ? at->count
-                     : at->count < added->longest ? 0
-                                                  : at->count - added->longest;
-    while (decided < at->count && decided && ((unsigned char)text[decided] & 0xc0) == 0x80)
+    size_t decided = at->count - (is_end ? 0 : size_min(added->longest, at->count));
+    while (decided < at->count && decided && utf8_is_inner(text[decided]))
         decided--;
     while (taken < decided) {
         const toki_added_token *token =
@@ -167,8 +156,10 @@ static int normal_work(stream *self, uint32_t idx, bool is_end)
     layer *at = &self->flow->layers[idx];
     const char *buffer = buffer_of(self, idx), *text;
     size_t bytes, step, cut = at->count;
+    if (cut == 0)
+        return 0;
     while (!is_end && cut > 0) {
-        cut = character_before(buffer, cut);
+        cut = utf8_before(buffer, cut);
         uint32_t character = toki_decode(buffer + cut, &step);
         if (owner->steps[0].steady[character / 8] & (1u << (character % 8)))
             break;
@@ -285,7 +276,7 @@ static int begin_run(stream *self, uint32_t idx, const char *shadow, size_t *tak
     size_t bytes = at->count;
     enum phase phase = find_form(self, idx, shadow, bytes);
     for (int i = 1; phase == NO_RUN && i < TAIL_CHARACTERS; i++) {
-        bytes = character_before(shadow, bytes); /* the beginning of a tail */
+        bytes = utf8_before(shadow, bytes); /* the beginning of a tail */
         phase = find_form(self, idx, shadow, bytes);
     }
     if (phase == NO_RUN)
@@ -300,7 +291,7 @@ static int begin_run(stream *self, uint32_t idx, const char *shadow, size_t *tak
     }
     at->phase = FIXED;
     at->next = phase;
-    at->left = form->gives_back ? character_before(shadow, bytes) : bytes;
+    at->left = form->gives_back ? utf8_before(shadow, bytes) : bytes;
     if (phase == THEN || !form->last)
         return 0;
     const answer *found = &self->answers[self->flow->asked++];
@@ -335,7 +326,7 @@ static int run_step(stream *self, uint32_t idx, bool is_end, const char *shadow,
         }
         bool gives_back = at->phase == REPEAT && form->gives_back && (bytes < left || !is_end);
         if (gives_back && bytes > 0)
-            bytes = character_before(shadow, bytes);
+            bytes = utf8_before(shadow, bytes);
         if (is_over)
             at->phase = at->phase == REPEAT && form->then ? THEN : gives_back ? NO_RUN : TAIL;
     } else if (at->phase == FIXED) {
@@ -414,19 +405,14 @@ static bool adds_space(const stream *self, uint32_t idx)
 
 static int work(stream *self, uint32_t idx, bool is_end)
 {
-    if (self->flow->layers[idx].count == 0 && !is_end)
-        return 0;
-    switch (self->kind[idx]) {
-    case ADDED_TOKENS:
-        return added_work(self, idx, is_end);
-    case NORMAL_FORM:
-        return self->flow->layers[idx].count ? normal_work(self, idx, is_end) : 0;
-    case STAGE:
-        return stage_work(self, idx, is_end);
-    case WORD:
-        break;
-    }
-    return word_work(self, idx, is_end);
+    static int (*const works[])(stream * self, uint32_t idx, bool is_end) = {
+        [ADDED_TOKENS] = added_work,
+        [NORMAL_FORM] = normal_work,
+        [STAGE] = stage_work,
+        [WORD] = word_work,
+    };
+    bool is_due = self->flow->layers[idx].count > 0 || is_end;
+    return is_due ? works[self->kind[idx]](self, idx, is_end) : 0;
 }
 
 /* Takes whole characters. */
@@ -441,7 +427,7 @@ static int push(stream *self, uint32_t idx, const char *text, size_t bytes)
     }
     while (bytes > 0) {
         size_t part = size_min(bytes, self->capacity[idx] - at->count);
-        while (part > 0 && part < bytes && ((unsigned char)text[part] & 0xc0) == 0x80)
+        while (part > 0 && part < bytes && utf8_is_inner(text[part]))
             part--;
         memcpy(buffer_of(self, idx) + at->count, text, part);
         at->count += part;

@@ -38,7 +38,7 @@ static int wordpiece(const tokenizer *self, const char *word, size_t bytes, toke
 {
     size_t before = out->count, characters = 0, length;
     for (size_t i = 0; i < bytes; i++)
-        characters += ((unsigned char)word[i] & 0xc0) != 0x80;
+        characters += !utf8_is_inner(word[i]);
     if (characters > self->word_characters_max)
         return append(out, self->unknown_id);
     for (size_t at = 0; at < bytes; at += length) {
