@@ -58,14 +58,6 @@ struct long_word {
 };
 typedef struct long_word long_word;
 
-static int append(token_list *out, int32_t id)
-{
-    if (out->count == out->capacity)
-        TRY(toki_list_reserve(out, 1));
-    out->ids[out->count++] = id;
-    return 0;
-}
-
 /* A walk over the first symbols of a word. */
 struct symbols {
     bool was_unknown;
@@ -247,7 +239,7 @@ static void merge_pair(const tokenizer *self, long_word *word, int32_t place)
 static int end_long_word(const long_word *word, int32_t first, token_list *out)
 {
     for (int32_t i = first; i >= 0; i = word->symbols[i].right)
-        TRY(append(out, (int32_t)word->symbols[i].id));
+        TRY(toki_list_add(out, (int32_t)word->symbols[i].id));
     return 0;
 }
 
@@ -355,7 +347,7 @@ int toki_bpe_word(const tokenizer *self, toki_worker *worker, const char *word, 
     if (self->ignores_merges) {
         int32_t id = toki_find_word(self, word, bytes);
         if (id >= 0)
-            return append(out, id);
+            return toki_list_add(out, id);
     }
     return toki_word_rest(self, worker, word, bytes, out);
 }

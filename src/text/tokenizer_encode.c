@@ -303,8 +303,7 @@ static int encode_part(encoding *self, uint32_t level, const char *text, size_t 
                            : encode_plain(self, text + taken, stop - taken, begins));
         if (!token)
             return 0;
-        TRY(toki_list_reserve(self->out, 1));
-        self->out->ids[self->out->count++] = token->id;
+        TRY(toki_list_add(self->out, token->id));
         taken = end;
     }
 }

@@ -460,6 +460,13 @@ int toki_json_open(tokenizer *self, const char *path) MUST_CHECK;
 int toki_config_read(tokenizer *self, const char *name) MUST_CHECK;
 
 int toki_list_reserve(token_list *self, size_t more) MUST_CHECK;
+static inline int toki_list_add(token_list *self, int32_t id)
+{
+    if (self->count == self->capacity)
+        TRY(toki_list_reserve(self, 1));
+    self->ids[self->count++] = id;
+    return 0;
+}
 toki_worker *toki_worker_create(void) MUST_CHECK;
 void toki_worker_destroy(toki_worker *self);
 

@@ -142,8 +142,7 @@ static int added_work(stream *self, uint32_t idx, bool is_end)
         if (begin > taken)
             TRY(push(self, idx + 1, text + taken, begin - taken));
         TRY(end(self, idx + 1));
-        TRY(toki_list_reserve(&self->out, 1));
-        self->out.ids[self->out.count++] = token->id;
+        TRY(toki_list_add(&self->out, token->id));
         taken = stop;
     }
     drop(self, idx, taken);

@@ -24,13 +24,6 @@ void *toki_word_room(toki_worker *worker, size_t bytes)
     return worker->word;
 }
 
-static int append(token_list *out, int32_t id)
-{
-    TRY(toki_list_reserve(out, 1));
-    out->ids[out->count++] = id;
-    return 0;
-}
-
 /* --- WordPiece --- */
 
 /* At each place the longest piece. A word with a place where none fits is unknown. */
@@ -40,15 +33,15 @@ static int wordpiece(const tokenizer *self, const char *word, size_t bytes, toke
     for (size_t i = 0; i < bytes; i++)
         characters += !utf8_is_inner(word[i]);
     if (characters > self->word_characters_max)
-        return append(out, self->unknown_id);
+        return toki_list_add(out, self->unknown_id);
     for (size_t at = 0; at < bytes; at += length) {
         const toki_trie *pieces = at == 0 ? &self->trie : &self->trie_within;
         int32_t id = toki_trie_longest(pieces, word + at, bytes - at, &length);
         if (id < 0) {
             out->count = before;
-            return append(out, self->unknown_id);
+            return toki_list_add(out, self->unknown_id);
         }
-        TRY(append(out, id));
+        TRY(toki_list_add(out, id));
     }
     return 0;
 }
@@ -84,10 +77,10 @@ static int add_unknown(const tokenizer *self, const char *text, size_t bytes, to
     size_t length = 0;
     int32_t id = toki_trie_longest(&self->trie, text, bytes, &length);
     if (id >= 0 && length == bytes)
-        return append(out, id);
+        return toki_list_add(out, id);
     for (size_t i = 0; self->has_all_bytes && i < bytes; i++)
-        TRY(append(out, self->byte_ids[(unsigned char)text[i]]));
-    return self->has_all_bytes ? 0 : append(out, self->unknown_id);
+        TRY(toki_list_add(out, self->byte_ids[(unsigned char)text[i]]));
+    return self->has_all_bytes ? 0 : toki_list_add(out, self->unknown_id);
 }
 
 /* The order of the sums and comparisons is the library's, because equal scores are common. */
@@ -130,7 +123,7 @@ static int unigram(const tokenizer *self, toki_worker *worker, const char *word,
         while (is_unknown && begin > 0 && ways[begin].id == self->unknown_id)
             begin = ways[begin].begin;
         TRY(is_unknown ? add_unknown(self, word + begin, end - begin, out)
-                       : append(out, ways[end].id));
+                       : toki_list_add(out, ways[end].id));
         reverse(out, from);
         end = begin;
     }
