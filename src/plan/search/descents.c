@@ -32,6 +32,7 @@ enum {
     PATIENCE = 256,   /* so many drawn points may gain nothing */
     MOVES_DRAWN = 4,  /* at least, for each of them; most move nothing */
     SHARE_PARTS = 32, /* of the units: the least step by which the share of those that keep moves */
+    INNER = STATE_INNER_ACTIVATIONS,
 };
 /* A point that a word led to goes down without it where it is so near to the best one. */
 static const double near_word = 1.2;
@@ -55,7 +56,6 @@ struct way {
     struct plani_scored best;
     double room_bytes[TIER_NVME];   /* as in plani_search */
     uint64_t work_left, tries_left; /* in ops and in steps */
-    bool is_done;
 };
 
 struct plani_scored *plani_search_best(plani_search *self)
@@ -119,13 +119,11 @@ static int try_word(plani_search *self, struct plani_point point, int frozen, ui
     int kind = frozen - PLANI_COORDINATES;
     bool found;
     self->frozen = frozen;
-    TRY(plani_search_try(self, &point, &next, &found));
     TRY(plani_try_relieved(self, point, &next, &found));
     if (!self->last_fits && kind >= 0) {
         const struct plani_point word = point;
         plani_point_far(self, &point);
         memcpy(point.until[kind], word.until[kind], sizeof word.until[kind]);
-        TRY(plani_search_try(self, &point, &next, &found));
         TRY(plani_try_relieved(self, point, &next, &found));
     }
     if (isfinite(next.score))
@@ -142,10 +140,12 @@ static int try_kind_words(plani_search *self, int kind, uint32_t part, bool *gai
     uint32_t most = self->counts[kind] / part;
     if (most == 0) /* half of one unit */
         return 0;
-    int end = part > 1 ? TIER_NVME : kind == STATE_INNER_ACTIVATIONS ? TIER_COUNT + 1 : TIER_COUNT;
+    bool may_recompute = kind == INNER && !self->is_selective;
+    int end = part > 1 ? TIER_NVME : may_recompute ? TIER_COUNT + 1 : TIER_COUNT;
     for (int tier = 0; tier < end; tier++)
         for (int giver = 0; giver < (tier < TIER_NVME ? STATE_KIND_COUNT : 1); giver++) {
             struct plani_point point = self->best.point;
+            point.whole = self->is_selective ? 0 : point.whole;
             if (giver != kind && plani_search_may_go_on(self) &&
                 plani_point_set_kind(self, &point, kind, tier, most, giver))
                 TRY(try_word(self, point, PLANI_COORDINATES + kind, part, gained));
@@ -208,7 +208,6 @@ static int try_drawn(plani_search *self)
         bool found, gained = false;
         for (uint32_t count = MOVES_DRAWN + draw(self, MOVES_DRAWN); count > 0; count--)
             draw_move(self, &point, &finest);
-        TRY(plani_search_try(self, &point, &next, &found));
         TRY(plani_try_relieved(self, point, &next, &found));
         if (isfinite(next.score))
             TRY(descend(self, &next, (finest + 1) / 2, &gained));
@@ -292,8 +291,7 @@ static bool is_at_bound(plani_search *self)
     struct plani_figures step;
     return try_best(self, &step) == 0 &&
            (double)step.ns <= near_bound * (double)step.lane_ns[LANE_COMPUTE] &&
-           self->best.point.until[STATE_INNER_ACTIVATIONS][TIER_NVME] ==
-               self->counts[STATE_INNER_ACTIVATIONS];
+           self->best.point.until[INNER][TIER_NVME] == self->counts[INNER];
 }
 
 /* Begins to search one way, or goes on with it. */
@@ -372,25 +370,16 @@ static uint32_t list_ways(plani_search *self, struct way *ways)
     return orders * count;
 }
 
-/* The way with the best score below the limit; NULL: there is none. */
-static struct way *nearest_way(struct way *ways, uint32_t count, double limit)
+/* The way with the best score below the limit, without those in `done` (a bit each), or NULL. */
+static struct way *nearest_way(struct way *ways, uint32_t count, uint32_t done, double limit)
 {
     struct way *nearest = NULL;
     for (uint32_t i = 0; i < count; i++)
-        if (!ways[i].is_done && ways[i].best.score < limit) {
+        if (!(done >> i & 1) && ways[i].best.score < limit) {
             nearest = &ways[i];
             limit = ways[i].best.score;
         }
     return nearest;
-}
-
-/* The way whose best point is the best of all; NULL: nothing fits. */
-static struct way *nearest_of(struct way *ways, uint32_t count, const struct plani_scored *all)
-{
-    for (uint32_t i = 0; i < count && isfinite(all->score); i++)
-        if (ways[i].best.score == all->score)
-            return &ways[i];
-    return NULL;
 }
 
 /* ---- selective placements ------------------------------------------------------------------- */
@@ -398,13 +387,13 @@ static struct way *nearest_of(struct way *ways, uint32_t count, const struct pla
 /* True if fewer bytes of some open unit may be kept than the best point keeps, or would keep. */
 static bool may_be_selective(const plani_search *self)
 {
-    const uint32_t *until = self->best.point.until[STATE_INNER_ACTIVATIONS];
-    uint32_t count = self->counts[STATE_INNER_ACTIVATIONS];
+    const uint32_t *until = self->best.point.until[INNER];
+    uint32_t count = self->counts[INNER];
     if (until[TIER_DEVICE] == count)
         return false;
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t unit = self->units[STATE_INNER_ACTIVATIONS][i];
-        if (self->selective_bytes[unit] < self->bytes[STATE_INNER_ACTIVATIONS][unit])
+        uint32_t unit = self->units[INNER][i];
+        if (self->selective_bytes[unit] < self->bytes[INNER][unit])
             return true;
     }
     return false;
@@ -414,7 +403,6 @@ static bool may_be_selective(const plani_search *self)
  * and as many of these whole as the device then has room for. */
 static void fill_selective(const plani_search *self, struct plani_point *point, int last)
 {
-    enum { INNER = STATE_INNER_ACTIVATIONS };
     const struct plani_point before = *point;
     uint32_t *until = point->until[INNER], count = self->counts[INNER], end = 0;
     double on_device = 0;
@@ -441,10 +429,12 @@ static void fill_selective(const plani_search *self, struct plani_point *point, 
     }
 }
 
-/* Work for so many steps beside `least`. Where a step is long there are fewer. */
-static uint64_t work_of_steps(const plani_search *self, uint64_t least, uint64_t steps)
+/* Goes on with the way, with `least` work and that of so many steps, or of fewer long ones. */
+static void begin_last(plani_search *self, struct way *way, uint64_t least, uint64_t steps)
 {
-    return least + size_min(steps * 2 * self->work->step_ops, PLANI_LAST_WORK_MOST);
+    way->work_left = least + size_min(steps * 2 * self->work->step_ops, PLANI_LAST_WORK_MOST);
+    way->tries_left = PLANI_TRIES_MOST / 4;
+    begin_way(self, way);
 }
 
 /* Goes on from the best point, which is of the way, with units that are kept selectively. */
@@ -452,30 +442,19 @@ static int improve_selective(plani_search *self, struct way *way)
 {
     struct plani_scored next = {.score = INFINITY};
     bool gained = false;
-    way->work_left = work_of_steps(self, PLANI_SELECTIVE_WORK, PLANI_SELECTIVE_STEPS);
-    way->tries_left = PLANI_TRIES_MOST / 4;
-    begin_way(self, way);
+    begin_last(self, way, PLANI_SELECTIVE_WORK, PLANI_SELECTIVE_STEPS);
     self->is_selective = true;
     for (int tier = TIER_DEVICE; tier < (self->asked->has_drives ? TIER_COUNT : TIER_NVME);
          tier++) {
         struct plani_point point = self->best.point;
         fill_selective(self, &point, tier);
-        TRY(plani_search_try(self, &point, &next, &gained));
         TRY(plani_try_relieved(self, point, &next, &gained));
     }
     gained = false;
     if (next.score < near_selective * self->best.score)
         TRY(descend(self, &next, 1, &gained));
-    for (int tier = TIER_DEVICE; tier < TIER_COUNT && gained; tier++)
-        for (int giver = 0; giver < (tier < TIER_NVME ? STATE_INNER_ACTIVATIONS : 1) &&
-                            plani_search_may_go_on(self);
-             giver++) {
-            struct plani_point point = self->best.point;
-            point.whole = 0;
-            if (plani_point_set_kind(self, &point, STATE_INNER_ACTIVATIONS, tier,
-                                     self->counts[STATE_INNER_ACTIVATIONS], giver))
-                TRY(try_word(self, point, PLANI_COORDINATES + STATE_INNER_ACTIVATIONS, 1, &gained));
-        }
+    if (gained)
+        TRY(try_kind_words(self, INNER, 1, &gained));
     self->is_selective = false;
     end_way(self, way);
     return 0;
@@ -487,7 +466,6 @@ static int improve_selective(plani_search *self, struct way *way)
  * recomputed needs room there as well. */
 static int try_with_less(plani_search *self, struct plani_point point, struct plani_scored *best)
 {
-    enum { INNER = STATE_INNER_ACTIVATIONS };
     bool gained = false;
     TRY(plani_search_try(self, &point, best, &gained));
     while (!self->last_fits && plani_search_may_go_on(self) &&
@@ -503,13 +481,10 @@ static int try_with_less(plani_search *self, struct plani_point point, struct pl
  * 1024 tokens: 38.46 -> 36.22 s a step, with 20 of 80 blocks that recompute. */
 static int try_shares(plani_search *self, struct way *way)
 {
-    enum { INNER = STATE_INNER_ACTIVATIONS };
     struct plani_scored next = {.score = INFINITY};
     int tier = self->asked->has_drives ? TIER_NVME : TIER_HOST;
     bool gained = false;
-    way->work_left = work_of_steps(self, 0, PLANI_SHARE_STEPS);
-    way->tries_left = PLANI_TRIES_MOST / 4;
-    begin_way(self, way);
+    begin_last(self, way, 0, PLANI_SHARE_STEPS);
     const bool checked_all = self->checks_all;
     self->is_selective = true;
     self->checks_all = false; /* of the points on the line only the last one is checked */
@@ -555,7 +530,7 @@ static int improve_near_ways(plani_search *self, struct way *ways, uint32_t coun
             continue;
         if (may_be_selective(self))
             TRY(improve_selective(self, &ways[i]));
-        if (self->counts[STATE_INNER_ACTIVATIONS] > 0 && !is_near_own_bound(self))
+        if (self->counts[INNER] > 0 && !is_near_own_bound(self))
             TRY(try_shares(self, &ways[i]));
         if (ways[i].best.score < all->score)
             *all = ways[i].best;
@@ -569,9 +544,7 @@ static int trade_far(plani_search *self, struct way *way)
 {
     struct plani_scored next = way->best;
     bool gained;
-    way->work_left = work_of_steps(self, PLANI_FAR_WORK, PLANI_FAR_STEPS);
-    way->tries_left = PLANI_TRIES_MOST / 4;
-    begin_way(self, way);
+    begin_last(self, way, PLANI_FAR_WORK, PLANI_FAR_STEPS);
     self->trades_far = true;
     if (!is_at_bound(self))
         TRY(descend(self, &next, 1, &gained));
@@ -584,7 +557,7 @@ int plani_search_ways(plani_search *self)
 {
     struct way ways[2 * PLANI_UPDATES];
     struct plani_scored all = {.score = INFINITY};
-    uint32_t count = list_ways(self, ways);
+    uint32_t count = list_ways(self, ways), done = 0;
     self->frozen = PLANI_NONE_FROZEN;
     for (uint32_t i = 0; i < count; i++) {
         self->job.order = ways[i].order;
@@ -596,7 +569,7 @@ int plani_search_ways(plani_search *self)
     self->best = all;
     struct way *way = NULL;
     if (plani_search_best(self) && !is_at_bound(self))
-        way = nearest_way(ways, count, INFINITY);
+        way = nearest_way(ways, count, done, INFINITY);
     uint64_t work_left = 0, tries_left = 0;
     for (uint32_t i = 0; i < count; i++)
         if (!(ways[i].best.score < near_words * all.score)) {
@@ -609,13 +582,13 @@ int plani_search_ways(plani_search *self)
         TRY(improve_way(self, way, &all));
         work_left = way->work_left;
         tries_left = way->tries_left;
-        way->is_done = true;
+        done |= UINT32_C(1) << (way - ways);
         if (way->best.score < all.score)
             all = way->best;
-        way = nearest_way(ways, count, near_words * all.score);
+        way = nearest_way(ways, count, done, near_words * all.score);
     }
     TRY(improve_near_ways(self, ways, count, &all));
-    way = self->is_closed ? NULL : nearest_of(ways, count, &all);
+    way = self->is_closed ? NULL : nearest_way(ways, count, 0, INFINITY);
     if (way) {
         TRY(trade_far(self, way));
         all = way->best;

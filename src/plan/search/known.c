@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include <xxhash.h>
+
 #include "base/mem.h"
 #include "plan/search/search_internal.h"
 
@@ -12,19 +14,11 @@ enum {
     KNOWN_MOST = KNOWN * 3 / 4,
 };
 
-uint64_t plani_hash(uint64_t hash, const void *bytes, uint64_t count)
-{
-    const uint8_t *at = bytes;
-    for (uint64_t i = 0; i < count; i++)
-        hash = (hash ^ at[i]) * UINT64_C(1099511628211);
-    return hash;
-}
-
 uint64_t plani_trial_key(const plan_job *job, const struct plani_point *point)
 {
-    uint64_t hash = PLANI_HASH_BEGIN;
+    uint64_t hash = 0;
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        hash = plani_hash(hash, job->homes[kind], job->unit_count);
+        hash = XXH3_64bits_withSeed(job->homes[kind], job->unit_count, hash);
     const uint64_t figures[] = {job->order,
                                 job->update,
                                 job->parked_near,
@@ -41,7 +35,7 @@ uint64_t plani_trial_key(const plan_job *job, const struct plani_point *point)
                                 point->ahead[TIER_HOST],
                                 point->commit,
                                 point->fetches_hit};
-    hash = plani_hash(hash, figures, sizeof figures);
+    hash = XXH3_64bits_withSeed(figures, sizeof figures, hash);
     return hash ? hash : 1;
 }
 

@@ -313,6 +313,7 @@ int plani_try_relieved(plani_search *self, struct plani_point point, struct plan
                        bool *gained)
 {
     static const int ways[] = {PLANI_HELD, PLANI_TILE, PLANI_CARRIED, PLANI_COPIES};
+    TRY(plani_search_try(self, &point, best, gained));
     for (size_t i = 0; i < sizeof ways / sizeof ways[0] && !self->last_fits; i++) {
         plani_point_apply(self, &point);
         if (ways[i] != self->frozen &&
@@ -339,9 +340,8 @@ int plani_try_kinds(plani_search *self, struct plani_scored *best, uint32_t part
                     more = false;
                     if (!plani_point_shift(self, &next, kind, tier, sign * by))
                         break;
-                    TRY(plani_search_try(self, &next, best, &more));
-                    if (sign > 0)
-                        TRY(plani_try_relieved(self, next, best, &more));
+                    TRY(sign > 0 ? plani_try_relieved(self, next, best, &more)
+                                 : plani_search_try(self, &next, best, &more));
                     *gained = *gained || more;
                 }
             }

@@ -118,10 +118,6 @@ struct plani_figures {
 
 /* ---- steps that are known: known.c --------------------------------------------------------- */
 
-/* FNV-1a, goes on from `hash`. */
-#define PLANI_HASH_BEGIN UINT64_C(14695981039346656037)
-uint64_t plani_hash(uint64_t hash, const void *bytes, uint64_t count);
-
 struct plani_known {
     uint64_t key; /* 0: none */
     int rc;       /* 0; 1: only its bound is known; ERR_NO_FIT */
@@ -383,8 +379,7 @@ bool plani_has_homes(const plani_search *self, const struct plani_point *point, 
  *
  *   plani_try_modes     the moves above, except the frozen ones, by the `part`-th part of a range
  *   plani_try_kinds     of boundaries, by the `part`-th part of the units of a kind; and trades
- *   plani_try_relieved  where the last trial did not fit: of the point, so that less of it needs
- *                       memory */
+ *   plani_try_relieved  the point itself; if it does not fit, those that need less memory */
 int plani_try_modes(plani_search *self, struct plani_scored *best, uint32_t part,
                     bool *gained) MUST_CHECK;
 int plani_try_kinds(plani_search *self, struct plani_scored *best, uint32_t part,
