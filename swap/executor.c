@@ -112,13 +112,6 @@ void executor_destroy(executor *self)
 
 /* --- failure ---------------------------------------------------------------------------------- */
 
-/* Keeps this thread's error if it is the first. */
-static void keep_failure(executor *self, int code)
-{
-    if (self->failure.code == 0)
-        err_save(&self->failure, code);
-}
-
 static void keep_op_failure(executor *self, const lane_request *request)
 {
     if (self->failure.code != 0)
@@ -318,7 +311,7 @@ static void finish_request(executor *self, const lane_request *request)
 static void abandon_object(executor *self, uint32_t object_idx, int code)
 {
     err_prefix(code, "lane %s", self->objects[object_idx]->ops->name);
-    keep_failure(self, code);
+    err_keep(&self->failure, code);
     self->object_dead[object_idx] = 1;
     self->in_flight_total -= self->object_in_flight[object_idx];
     self->object_in_flight[object_idx] = 0;
@@ -390,11 +383,12 @@ static void sleep_for_news(executor *self)
         report_commit(self);
     bool failed = rc < 0 && errno != EINTR;
     if (failed)
-        keep_failure(self, err_errno(errno, "executor: poll on %u lanes", (unsigned)count));
+        err_keep(&self->failure, err_errno(errno, "executor: poll on %u lanes", (unsigned)count));
     for (nfds_t i = 0; i < count && rc > 0; i++)
         if (fds[i].revents & (POLLNVAL | POLLERR | POLLHUP)) {
-            keep_failure(self, err_set(ERR_INTERNAL, "executor: descriptor %d of a lane is broken",
-                                       fds[i].fd));
+            err_keep(
+                &self->failure,
+                err_set(ERR_INTERNAL, "executor: descriptor %d of a lane is broken", fds[i].fd));
             failed = true;
         }
     if (failed) /* it must still wait for what is in flight, without the descriptors */
@@ -477,11 +471,11 @@ int executor_run(executor *self, const program *prog, uint64_t step, run_totals 
         if (self->failure.code == 0) {
             int rc = issue_ready(self);
             if (rc < 0)
-                keep_failure(self, rc);
+                err_keep(&self->failure, rc);
         }
         if (self->in_flight_total == 0) {
             if (self->failure.code == 0 && self->done_count < prog->op_count)
-                keep_failure(self, stuck_error(self));
+                err_keep(&self->failure, stuck_error(self));
             break;
         }
         if (collect(self) == 0)

@@ -183,13 +183,6 @@ static int io_lane_submit(lane *base, lane_request *request)
     return 0;
 }
 
-/* Keeps the first error, code and this thread's text. */
-static void keep_error(lane_io *self, int code)
-{
-    if (self->error.code == 0)
-        err_save(&self->error, code);
-}
-
 /* Makes the error of a read that returned other bytes than were written. */
 static int corrupt_error(const lane_io *self, const io_slot *slot)
 {
@@ -221,8 +214,7 @@ static lane_request *finish_request(lane_io *self, io_slot *slot, int result, ui
     request->wait_ns = 0;
     request->lane_private = NULL;
     request->next = NULL;
-    if (result < 0)
-        keep_error(self, result);
+    err_keep(&self->error, result);
     assert(self->free_count < self->slot_count);
     self->free_slots[self->free_count++] = slot;
     return request;

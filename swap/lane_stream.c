@@ -38,14 +38,6 @@ static flight *flight_at(const lane_stream *self, const gpu_stream *stream, uint
     return &stream->ring[number % self->config.depth];
 }
 
-/* Keeps the first error, code and this thread's text; returns `code`. */
-static int keep_error(lane_stream *self, int code)
-{
-    if (self->error.code == 0)
-        err_save(&self->error, code);
-    return code;
-}
-
 /* The prepared program; NULL: it was not prepared. */
 static const stream_graphs *find_prepared(const lane_stream *self, const program *prog)
 {
@@ -260,7 +252,7 @@ static int keep_refusal(lane_stream *self, int code)
     if (rc == 0)
         rc = report_all(self);
     self->dead = rc < 0;
-    return keep_error(self, rc < 0 ? rc : err_restore(&first));
+    return err_keep(&self->error, rc < 0 ? rc : err_restore(&first));
 }
 
 int swapi_stream_submit(lane *base, lane_request *request)
@@ -319,7 +311,7 @@ static int finish_oldest(lane_stream *self, gpu_stream *stream, uint64_t now_ns,
     } else if (self->config.finish) {
         int rc = self->config.finish(self->config.user, request->prog, request->item);
         if (rc < 0) {
-            request->result = keep_error(self, rc);
+            request->result = err_keep(&self->error, rc);
             self->is_finish_failed = true;
             TRY(report_all(self));
         }
@@ -366,7 +358,7 @@ int swapi_stream_poll(lane *base, lane_request **done, size_t max)
         count = self->config.watch(self->config.user);
     if (count < 0) {
         self->dead = true;
-        keep_error(self, count);
+        err_keep(&self->error, count);
     }
     return count;
 }

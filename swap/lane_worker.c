@@ -127,8 +127,7 @@ static void serve(lane_worker *self, request_list *queue)
     pthread_mutex_unlock(&self->mutex);
     run_request(self, request);
     pthread_mutex_lock(&self->mutex);
-    if (request->result < 0 && self->error.code == 0)
-        err_save(&self->error, request->result);
+    err_keep(&self->error, request->result);
     list_pop(queue);
     bool was_empty = !self->finished.first;
     list_push(&self->finished, request);

@@ -208,8 +208,7 @@ static void fail_request(io *self, const tieri_transfer *item, int code)
     if (self->queue[item->direction].first == request)
         list_pop(&self->queue[item->direction]); /* the rest of it stays unissued */
     io_request_error(self, request);
-    if (self->first_error.code == 0)
-        err_save(&self->first_error, code);
+    err_keep(&self->first_error, code);
 }
 
 /* The bytes that are usable: from there the transfer can continue. */
@@ -342,8 +341,7 @@ static int progress(io *self)
     set_listening(self, true);
     if (rc >= 0)
         self->broken = rc = tieri_watch(self);
-    if (rc < 0 && self->first_error.code == 0)
-        err_save(&self->first_error, rc);
+    err_keep(&self->first_error, rc);
     return rc < 0 ? rc : 0;
 }
 

@@ -448,23 +448,16 @@ static int remove_directory(const char *path)
     return err_errno(errno, "deleting the directory %s", path);
 }
 
-/* Keeps the first error in `first`; the caller goes on. */
-static void keep_first(err_record *first, int rc)
-{
-    if (rc < 0 && first->code == 0)
-        err_save(first, rc);
-}
-
 int slab_unname(slab *self)
 {
     char path[FILE_PATH_BYTES];
     err_record first = {0};
     for (uint32_t i = 0; i < self->drive_count; i++)
-        keep_first(&first, remove_file(self->files[i].path));
+        err_keep(&first, remove_file(self->files[i].path));
     for (uint32_t i = 0; i < self->drive_count; i++) {
         snprintf(path, sizeof path, "%s", self->files[i].path);
         *strrchr(path, '/') = 0;
-        keep_first(&first, remove_directory(path));
+        err_keep(&first, remove_directory(path));
     }
     return first.code < 0 ? err_restore(&first) : 0;
 }
@@ -491,12 +484,12 @@ int slab_remove_files(const slab_config *config)
     err_record first = {0};
     for (uint32_t i = 0; i < config->drive_count; i++) {
         int rc = tieri_slab_file_path(config, i, path);
-        keep_first(&first, rc < 0 ? rc : remove_file(path));
+        err_keep(&first, rc < 0 ? rc : remove_file(path));
     }
     /* Two drives may share a directory: it is empty only when all files are gone. */
     for (uint32_t i = 0; i < config->drive_count; i++) {
         int rc = tieri_slab_directory(config, i, path);
-        keep_first(&first, rc < 0 ? rc : remove_directory(path));
+        err_keep(&first, rc < 0 ? rc : remove_directory(path));
     }
     return first.code < 0 ? err_restore(&first) : 0;
 }

@@ -93,6 +93,13 @@ void err_save(err_record *record, int code)
     memcpy(record->text, err_thread_text, sizeof record->text);
 }
 
+int err_keep(err_record *first, int code)
+{
+    if (code < 0 && first->code == 0)
+        err_save(first, code);
+    return code;
+}
+
 int err_restore(const err_record *record)
 {
     memcpy(err_thread_text, record->text, sizeof record->text);

@@ -176,8 +176,7 @@ static void *run_lane(void *user)
     if (rc < 0)
         atomic_store(&shared->ends, true);
     pthread_mutex_lock(&shared->mutex);
-    if (rc < 0 && shared->first.code == 0)
-        err_save(&shared->first, rc);
+    err_keep(&shared->first, rc);
     shared->running_count--;
     pthread_cond_signal(&shared->changed);
     pthread_mutex_unlock(&shared->mutex);

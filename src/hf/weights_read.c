@@ -24,8 +24,7 @@ static void keep_error(err_record *first, int rc)
 {
     if (rc < 0) {
 #pragma omp critical(weights_error)
-        if (first->code == 0)
-            err_save(first, rc);
+        err_keep(first, rc);
     }
 }
 
