@@ -32,6 +32,13 @@ struct kernel_context {
     char description[256];
 };
 
+/* The threads for so many blocks of about 2 us each: for few, starting workers costs more than it
+ * saves. */
+static inline int cpui_threads_for(const kernel_context *context, uint64_t block_count)
+{
+    return block_count < 8 ? 1 : context->thread_count;
+}
+
 /* product.c. Creates the oneDNN engine and the streams of a context; reads thread_count and sets
  * has_bf16_products. If SLUICE_ISA names an instruction set, the first call in a process limits
  * oneDNN to it. ERR_BACKEND if that fails. */

@@ -137,14 +137,6 @@ static uint64_t wide_bytes(const matmul_desc *desc, bool is_a, uint64_t elems, u
     return 4 * (rows_cross_k(desc, is_a) ? k * wide_stride(elems) : elems * wide_stride(k));
 }
 
-/* Divides `elems` into parts of at most `most` elements, all whole steps and as equal as
- * possible. */
-static uint64_t even_part(uint64_t elems, uint64_t most)
-{
-    uint64_t even = size_div_up(elems, size_div_up(elems, most));
-    return size_min(size_round_up(even, WIDE_ELEMS_STEP), elems);
-}
-
 /* The fp32 product of a block of `extent` elements of m or n and of a part of `k` elements of k.
  * The shared operand lies whole in scratch, of the other one the block. */
 static matmul_desc block_desc(const kernel_matmul *matmul, uint64_t extent, uint64_t k,
@@ -207,11 +199,12 @@ static int widened_create(kernel_matmul *matmul)
     struct widening *widening = &matmul->widening;
     widening->rounds_c = desc->c_type != DTYPE_FP32;
     widening->cuts_m = desc->m > desc->n;
-    widening->k_elems = even_part(desc->k, WIDE_K_ELEMS_MAX);
+    widening->k_elems =
+        size_min(cpui_even_part(desc->k, WIDE_K_ELEMS_MAX, WIDE_ELEMS_STEP), desc->k);
     uint64_t cut = widening->cuts_m ? desc->m : desc->n;
     uint64_t fitting = WIDE_BLOCK_BYTES / 4 / widening->k_elems;
     fitting = size_max(fitting / WIDE_ELEMS_STEP * WIDE_ELEMS_STEP, WIDE_BLOCK_ELEMS_MIN);
-    widening->block_elems = even_part(cut, fitting);
+    widening->block_elems = size_min(cpui_even_part(cut, fitting, WIDE_ELEMS_STEP), cut);
     uint64_t shorter = cut % widening->block_elems;
     size_t end = 0;
     int rc = block_products_create(matmul, widening->block_elems, widening->products[0], &end);

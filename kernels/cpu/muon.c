@@ -22,15 +22,9 @@
 
 enum {
     BLOCK_ELEMS = 4096,
-    PARALLEL_BLOCKS_MIN = 8,
     PARTS = 256, /* of the sum of squares; their order never changes */
     ALIGN_BYTES = 64,
 };
-
-static int threads_for(const kernel_context *context, uint64_t block_count)
-{
-    return block_count < PARALLEL_BLOCKS_MIN ? 1 : context->thread_count;
-}
 
 /* ---- elementwise ---- */
 
@@ -66,7 +60,7 @@ static void run_block(const muon_args *args, uint64_t begin, uint64_t count, boo
 static int run_blocks(const kernel_context *context, const muon_args *args, bool makes_direction)
 {
     uint64_t block_count = size_div_up(args->count, BLOCK_ELEMS);
-#pragma omp parallel for schedule(static) num_threads(threads_for(context, block_count))
+#pragma omp parallel for schedule(static) num_threads(cpui_threads_for(context, block_count))
     for (uint64_t b = 0; b < block_count; b++)
         run_block(args, b * BLOCK_ELEMS, size_min(BLOCK_ELEMS, args->count - b * BLOCK_ELEMS),
                   makes_direction);
@@ -187,7 +181,8 @@ size_t cpui_orthogonalize_scratch_bytes(const kernel_context *context, uint64_t 
 static float norm_of(const kernel_context *context, const float *values, uint64_t count)
 {
     double sums[PARTS] = {0}, sum = 0;
-#pragma omp parallel for schedule(static) num_threads(threads_for(context, count / BLOCK_ELEMS))
+#pragma omp parallel for schedule(static)                                                          \
+    num_threads(cpui_threads_for(context, count / BLOCK_ELEMS))
     for (uint64_t p = 0; p < PARTS; p++) {
         uint64_t each = size_div_up(count, PARTS), begin = size_min(p * each, count);
         for (uint64_t i = begin; i < size_min(begin + each, count); i++)
@@ -202,7 +197,8 @@ static float norm_of(const kernel_context *context, const float *values, uint64_
 static void combine(const kernel_context *context, float x, float *target, float y,
                     const float *other, uint64_t count)
 {
-#pragma omp parallel for schedule(static) num_threads(threads_for(context, count / BLOCK_ELEMS))
+#pragma omp parallel for schedule(static)                                                          \
+    num_threads(cpui_threads_for(context, count / BLOCK_ELEMS))
     for (uint64_t i = 0; i < count; i++)
         target[i] = x * target[i] + y * other[i];
 }
@@ -220,7 +216,8 @@ int cpui_orthogonalize(kernel_context *context, void *stream, const orthogonaliz
         descs[i] = product_desc(rows, columns, i);
     float norm = norm_of(context, x, count), least = (float)ORTHOGONALIZE_EPSILON;
     norm = norm < least ? least : norm;
-#pragma omp parallel for schedule(static) num_threads(threads_for(context, count / BLOCK_ELEMS))
+#pragma omp parallel for schedule(static)                                                          \
+    num_threads(cpui_threads_for(context, count / BLOCK_ELEMS))
     for (uint64_t i = 0; i < count; i++)
         x[i] /= norm;
     for (uint32_t step = 0; step < args->steps; step++) {

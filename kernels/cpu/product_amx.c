@@ -238,13 +238,6 @@ static void store_pending(const struct flow *self)
 
 /* ---- the product ---- */
 
-/* Divides `elems` into parts of at most `most` elements, all whole steps and as equal as
- * possible. */
-static uint64_t even_part(uint64_t elems, uint64_t most)
-{
-    return size_round_up(size_div_up(elems, size_div_up(elems, most)), SQUARE);
-}
-
 /* The number of rows or columns, a whole number of strips, that fit into `most` bytes. */
 static uint64_t fitting(uint64_t most, uint64_t strip_bytes)
 {
@@ -256,12 +249,12 @@ void cpui_amx_product_plan(const matmul_desc *desc, int threads, cpui_amx_produc
     cpui_amx_product self = {.desc = *desc, .threads = threads};
     self.cuts_m = desc->m / NARROW >= desc->n;
     uint64_t cut = self.cuts_m ? desc->m : desc->n, shared = self.cuts_m ? desc->n : desc->m;
-    self.slice_elems = even_part(desc->k, SLICE_ELEMS);
+    self.slice_elems = cpui_even_part(desc->k, SLICE_ELEMS, SQUARE);
     uint64_t strip_bytes = self.slice_elems / TILE_DEPTH * STEP_BYTES;
     uint64_t most = size_min(fitting(CUT_BYTES, strip_bytes), SQUARES_MAX * SQUARE);
     uint64_t blocks = size_round_up(size_div_up(cut, most), (uint64_t)threads);
     self.cut_elems = size_round_up(size_div_up(cut, blocks), SQUARE);
-    self.shared_elems = even_part(shared, fitting(SHARED_BYTES, strip_bytes));
+    self.shared_elems = cpui_even_part(shared, fitting(SHARED_BYTES, strip_bytes), SQUARE);
     self.goes_along_rows = self.cuts_m && size_div_up(shared, SQUARE) * strip_bytes <= ROWS_BYTES &&
                            shared <= SQUARES_MAX * SQUARE;
     if (self.goes_along_rows)

@@ -16,7 +16,6 @@
 
 #include <omp.h>
 
-#include "base/size.h"
 #include "kernels/cpu/transpose.h"
 
 /* Measured on 2 cores of a Xeon, L2 of 2 MiB each, in GFLOP/s for m x n x k. The patches alone
@@ -304,13 +303,6 @@ static void multiply(const struct patch *patch, uint64_t k_count, const struct o
 
 /* ---- the product ---- */
 
-/* Divides `elems` into parts of at most `most` elements, all whole steps and as equal as
- * possible. */
-static uint64_t even_part(uint64_t elems, uint64_t most, uint64_t step)
-{
-    return size_round_up(size_div_up(elems, size_div_up(elems, most)), step);
-}
-
 /* The number of rows or columns, a whole number of strips, that fit into `most` bytes. */
 static uint64_t fitting(uint64_t most, uint64_t slice_elems)
 {
@@ -322,12 +314,13 @@ void cpui_fp32_product_plan(const matmul_desc *desc, int threads, cpui_fp32_prod
     cpui_fp32_product self = {.desc = *desc, .threads = threads};
     self.cuts_m = desc->m > desc->n;
     uint64_t cut = self.cuts_m ? desc->m : desc->n, shared = self.cuts_m ? desc->n : desc->m;
-    self.slice_elems = even_part(desc->k, SLICE_ELEMS, PACK_STEPS);
+    self.slice_elems = cpui_even_part(desc->k, SLICE_ELEMS, PACK_STEPS);
     /* Every thread gets the same number of blocks. */
     uint64_t most = fitting(CUT_BYTES, self.slice_elems), team = (uint64_t)threads;
     uint64_t rounds = size_max(size_div_up(cut, most * team), BLOCKS_A_THREAD);
     self.cut_elems = size_round_up(size_div_up(cut, rounds * team), STRIP_COLUMNS);
-    self.shared_elems = even_part(shared, fitting(SHARED_BYTES, self.slice_elems), STRIP_COLUMNS);
+    self.shared_elems =
+        cpui_even_part(shared, fitting(SHARED_BYTES, self.slice_elems), STRIP_COLUMNS);
     self.cut_bytes = 4 * self.cut_elems * self.slice_elems;
     self.cut_offset = 4 * self.shared_elems * self.slice_elems;
     self.scratch_bytes = self.cut_offset + team * self.cut_bytes;

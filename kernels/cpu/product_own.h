@@ -15,7 +15,15 @@
 #ifndef SLUICE_KERNELS_CPU_PRODUCT_OWN_H
 #define SLUICE_KERNELS_CPU_PRODUCT_OWN_H
 
+#include "base/size.h"
 #include "kernels/cpu/cpu_internal.h"
+
+/* Divides `elems` into parts of at most `most` elements, all whole steps and as equal as
+ * possible. */
+static inline uint64_t cpui_even_part(uint64_t elems, uint64_t most, uint64_t step)
+{
+    return size_round_up(size_div_up(elems, size_div_up(elems, most)), step);
+}
 
 struct cpui_amx_product {
     matmul_desc desc;

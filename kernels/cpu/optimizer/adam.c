@@ -73,8 +73,6 @@
 #include "kernels/cpu/optimizer/adam_internal.h"
 
 enum {
-    /* Below this many blocks (of about 2 us each), starting workers costs more than it saves. */
-    PARALLEL_BLOCKS_MIN = 8,
     /* Subtrees of the norm that are summed separately. */
     NORM_SUBTREES_MAX = 64,
     NORM_SUBTREE_LEAVES_MIN = 4096,
@@ -100,11 +98,6 @@ const char *cpui_adam_name(const kernel_context *context)
     return context->adam->name;
 }
 
-static int threads_for(const kernel_context *context, uint64_t block_count)
-{
-    return block_count < PARALLEL_BLOCKS_MIN ? 1 : context->thread_count;
-}
-
 /* The contiguous share of the blocks that the calling thread gets in a parallel region. */
 static void thread_share(uint64_t block_count, uint64_t *begin, uint64_t *end)
 {
@@ -118,7 +111,7 @@ void adami_over_ranges(const kernel_context *context, uint64_t count, adami_loop
                        const adami_work *work)
 {
     uint64_t block_count = size_div_up(count, ADAMI_BLOCK_ELEMS);
-    int thread_count = threads_for(context, block_count);
+    int thread_count = cpui_threads_for(context, block_count);
     if (thread_count == 1) {
         loop(work, 0, count);
         adami_stream_fence();
@@ -192,7 +185,7 @@ int cpui_grad_close(kernel_context *context, void *stream, const grad_close_args
 {
     assert(args->count % ADAMI_BLOCK_ELEMS == 0);
     uint64_t block_count = args->count / ADAMI_BLOCK_ELEMS;
-    int thread_count = threads_for(context, block_count);
+    int thread_count = cpui_threads_for(context, block_count);
     if (thread_count == 1) {
         close_blocks(context->adam, args, 0, block_count);
         return 0;
@@ -239,7 +232,7 @@ int cpui_norm_reduce(kernel_context *context, void *stream, const double *sums, 
         leaves *= 2;
     double partial[NORM_SUBTREES_MAX];
     int64_t subtree_count = (int64_t)size_div_up(count, leaves);
-    int thread_count = threads_for(context, (uint64_t)subtree_count);
+    int thread_count = cpui_threads_for(context, (uint64_t)subtree_count);
 #pragma omp parallel for schedule(static) num_threads(thread_count) if (thread_count > 1)
     for (int64_t i = 0; i < subtree_count; i++) {
         uint64_t begin = (uint64_t)i * leaves;
