@@ -240,9 +240,7 @@ size_t cpui_attention_backward_scratch_bytes(const kernel_attention *attention)
 /* The next part of `elems` floats; NULL if only counting. */
 static float *take(char *base, size_t *offset, uint64_t elems)
 {
-    float *part = base ? (float *)(base + *offset) : NULL;
-    *offset += size_round_up(4 * elems, 64);
-    return part;
+    return cpui_take(base, offset, sizeof(float) * elems);
 }
 
 size_t cpui_attention_worker_layout(const kernel_attention *attention, bool backward, char *base,

@@ -54,13 +54,6 @@ static attention_range strips_seen(const struct backward_block *block, uint64_t 
     return (attention_range){keys.begin / TILE_DEPTH, size_div_up(keys.end, TILE_DEPTH)};
 }
 
-static char *take(char *base, size_t *offset, size_t bytes)
-{
-    char *part = base ? base + *offset : NULL;
-    *offset += bytes;
-    return part;
-}
-
 static size_t worker_layout(const attention_desc *desc, char *base, struct backward_worker *worker)
 {
     uint64_t strips = size_div_up(desc->tokens, TILE_DEPTH);
@@ -70,23 +63,23 @@ static size_t worker_layout(const attention_desc *desc, char *base, struct backw
     size_t value_bytes = 2048 * strips * value_chunks;
     size_t block_bytes = 2048 * chunks * BLOCK_COLUMNS;
     size_t grad_bytes = 2048 * value_chunks * BLOCK_COLUMNS;
-    worker->keys = (uint16_t *)take(base, &offset, head_bytes);
-    worker->values = (uint16_t *)take(base, &offset, value_bytes);
-    worker->key_columns = (uint16_t *)take(base, &offset, head_bytes);
-    worker->key_sums = (float *)take(base, &offset, 2 * head_bytes);
-    worker->value_sums = (float *)take(base, &offset, 2 * value_bytes);
-    worker->query = (uint16_t *)take(base, &offset, block_bytes);
-    worker->grad = (uint16_t *)take(base, &offset, grad_bytes);
-    worker->query_depth = (uint16_t *)take(base, &offset, block_bytes);
-    worker->grad_depth = (uint16_t *)take(base, &offset, grad_bytes);
-    worker->probs = (uint16_t *)take(base, &offset, 2048 * BLOCK_COLUMNS);
-    worker->score_grads = (uint16_t *)take(base, &offset, 2048 * BLOCK_COLUMNS);
-    worker->score_grads_depth = (uint16_t *)take(base, &offset, 1024 * BLOCK_TILES * CHUNK_STRIPS);
-    worker->query_sums = (float *)take(base, &offset, 2 * block_bytes);
-    worker->scores = (float *)take(base, &offset, 2 * 4 * STRIP_SUMS);
-    worker->prob_grads = (float *)take(base, &offset, 2 * 4 * STRIP_SUMS);
-    worker->lse = (float *)take(base, &offset, 4 * BLOCK_ROWS);
-    worker->delta = (float *)take(base, &offset, 4 * BLOCK_ROWS);
+    worker->keys = cpui_take(base, &offset, head_bytes);
+    worker->values = cpui_take(base, &offset, value_bytes);
+    worker->key_columns = cpui_take(base, &offset, head_bytes);
+    worker->key_sums = cpui_take(base, &offset, 2 * head_bytes);
+    worker->value_sums = cpui_take(base, &offset, 2 * value_bytes);
+    worker->query = cpui_take(base, &offset, block_bytes);
+    worker->grad = cpui_take(base, &offset, grad_bytes);
+    worker->query_depth = cpui_take(base, &offset, block_bytes);
+    worker->grad_depth = cpui_take(base, &offset, grad_bytes);
+    worker->probs = cpui_take(base, &offset, 2048 * BLOCK_COLUMNS);
+    worker->score_grads = cpui_take(base, &offset, 2048 * BLOCK_COLUMNS);
+    worker->score_grads_depth = cpui_take(base, &offset, 1024 * BLOCK_TILES * CHUNK_STRIPS);
+    worker->query_sums = cpui_take(base, &offset, 2 * block_bytes);
+    worker->scores = cpui_take(base, &offset, 2 * 4 * STRIP_SUMS);
+    worker->prob_grads = cpui_take(base, &offset, 2 * 4 * STRIP_SUMS);
+    worker->lse = cpui_take(base, &offset, 4 * BLOCK_ROWS);
+    worker->delta = cpui_take(base, &offset, 4 * BLOCK_ROWS);
     return offset;
 }
 

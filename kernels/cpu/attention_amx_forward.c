@@ -44,25 +44,18 @@ struct forward_state {
     __m512 largest[2], sum[2]; /* largest: of the scores times c; sum: of their exponentials */
 };
 
-static char *take(char *base, size_t *offset, size_t bytes)
-{
-    char *part = base ? base + *offset : NULL;
-    *offset += bytes;
-    return part;
-}
-
 static size_t worker_layout(const attention_desc *desc, char *base, struct forward_worker *worker)
 {
     uint64_t strips = size_div_up(desc->tokens, TILE_DEPTH);
     uint64_t chunks = size_div_up(desc->head_dim, TILE_DEPTH);
     uint64_t value_chunks = size_div_up(desc->value_dim, TILE_DEPTH);
     size_t offset = 0;
-    worker->keys = (uint16_t *)take(base, &offset, 2048 * strips * chunks);
-    worker->values = (uint16_t *)take(base, &offset, 2048 * strips * value_chunks);
-    worker->probs = (uint16_t *)take(base, &offset, 2048 * CHUNK_STRIPS);
-    worker->scores = (float *)take(base, &offset, 4096 * CHUNK_STRIPS);
-    worker->query = (uint16_t *)take(base, &offset, BUNCH * 2048 * chunks);
-    worker->output = (float *)take(base, &offset, BUNCH * 4096 * value_chunks);
+    worker->keys = cpui_take(base, &offset, 2048 * strips * chunks);
+    worker->values = cpui_take(base, &offset, 2048 * strips * value_chunks);
+    worker->probs = cpui_take(base, &offset, 2048 * CHUNK_STRIPS);
+    worker->scores = cpui_take(base, &offset, 4096 * CHUNK_STRIPS);
+    worker->query = cpui_take(base, &offset, BUNCH * 2048 * chunks);
+    worker->output = cpui_take(base, &offset, BUNCH * 4096 * value_chunks);
     return offset;
 }
 

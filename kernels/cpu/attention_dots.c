@@ -41,13 +41,6 @@ bool cpui_attention_dots_takes(const attention_desc *desc)
            attention_value_dim(desc) % 2 == 0;
 }
 
-static void *take(char *base, size_t *offset, uint64_t bytes)
-{
-    char *part = base ? base + *offset : NULL;
-    *offset += size_round_up(bytes, 64);
-    return part;
-}
-
 size_t cpui_attention_dots_layout(uint64_t head_dim, uint64_t value_dim, uint64_t rows,
                                   uint64_t keys, uint64_t score_stride, bool backward, char *base,
                                   attention_dots *dots)
@@ -58,17 +51,17 @@ size_t cpui_attention_dots_layout(uint64_t head_dim, uint64_t value_dim, uint64_
     uint64_t key_pairs = words_of(keys), row_pairs = words_of(rows);
     size_t offset = 0;
     *dots = (attention_dots){.head_dim = head_dim, .value_dim = value_dim};
-    dots->query_rows = take(base, &offset, 4 * words * rows);
-    dots->key_columns = take(base, &offset, 4 * words * key_columns);
+    dots->query_rows = cpui_take(base, &offset, 4 * words * rows);
+    dots->key_columns = cpui_take(base, &offset, 4 * words * key_columns);
     if (backward) {
-        dots->grad_rows = take(base, &offset, 4 * value_words * rows);
-        dots->query_pairs = take(base, &offset, 4 * row_pairs * dim);
-        dots->grad_pairs = take(base, &offset, 4 * row_pairs * value);
-        dots->key_pairs = take(base, &offset, 4 * key_pairs * dim);
-        dots->value_columns = take(base, &offset, 4 * value_words * key_columns);
-        dots->score_grads = take(base, &offset, 2 * rows * score_stride);
+        dots->grad_rows = cpui_take(base, &offset, 4 * value_words * rows);
+        dots->query_pairs = cpui_take(base, &offset, 4 * row_pairs * dim);
+        dots->grad_pairs = cpui_take(base, &offset, 4 * row_pairs * value);
+        dots->key_pairs = cpui_take(base, &offset, 4 * key_pairs * dim);
+        dots->value_columns = cpui_take(base, &offset, 4 * value_words * key_columns);
+        dots->score_grads = cpui_take(base, &offset, 2 * rows * score_stride);
     } else {
-        dots->value_pairs = take(base, &offset, 4 * key_pairs * value);
+        dots->value_pairs = cpui_take(base, &offset, 4 * key_pairs * value);
     }
     return offset;
 }

@@ -12,6 +12,7 @@
 #define SLUICE_CPU_INTERNAL_H
 
 #include "base/cpu.h"
+#include "base/size.h"
 #include "kernels/ops.h"
 
 struct adam_variant; /* adam.c */
@@ -37,6 +38,14 @@ struct kernel_context {
 static inline int cpui_threads_for(const kernel_context *context, uint64_t block_count)
 {
     return block_count < 8 ? 1 : context->thread_count;
+}
+
+/* The next bytes of scratch, aligned to 64; `base` NULL: only counts them. */
+static inline void *cpui_take(char *base, size_t *offset, uint64_t bytes)
+{
+    char *part = base ? base + *offset : NULL;
+    *offset += size_round_up(bytes, 64);
+    return part;
 }
 
 /* product.c. Creates the oneDNN engine and the streams of a context; reads thread_count and sets
