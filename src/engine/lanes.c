@@ -46,10 +46,10 @@ void enginei_list_programs(const struct engine *self, const program *programs[PR
         programs[k] = &self->setup->set.programs[k];
 }
 
-/* The start of an arena that the host can read; NULL if the arena is GPU memory. */
-static unsigned char *host_readable(const struct engine *self, enum tier which)
+/* The start of the device arena, if the host can read it; NULL if it is GPU memory. */
+static unsigned char *readable_device(const struct engine *self)
 {
-    return which == TIER_DEVICE && self->setup->gpu ? NULL : self->arenas[which].base;
+    return self->setup->gpu ? NULL : self->arenas[TIER_DEVICE].base;
 }
 
 /* A worker of the engine. run.paranoid puts its checks before the callback `run`. `start` gets
@@ -81,7 +81,7 @@ static int make_worker(struct engine *self, const struct worker_plan *plan, lane
         paranoid_config checked = {
             .programs = programs,
             .program_count = PROGRAM_KIND_COUNT,
-            .arena_base = {host_readable(self, TIER_DEVICE), self->arenas[TIER_HOST].base},
+            .arena_base = {readable_device(self), self->arenas[TIER_HOST].base},
             .run = plan->run,
             .user = self,
         };
@@ -280,7 +280,7 @@ int enginei_make_executor(struct engine *self)
         .is_committing = &self->is_committing,
         .stuck_ns = (uint64_t)(self->setup->job->io.stuck_seconds * 1e9),
         .paranoid = self->setup->job->run.paranoid,
-        .arena_base = {host_readable(self, TIER_DEVICE), self->arenas[TIER_HOST].base},
+        .arena_base = {readable_device(self), self->arenas[TIER_HOST].base},
     };
     uint64_t events = TRACE_EVENTS; /* a watch gets all ops of a step */
     while (self->watch && events < self->setup->set.programs[PROGRAM_STEADY].op_count)

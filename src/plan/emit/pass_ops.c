@@ -73,11 +73,16 @@ static void use_tables(plani_builder *b, const struct plani_pass_run *run, uint3
         use_if(b, idx, b->set->homes.cache, ROLE_CACHE, ACCESS_UPDATE);
 }
 
+static const enum op_kind kinds[PHASE_COUNT] = {
+    [PHASE_FORWARD] = OP_FORWARD,
+    [PHASE_RECOMPUTE] = OP_RECOMPUTE,
+    [PHASE_BACKWARD] = OP_BACKWARD,
+};
+
 /* An op of the pass without operands. */
-static uint32_t pass_op(plani_builder *b, const struct plani_pass_run *run, enum op_kind kind,
-                        enum lane_kind lane, uint32_t mb)
+static uint32_t pass_op(plani_builder *b, const struct plani_pass_run *run, uint32_t mb)
 {
-    uint32_t idx = plani_op(b, kind, lane);
+    uint32_t idx = plani_op(b, kinds[run->phase], LANE_COMPUTE);
     if (b->error < 0)
         return idx;
     op *item = &b->ops[idx];
@@ -87,12 +92,6 @@ static uint32_t pass_op(plani_builder *b, const struct plani_pass_run *run, enum
     item->micro_batch = mb;
     return idx;
 }
-
-static const enum op_kind kinds[PHASE_COUNT] = {
-    [PHASE_FORWARD] = OP_FORWARD,
-    [PHASE_RECOMPUTE] = OP_RECOMPUTE,
-    [PHASE_BACKWARD] = OP_BACKWARD,
-};
 
 /* The host reads numbers back: a GPU is idle from then on until its next work comes, which takes as
  * long as handing over an op. */
@@ -104,7 +103,7 @@ static void add_read_back(const plani_builder *b, op *item)
 
 static uint32_t begin_op(plani_builder *b, const struct plani_pass_run *run, uint32_t mb)
 {
-    uint32_t idx = pass_op(b, run, kinds[run->phase], LANE_COMPUTE, mb);
+    uint32_t idx = pass_op(b, run, mb);
     if (b->error < 0)
         return idx;
     op *item = &b->ops[idx];
@@ -179,7 +178,7 @@ static void outer_step(plani_builder *b, const struct plani_pass_run *run, uint3
 {
     const struct pass *pass = run->pass;
     bool is_last = step == STEP_COMBINE;
-    uint32_t idx = pass_op(b, run, kinds[run->phase], LANE_COMPUTE, mb);
+    uint32_t idx = pass_op(b, run, mb);
     if (b->error < 0)
         return;
     b->ops[idx].step = (uint8_t)step;

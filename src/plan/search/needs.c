@@ -106,11 +106,11 @@ void plani_count_homes(const plan_job *job, uint64_t bytes[TIER_COUNT])
     }
 }
 
-uint64_t plani_room_beside(const plan_job *job, int arena)
+uint64_t plani_host_room(const plan_job *job)
 {
-    uint64_t bytes[TIER_COUNT], budget = job->budget_bytes[arena];
+    uint64_t bytes[TIER_COUNT], budget = job->budget_bytes[TIER_HOST];
     plani_count_homes(job, bytes);
-    return budget - size_min(bytes[arena], budget);
+    return budget - size_min(bytes[TIER_HOST], budget);
 }
 
 bool plani_homes_may_fit(const plan_job *job)

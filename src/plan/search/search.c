@@ -68,7 +68,7 @@ static double factor_of(const plani_search *self, const struct plani_point *poin
     double tile_bytes = (double)tile_state_bytes(job->state_streams, point->tile_elems) +
                         (double)point->tile_elems * (job->param_bytes + job->grad_bytes);
     double rest = fmax(1 - copies - (double)point->carried_parts / PLANI_PARTS, 0);
-    double under_way = rest * (double)plani_room_beside(job, TIER_HOST) / tile_bytes;
+    double under_way = rest * (double)plani_host_room(job) / tile_bytes;
     return factor + price.copies * copies +
            price.crowded * fmax(1 - under_way / TILES_UNDER_WAY, 0);
 }

@@ -203,8 +203,8 @@ uint64_t plani_room_in(const plan_job *job, int arena, uint64_t budget_bytes);
 /* True if the budgets cover the homes. */
 bool plani_homes_fit(const plan_job *job, const plani_layout *layout,
                      const uint64_t budgets[TIER_COUNT]);
-/* Memory that homes leave, about. */
-uint64_t plani_room_beside(const plan_job *job, int arena);
+/* Host memory that homes leave, about. */
+uint64_t plani_host_room(const plan_job *job);
 /* False where no tile size can make the homes fit. Counts their bytes without alignment, at little
  * cost. */
 bool plani_homes_may_fit(const plan_job *job);

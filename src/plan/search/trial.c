@@ -179,18 +179,10 @@ static int fill_bounds(const plani_builder *b, plan_set *set)
     return plani_schedule_bound(b, false, &set->uncommitted_schedule_bound_ns);
 }
 
-/* The host memory that the point gives to copies. */
-static uint64_t copy_bytes(const plan_job *job, const struct plani_point *point)
+/* The host memory of so many parts of the room that homes leave. */
+static uint64_t room_bytes(const plan_job *job, uint32_t parts)
 {
-    uint64_t room = point->copy_parts ? plani_room_beside(job, TIER_HOST) / PLANI_PARTS : 0;
-    return room * point->copy_parts;
-}
-
-/* The host memory in which the point carries tiles over the seam. */
-static uint64_t carried_bytes(const plan_job *job, const struct plani_point *point)
-{
-    uint64_t room = point->carried_parts ? plani_room_beside(job, TIER_HOST) / PLANI_PARTS : 0;
-    return room * point->carried_parts;
+    return parts ? parts * (plani_host_room(job) / PLANI_PARTS) : 0;
 }
 
 int plani_set_begin(const plan_job *job, const struct plani_point *point, plan_set *set,
@@ -198,7 +190,7 @@ int plani_set_begin(const plan_job *job, const struct plani_point *point, plan_s
 {
     memset(set, 0, sizeof *set);
     set->tile_elems = point->tile_elems;
-    set->copy_bytes = copy_bytes(job, point);
+    set->copy_bytes = room_bytes(job, point->copy_parts);
     bool is_cut = plani_has_cut_stage(job);
     set->held_stages = is_cut ? 0 : point->held;
     set->held_passes = is_cut ? point->held : 0;
@@ -206,7 +198,7 @@ int plani_set_begin(const plan_job *job, const struct plani_point *point, plan_s
     set->fetches_hit = point->fetches_hit;
     int rc = plani_layout_make(job, set, layout);
     if (rc == 0)
-        rc = plani_carry_make(job, carried_bytes(job, point), layout, set);
+        rc = plani_carry_make(job, room_bytes(job, point->carried_parts), layout, set);
     if (rc < 0) {
         plani_layout_fini(layout);
         plan_set_fini(set);
