@@ -29,7 +29,6 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/size.h"
 #include "swap/lane_stream_internal.h"
 #include "swap/program_internal.h"
 

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "base/size.h"
 #include "swap/program_internal.h"
 
 static int carried_error(uint64_t b, const char *problem)

@@ -223,9 +223,7 @@ void stream_plan_count(const stream_plan *self, const bool *serves, uint32_t dep
         if (!serves[item->lane])
             continue;
         uint32_t segment = self->segment_of[i];
-        if (segment == PROGRAM_NONE)
-            calls->enqueued_ops++;
-        else
+        if (segment != PROGRAM_NONE)
             calls->graph_launches += self->segments[segment].first_op == i;
         bool reports = stream_must_report(self->marks[i], unreported[item->lane], depth);
         unreported[item->lane] = reports ? 0 : unreported[item->lane] + 1;

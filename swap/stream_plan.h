@@ -54,7 +54,6 @@ void stream_plan_fini(stream_plan *self);
 
 /* Calls of the driver for one run, besides those that an op's own work takes. */
 struct stream_calls {
-    uint64_t enqueued_ops; /* by config.enqueue or as a copy */
     uint64_t graph_launches;
     uint64_t records; /* of events */
     /* of streams for events, at most: none is made for an op that is known to be complete */

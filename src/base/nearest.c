@@ -9,7 +9,9 @@ static unsigned char lower(char byte)
     return (unsigned char)(byte >= 'A' && byte <= 'Z' ? byte - 'A' + 'a' : byte);
 }
 
-uint32_t nearest_distance(const char *a, const char *b)
+/* Counts the edits (insert, delete, replace, swap of neighbours) between two names, in any case.
+ * UINT32_MAX if a name is longer than 96 bytes. */
+static uint32_t count_edits(const char *a, const char *b)
 {
     enum { LENGTH_MAX = 96 };
     size_t a_length = strlen(a), b_length = strlen(b);
@@ -41,7 +43,7 @@ uint32_t nearest_distance(const char *a, const char *b)
 
 void nearest_offer(struct nearest *self, const char *wanted, const char *name)
 {
-    uint32_t distance = nearest_distance(wanted, name);
+    uint32_t distance = count_edits(wanted, name);
     if (self->name[0] != '\0' && distance >= self->distance)
         return;
     self->distance = distance;

@@ -5,10 +5,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Counts the edits (insert, delete, replace, swap of neighbours) between two names, in any case.
- * UINT32_MAX if a name is longer than 96 bytes. */
-uint32_t nearest_distance(const char *a, const char *b);
-
 /* The nearest of several names to a wanted one. If several names are equally near, the first one
  * counts. Begins as {0}. */
 struct nearest {

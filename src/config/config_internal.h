@@ -12,9 +12,8 @@
 #include "config/keys_internal.h"
 
 enum {
-    CONFIGI_PATH_BYTES = 512,   /* of a key path */
-    CONFIGI_VALUE_BYTES = 96,   /* of a value as shown in messages */
-    CONFIGI_LABEL_BYTES = 4224, /* of the start of a message: a file, or --set and a path */
+    CONFIGI_PATH_BYTES = 512, /* of a key path */
+    CONFIGI_VALUE_BYTES = 96, /* of a value as shown in messages */
     /* a module of PyTorch with a hundred thousand tensors takes some 25 MB in job.json */
     CONFIGI_FILE_BYTES_MAX = 1 << 28,
     /* of the text that says which files there are instead of a missing one */

@@ -19,7 +19,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/shard.h"
 #include "base/size.h"
 #include "config/config.h"
 #include "engine/engine_internal.h"

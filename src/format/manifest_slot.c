@@ -22,7 +22,6 @@
 
 #include "base/mem.h"
 #include "base/size.h"
-#include "base/tile.h"
 #include "format/manifest_internal.h"
 
 /* Returns the value of the placeholder at the start of `text`, and its length; NULL: there is

@@ -20,7 +20,6 @@
 
 #include "base/core_set.h"
 #include "base/mem.h"
-#include "base/shard.h"
 #include "base/size.h"
 #include "base/thread.h"
 #include "config/config.h"

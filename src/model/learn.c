@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/tile.h"
 #include "model/model_internal.h"
 
 enum { RANK_MAX = 4096 };
@@ -433,11 +432,8 @@ void modeli_note_learning(model *self)
     assert(unit == head_unit);
     for (; unit < self->unit_count; unit++)
         self->units[unit].is_frozen = !head_unit_learns(spec, &self->units[unit]);
-    for (unit = 0; unit < self->unit_count; unit++) {
+    for (unit = 0; unit < self->unit_count; unit++)
         self->param_count += self->units[unit].param_count;
-        if (!self->units[unit].is_frozen)
-            self->learning_count += self->units[unit].param_count;
-    }
 }
 
 modeli_work modeli_work_of(const model *self, uint32_t stage)

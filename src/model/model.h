@@ -221,7 +221,6 @@ struct model {
     struct pass *passes;
     uint64_t pass_count;
     uint64_t param_count;     /* true parameters of the whole model; a tied embedding counts once */
-    uint64_t learning_count;  /* parameters that learn */
     uint32_t first_learning;  /* the first stage with a unit that learns */
     uint64_t boundary_bytes;  /* B*T*C in `type` */
     uint64_t constants_bytes; /* rope tables; 0 for gpt2 */

@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/shard.h"
 #include "base/size.h"
+#include "base/tile.h"
 #include "model/model_internal.h"
 
 enum { ORDER_BYTES = 256 };
@@ -49,8 +49,6 @@ static int describe_unit(model *self, uint32_t idx, const module_unit *from)
     }
     unit->elems = unit->rest_elems = size_round_up(end_elems, SHARD_ELEMS_STEP);
     self->param_count += unit->param_count;
-    if (!unit->is_frozen)
-        self->learning_count += unit->param_count;
     return 0;
 }
 

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/shard.h"
 #include "base/size.h"
+#include "base/tile.h"
 #include "model/model_internal.h"
 
 /* Rows of a matrix that are quantized at a time: so many rows have whole groups in every format. */

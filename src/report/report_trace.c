@@ -13,7 +13,6 @@ enum {
     NAME_SLOTS = 1 << 17,
     NAME_BYTES = 200,
     EVENTS_READ_MAX = 1 << 22,
-    PROGRAM_UNKNOWN = PROGRAM_KIND_COUNT
 };
 
 static int find_name(const char *name, const char *(*name_of)(int), int count)

@@ -8,9 +8,7 @@
 #include <xxhash.h>
 
 #include "base/mem.h"
-#include "base/shard.h"
 #include "base/size.h"
-#include "base/tile.h"
 #include "setup/setup_internal.h"
 
 /* Finds the memory nodes of the GPUs of this host's ranks, so that each rank gets cores near its

@@ -11,7 +11,6 @@
  * All of them are on the comm lane, in device memory (hits: on the host), and the same on every
  * rank: only the run knows the part of the unit that belongs to a rank. */
 #include "base/size.h"
-#include "base/tile.h"
 #include "plan/emit/emit_internal.h"
 
 enum {

@@ -26,7 +26,6 @@
  * back. */
 #include <assert.h>
 
-#include "base/size.h"
 #include "base/tile.h"
 #include "plan/emit/emit_internal.h"
 

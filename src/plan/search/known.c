@@ -2,7 +2,6 @@
  *
  * A table with linear probing. A full one only costs the repetition. */
 #include <errno.h>
-#include <string.h>
 
 #include <xxhash.h>
 

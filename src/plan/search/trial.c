@@ -7,7 +7,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/mem.h"
 #include "plan/search/search_internal.h"
 
 /* ---- how a step commits --------------------------------------------------------------------- */

@@ -18,7 +18,6 @@
 
 #include "base/mem.h"
 #include "base/size.h"
-#include "base/tile.h"
 #include "plan/simulate/simulate_internal.h"
 
 void plani_space_init(struct plani_space *space, uint64_t floor_bytes, uint64_t budget_bytes)
