@@ -101,9 +101,7 @@ int api_inputs_init(struct api_inputs *self, const char *job_path,
     const char *const *set = options->set;
     uint32_t set_count = (uint32_t)options->set_count;
     const comm_join_config as_launched = {
-        .timeout_seconds = options->job_text
-                               ? job_peek_timeout_text(options->job_text, set, set_count)
-                               : job_peek_timeout(job_path, set, set_count),
+        .timeout_seconds = job_peek_timeout(job_path, options->job_text, set, set_count),
         .report = report,
         .share = options->share ? share : NULL,
         .share_user = (void *)options,
@@ -112,8 +110,8 @@ int api_inputs_init(struct api_inputs *self, const char *job_path,
     memset(self, 0, sizeof *self);
     TRY(api_begin(options->verbose, true));
     TRY(comm_join(&as_launched, &self->ranks));
-    TRY(setup_read_job_text(self->ranks, job_path, options->job_text, set, set_count, &self->asked,
-                            &fresh));
+    TRY(setup_read_job(self->ranks, job_path, options->job_text, set, set_count, &self->asked,
+                       &fresh));
     TRY(read_machine(self, options->machine));
     self->train = (struct train_options){
         .job = self->asked,

@@ -111,8 +111,7 @@ static int make_plan(const char *job_path, const struct sluice_plan_options *opt
                      const machine *figures, bool is_here, char **json)
 {
     const machine *described = figures && !is_here ? figures : NULL;
-    const char *const *set = options->set;
-    uint32_t set_count = (uint32_t)options->set_count, world = 1;
+    uint32_t world = 1;
     job *work;
     TRY(choose_world(options, described, &world));
     const struct setup_plan_options how = {
@@ -120,11 +119,8 @@ static int make_plan(const char *job_path, const struct sluice_plan_options *opt
         .machine = figures,
         .is_described = described != NULL,
     };
-    if (options->job_text)
-        TRY(job_read_text_ranks(job_path, options->job_text, strlen(options->job_text), set,
-                                set_count, world, &work));
-    else
-        TRY(job_read_ranks(job_path, set, set_count, world, &work));
+    TRY(job_read(job_path, options->job_text, options->set, (uint32_t)options->set_count, world,
+                 &work));
     struct setup_summary *plan = mem_alloc(1, sizeof *plan, "plan");
     int rc = plan ? setup_plan_on(work, &how, plan) : -ENOMEM;
     job_destroy(work);

@@ -430,7 +430,7 @@ static int read_job(const char *path, const char *tokens, job **out)
     snprintf(steps, sizeof steps, "run.steps=%" PRIu64, asked.steps);
     snprintf(host, sizeof host, "tiers.host.budget=%" PRIu64, asked.host_bytes);
     const char *sets[] = {train, "data.format=u32", dir, drive, steps, host};
-    return job_read(path, sets, sizeof sets / sizeof sets[0], out);
+    return job_read(path, NULL, sets, sizeof sets / sizeof sets[0], 1, out);
 }
 
 /* Each step reads and writes all optimizer state on NVMe. Each rule keeps only as many blocks as

@@ -112,7 +112,7 @@ static int count_calls(const char *job_path, const char *machine_path, uint32_t 
     job *asked;
     struct setup *setup = NULL;
     TRY(machine_read(machine_path, &on));
-    TRY(job_read_ranks(job_path, NULL, 0, ranks, &asked));
+    TRY(job_read(job_path, NULL, NULL, 0, ranks, &asked));
     struct setup_options options = {
         .machine = &on, .is_described = true, .local_world = on.ranks_per_host};
     int rc = setup_create(asked, &options, &setup);

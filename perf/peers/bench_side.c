@@ -52,7 +52,7 @@ static void side_train(const char *path, const char *machine_path)
     job *asked;
     train_session *session;
     char line[32];
-    bench_require(job_read(path, NULL, 0, &asked));
+    bench_require(job_read(path, NULL, NULL, 0, 1, &asked));
     if (machine_path)
         bench_require(machine_read(machine_path, &figures));
     struct setup_watch watch = {.leaves_out_updates = false};

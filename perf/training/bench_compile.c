@@ -77,8 +77,8 @@ static void read_job(struct compiled *work)
         count++;
     bench_require(machine_read(work->machine_name, &work->cluster));
     uint32_t world = work->cluster.ranks_per_host * work->cluster.host_count;
-    bench_require(job_read_text_ranks("bench_compile", job_text, strlen(job_text), work->set, count,
-                                      world ? world : 1, &work->asked));
+    bench_require(
+        job_read("bench_compile", job_text, work->set, count, world ? world : 1, &work->asked));
 }
 
 /* A case that takes many seconds runs only a few times, or once with --quick. */

@@ -93,7 +93,7 @@ static struct setup_plan_options plan_options(uint32_t world)
 
 static int read_job(uint32_t world, job **out)
 {
-    return job_read_ranks(asked.path, asked.set.items, asked.set.count, world, out);
+    return job_read(asked.path, NULL, asked.set.items, asked.set.count, world, out);
 }
 
 /* Plans the job for `world` ranks. */

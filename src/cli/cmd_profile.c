@@ -97,8 +97,8 @@ static int profile_start(const cli_texts *operands)
     if (asked.quiet || asked.json)
         log_set_level(LOG_WARN);
     TRY(cli_machine_read(asked.machine_file, false, &on));
-    TRY(job_read_ranks(operands->items[0], asked.set.items, asked.set.count,
-                       asked.world ? (uint32_t)asked.world : 1, &work));
+    TRY(job_read(operands->items[0], NULL, asked.set.items, asked.set.count,
+                 asked.world ? (uint32_t)asked.world : 1, &work));
     const struct profile_options how = {
         .job = work,
         .machine = on.figures,

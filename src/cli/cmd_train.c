@@ -99,7 +99,7 @@ static int train_job(const job *work, const machine *on, bool fresh)
 
 static double train_join_seconds(const cli_texts *operands)
 {
-    return job_peek_timeout(operands->items[0], asked.set.items, asked.set.count);
+    return job_peek_timeout(operands->items[0], NULL, asked.set.items, asked.set.count);
 }
 
 static int train_start(const cli_texts *operands)
@@ -110,8 +110,8 @@ static int train_start(const cli_texts *operands)
     bool is_fresh;
     const machine *on;
     TRY(cli_set_auto(&asked.set, asked.auto_of));
-    TRY(setup_read_job(cli_ranks(), operands->items[0], asked.set.items, asked.set.count, &work,
-                       &is_fresh));
+    TRY(setup_read_job(cli_ranks(), operands->items[0], NULL, asked.set.items, asked.set.count,
+                       &work, &is_fresh));
     int rc = cli_machine_share(cli_ranks(), asked.machine_file, &on);
     if (rc == 0) {
         rc = train_job(work, on, asked.fresh || is_fresh);

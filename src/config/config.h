@@ -25,32 +25,21 @@
 #include "config/job.h"
 
 /* Reads the file `path` ("-": standard input), applies set[set_count] ("key.path=value", where the
- * value is JSON or a bare word) and checks everything. The caller destroys *out. Errors:
+ * value is JSON or a bare word) and checks everything; `world`: the number of ranks, which batch
+ * sizes must fit. `text`: the content of the file, which is then not read; messages use `path`, and
+ * a preset may lie beside it. The caller destroys *out. Errors:
  * - ERR_CONFIG: one sentence that names file, key path, value, rule and, for an unknown key, the
  *   nearest known key.
  * - ERR_INPUT: the file cannot be read. */
-int job_read(const char *path, const char *const *set, uint32_t set_count, job **out) MUST_CHECK;
-
-/* Does the same for text[text_bytes], the content of a file called `name`. Messages use that name,
- * and a preset may lie beside that file. */
-int job_read_text(const char *name, const char *text, size_t text_bytes, const char *const *set,
-                  uint32_t set_count, job **out) MUST_CHECK;
-
-/* These two read a job of `world` ranks and check that its batch sizes fit so many. The two
- * functions above read a job of one rank. */
-int job_read_ranks(const char *path, const char *const *set, uint32_t set_count, uint32_t world,
-                   job **out) MUST_CHECK;
-int job_read_text_ranks(const char *name, const char *text, size_t text_bytes,
-                        const char *const *set, uint32_t set_count, uint32_t world,
-                        job **out) MUST_CHECK;
+int job_read(const char *path, const char *text, const char *const *set, uint32_t set_count,
+             uint32_t world, job **out) MUST_CHECK;
 
 /* comm.timeout_seconds of the job, for ranks that must meet before one of them reads it. Checks
- * nothing else and reports nothing: job_read does both. The default holds if the file is wrong,
+ * nothing else and reports nothing: job_read does both. The default holds if the job is wrong,
  * cannot be read here (other hosts need not see it), or is no regular file (standard input and
- * pipes are read only once). --set counts in any case. */
-double job_peek_timeout(const char *path, const char *const *set, uint32_t set_count);
-/* The same for a job of which the text is at hand. */
-double job_peek_timeout_text(const char *text, const char *const *set, uint32_t set_count);
+ * pipes are read only once). `set` counts in any case. */
+double job_peek_timeout(const char *path, const char *text, const char *const *set,
+                        uint32_t set_count);
 
 /* Names a directory in which models.json and clusters.json are looked for after
  * $SLUICE_CONFIG_DIR. It is copied; NULL: none. ERR_USAGE if the path is too long. */

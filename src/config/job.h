@@ -211,7 +211,7 @@ struct job {
         bool polled_completions; /* io_config.polls */
         bool verify_reads;
     } io;
-    uint32_t world; /* the number of ranks, as given to job_read_ranks */
+    uint32_t world; /* the number of ranks, as given to job_read */
     /* train_batch_size = micro_batch * accumulation * world */
     uint64_t train_batch_size, micro_batch, accumulation;
     struct {

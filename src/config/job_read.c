@@ -278,12 +278,14 @@ static int complete_document(configi_reader *reader, const char *path, const cha
     return configi_check(reader, "", reader->doc);
 }
 
-/* Takes the reference to `doc`. */
-static int make_job(const char *path, json_t *doc, const char *const *set, uint32_t set_count,
-                    uint32_t world, job **out)
+int job_read(const char *path, const char *text, const char *const *set, uint32_t set_count,
+             uint32_t world, job **out)
 {
-    configi_reader reader = {.file = file_name_any(path), .doc = doc, .world = world};
+    configi_reader reader = {.file = file_name_any(path), .world = world};
     job *self = NULL;
+    *out = NULL;
+    TRY(text ? configi_parse(reader.file, text, strlen(text), false, &reader.doc)
+             : configi_read_json(path, &reader.doc));
     int rc = complete_document(&reader, path, set, set_count);
     if (rc == 0) {
         self = mem_alloc(1, sizeof *self, "job");
@@ -305,45 +307,22 @@ static int make_job(const char *path, json_t *doc, const char *const *set, uint3
     return rc;
 }
 
-int job_read_ranks(const char *path, const char *const *set, uint32_t set_count, uint32_t world,
-                   job **out)
-{
-    json_t *doc;
-    *out = NULL;
-    TRY(configi_read_json(path, &doc));
-    return make_job(path, doc, set, set_count, world, out);
-}
-
-int job_read(const char *path, const char *const *set, uint32_t set_count, job **out)
-{
-    return job_read_ranks(path, set, set_count, 1, out);
-}
-
-int job_read_text_ranks(const char *name, const char *text, size_t text_bytes,
-                        const char *const *set, uint32_t set_count, uint32_t world, job **out)
-{
-    json_t *doc;
-    *out = NULL;
-    TRY(configi_parse(file_name_any(name), text, text_bytes, false, &doc));
-    return make_job(name, doc, set, set_count, world, out);
-}
-
-int job_read_text(const char *name, const char *text, size_t text_bytes, const char *const *set,
-                  uint32_t set_count, job **out)
-{
-    return job_read_text_ranks(name, text, text_bytes, set, set_count, 1, out);
-}
-
-/* Takes the reference to `doc`, which may be NULL. */
-static double peek_timeout(const char *name, json_t *doc, const char *const *set,
-                           uint32_t set_count)
+double job_peek_timeout(const char *path, const char *text, const char *const *set,
+                        uint32_t set_count)
 {
     static const char key[] = "comm.timeout_seconds";
-    configi_reader reader = {.file = name, .doc = doc};
-    if (!json_is_object(reader.doc)) {
+    configi_reader reader = {.file = file_name_any(path)};
+    char *read = NULL;
+    uint64_t text_bytes = text ? strlen(text) : 0;
+    if (!text && strcmp(path, "-") != 0 &&
+        file_read(path, CONFIGI_FILE_BYTES_MAX, &read, &text_bytes) == 0)
+        text = read;
+    if (!text || configi_parse(reader.file, text, text_bytes, false, &reader.doc) < 0 ||
+        !json_is_object(reader.doc)) {
         json_decref(reader.doc);
         reader.doc = json_object();
     }
+    mem_free(read);
     int rc = reader.doc ? configi_apply_set(&reader, set, set_count) : -ENOMEM;
     const json_t *value = rc == 0 ? configi_get(&reader, key) : NULL;
     if (value)
@@ -356,31 +335,6 @@ static double peek_timeout(const char *name, json_t *doc, const char *const *set
     json_decref(reader.doc);
     mem_free(reader.set_paths);
     return seconds;
-}
-
-/* The document, or NULL where it cannot be read. */
-static json_t *parse_if_good(const char *name, const char *text, size_t text_bytes)
-{
-    json_t *doc = NULL;
-    return configi_parse(name, text, text_bytes, false, &doc) == 0 ? doc : NULL;
-}
-
-double job_peek_timeout(const char *path, const char *const *set, uint32_t set_count)
-{
-    json_t *doc = NULL;
-    char *text;
-    uint64_t text_bytes;
-    if (strcmp(path, "-") != 0 &&
-        file_read(path, CONFIGI_FILE_BYTES_MAX, &text, &text_bytes) == 0) {
-        doc = parse_if_good(file_name_any(path), text, text_bytes);
-        mem_free(text);
-    }
-    return peek_timeout(file_name_any(path), doc, set, set_count);
-}
-
-double job_peek_timeout_text(const char *text, const char *const *set, uint32_t set_count)
-{
-    return peek_timeout("job", parse_if_good("job", text, strlen(text)), set, set_count);
 }
 
 void job_destroy(job *self)

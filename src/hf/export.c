@@ -88,7 +88,7 @@ static int read_run(exporter *self)
         return 0;
     snprintf(job_path, sizeof job_path, "%s/job.json", path);
     job *read = NULL; /* read again for its error message */
-    TRY(job_read_ranks(job_path, NULL, 0, rank_slabs_world(record), &read));
+    TRY(job_read(job_path, NULL, NULL, 0, rank_slabs_world(record), &read));
     job_destroy(read);
     return err_set(ERR_INPUT, "%s does not describe the model of the run", job_path);
 }

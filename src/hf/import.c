@@ -93,10 +93,10 @@ static int read_with(importer *self, const char **set, uint32_t count, const cha
     bool is_fp32 = strcmp(type, "fp32") == 0;
     char text[128];
     if (path)
-        return job_read(path, set, count, &self->job);
+        return job_read(path, NULL, set, count, 1, &self->job);
     snprintf(text, sizeof text, "{\"train_micro_batch_size_per_gpu\": 1%s%s%s}",
              is_fp32 ? "" : ", \"", is_fp32 ? "" : type, is_fp32 ? "" : "\": {\"enabled\": true}");
-    return job_read_text(made_name, text, strlen(text), set, count, &self->job);
+    return job_read(made_name, text, set, count, 1, &self->job);
 }
 
 /* Reads the job, with this checkpoint and this run directory in place of its own. Where the

@@ -51,7 +51,7 @@ enum { RUN_SETS = sizeof run_sets / sizeof run_sets[0] };
 static int check_stored(const infer_model *self, const char *job_path)
 {
     job *own;
-    TRY(job_read_ranks(job_path, run_sets, RUN_SETS, rank_slabs_world(&self->record), &own));
+    TRY(job_read(job_path, NULL, run_sets, RUN_SETS, rank_slabs_world(&self->record), &own));
     enum stored_format is = own->state.params, asked = self->asked->state.params;
     bool is_same = is == asked && own->state.rule_count == self->asked->state.rule_count &&
                    memcmp(own->state.rules, self->asked->state.rules, sizeof own->state.rules) == 0;
@@ -74,8 +74,8 @@ static int begin_run(infer_model *self, const char *const *set, uint32_t set_cou
     int found = manifest_read(self->dir.state, &self->record);
     TRY(found);
     TRY(join_sets(run_sets, RUN_SETS, set, set_count, all));
-    TRY(job_read_ranks(job_path, all, RUN_SETS + set_count, rank_slabs_world(&self->record),
-                       &self->asked));
+    TRY(job_read(job_path, NULL, all, RUN_SETS + set_count, rank_slabs_world(&self->record),
+                 &self->asked));
     if (!found)
         return err_set(ERR_INPUT, "%s has no committed state: train it first", self->path);
     TRY(check_stored(self, job_path));
@@ -153,8 +153,7 @@ static int begin_checkpoint(infer_model *self, const char *const *set, uint32_t 
         own[own_count++] = length_set;
     static const char text[] = "{\"model\": {}}";
     TRY(join_sets(own, own_count, set, set_count, all));
-    return job_read_text(self->path, text, sizeof text - 1, all, own_count + set_count,
-                         &self->asked);
+    return job_read(self->path, text, all, own_count + set_count, 1, &self->asked);
 }
 
 /* Sets what does not depend on training: one process, no accumulation, and nothing is kept for a

@@ -366,8 +366,7 @@ static int read_job_of(const struct setup_claim *claim, struct job **out)
     }
     snprintf(stage, sizeof stage, "zero_optimization.stage=%u", claim->stage);
     sets[count++] = stage;
-    return job_read_text_ranks(claim->name, common_job, sizeof common_job - 1, sets, count,
-                               claim->ranks, out);
+    return job_read(claim->name, common_job, sets, count, claim->ranks, out);
 }
 
 int setup_published_plan(uint32_t idx, struct plan_watch *watch, struct setup_published *out)

@@ -50,20 +50,14 @@ static int share_text(comm *ranks, const char *path, uint64_t text_bytes, char *
     if (!is_first) {
         enum log_level level = log_get_level();
         log_set_level(LOG_QUIET); /* rank 0 has already logged the warnings */
-        rc = job_read_text_ranks(path, text, text_bytes, NULL, 0, comm_get_world(ranks), out);
+        rc = job_read(path, text, NULL, 0, comm_get_world(ranks), out);
         log_set_level(level);
     }
     return comm_agree(ranks, "reading the job", rc);
 }
 
-int setup_read_job(comm *ranks, const char *path, const char *const *set, uint32_t set_count,
-                   job **out, bool *fresh)
-{
-    return setup_read_job_text(ranks, path, NULL, set, set_count, out, fresh);
-}
-
-int setup_read_job_text(comm *ranks, const char *name, const char *given, const char *const *set,
-                        uint32_t set_count, job **out, bool *fresh)
+int setup_read_job(comm *ranks, const char *path, const char *given, const char *const *set,
+                   uint32_t set_count, job **out, bool *fresh)
 {
     bool is_first = comm_get_rank(ranks) == 0;
     struct job_head head = {.text_bytes = 0};
@@ -72,13 +66,10 @@ int setup_read_job_text(comm *ranks, const char *name, const char *given, const 
     int rc = 0;
     *out = NULL;
     *fresh = false;
-    if (is_first && given)
-        rc = job_read_text_ranks(name, given, strlen(given), set, set_count, comm_get_world(ranks),
-                                 &asked);
-    else if (is_first)
-        rc = job_read_ranks(name, set, set_count, comm_get_world(ranks), &asked);
+    if (is_first)
+        rc = job_read(path, given, set, set_count, comm_get_world(ranks), &asked);
     if (rc == 0 && is_first && !given)
-        rc = setup_keep_job_file(name, asked->run.dir);
+        rc = setup_keep_job_file(path, asked->run.dir);
     TRY_GOTO(rc, comm_agree(ranks, "reading the job", rc), failed);
     if (is_first)
         head = (struct job_head){.text_bytes = strlen(asked->text), .fresh = asked->run.fresh};
@@ -87,7 +78,7 @@ int setup_read_job_text(comm *ranks, const char *name, const char *given, const 
     TRY_GOTO(rc, comm_agree(ranks, "reading the job", text ? 0 : -ENOMEM), failed);
     if (is_first)
         memcpy(text, asked->text, head.text_bytes);
-    TRY_GOTO(rc, share_text(ranks, name, head.text_bytes, text, &asked), failed);
+    TRY_GOTO(rc, share_text(ranks, path, head.text_bytes, text, &asked), failed);
     mem_free(text);
     comm_set_timeouts(ranks, asked->comm.timeout_seconds, asked->comm.exit_seconds);
     *fresh = head.fresh != 0;

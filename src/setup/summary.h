@@ -161,17 +161,11 @@ struct setup_summary {
  * copy, and may be named. ERR_CONFIG. */
 int setup_keep_job_file(const char *path, const char *run_dir) MUST_CHECK;
 
-/* Rank 0 reads the job from `path` ("-": standard input) with the overrides set[0..set_count); the
- * other ranks get its text. A bad job, or one that setup_keep_job_file refuses, is refused on all
- * ranks, and the comm can still be used. *fresh: run.fresh. The caller destroys *out.
- * Collective. */
-int setup_read_job(struct comm *members, const char *path, const char *const *set,
+/* Rank 0 reads the job as job_read does; the other ranks get its text, and need only `path`, for
+ * messages. A bad job, or one that setup_keep_job_file refuses, is refused on all ranks, and the
+ * comm can still be used. *fresh: run.fresh. The caller destroys *out. Collective. */
+int setup_read_job(struct comm *members, const char *path, const char *text, const char *const *set,
                    uint32_t set_count, struct job **out, bool *fresh) MUST_CHECK;
-/* The same with the job's text, which only rank 0 must give, and `name` for messages. `text` NULL:
- * reads the file `name`. */
-int setup_read_job_text(struct comm *members, const char *name, const char *text,
-                        const char *const *set, uint32_t set_count, struct job **out,
-                        bool *fresh) MUST_CHECK;
 
 /* Fills *out from a setup with programs. */
 void setup_summarize(const struct setup *self, struct setup_summary *out);

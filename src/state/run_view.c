@@ -79,7 +79,7 @@ static void read_model(state_view *self)
     char path[FILE_PATH_BYTES];
     int length = snprintf(path, sizeof path, "%s/job.json", self->path);
     if (length >= (int)sizeof path ||
-        job_read_ranks(path, NULL, 0, rank_slabs_world(&self->record), &self->asked) < 0)
+        job_read(path, NULL, NULL, 0, rank_slabs_world(&self->record), &self->asked) < 0)
         return;
     const module_spec *module = self->asked->model.module;
     if (module) {

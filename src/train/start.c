@@ -210,7 +210,7 @@ static job *read_job(const char *run_dir, uint32_t world)
     snprintf(path, sizeof path, "%s/job.json", run_dir);
     enum log_level level = log_get_level();
     log_set_level(LOG_QUIET);
-    int rc = job_read_ranks(path, NULL, 0, world, &was);
+    int rc = job_read(path, NULL, NULL, 0, world, &was);
     log_set_level(level);
     return rc < 0 ? NULL : was;
 }

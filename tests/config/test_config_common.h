@@ -50,7 +50,7 @@ static void write_job(const char *text, size_t text_bytes)
 static int read_text(const char *text, const char *set, job **out)
 {
     write_job(text, strlen(text));
-    return job_read(test_file, &set, set ? 1 : 0, out);
+    return job_read(test_file, NULL, &set, set ? 1 : 0, 1, out);
 }
 
 /* Calls read_text for a job that must be right. The caller destroys it. */

@@ -486,13 +486,14 @@ static void presets_are_refused(void **state)
 static void files_are_refused(void **state)
 {
     job *self;
-    assert_error(job_read("no/such/file.json", NULL, 0, &self), ERR_INPUT, "no/such/file.json");
-    assert_int_equal(job_read(".", NULL, 0, &self), ERR_INPUT);
+    assert_error(job_read("no/such/file.json", NULL, NULL, 0, 1, &self), ERR_INPUT,
+                 "no/such/file.json");
+    assert_int_equal(job_read(".", NULL, NULL, 0, 1, &self), ERR_INPUT);
     write_job("{}", 2);
     assert_int_equal(truncate(test_file, (off_t)CONFIGI_FILE_BYTES_MAX + 1), 0);
-    assert_int_equal(job_read(test_file, NULL, 0, &self), ERR_INPUT);
+    assert_int_equal(job_read(test_file, NULL, NULL, 0, 1, &self), ERR_INPUT);
     write_job("{\"run\": \0}", 10);
-    assert_int_equal(job_read(test_file, NULL, 0, &self), ERR_CONFIG);
+    assert_int_equal(job_read(test_file, NULL, NULL, 0, 1, &self), ERR_CONFIG);
 }
 
 static void training_needs_data(void **state)

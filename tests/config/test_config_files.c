@@ -161,7 +161,7 @@ static void files_have_their_settings(void **state)
         job *self;
         bool has_auto_rate = strcmp(files[i].file, "10-hf-zero2-auto.json") == 0;
         write_file(files[i].file);
-        int rc = job_read(test_file, blocks, BLOCK_COUNT - !has_auto_rate, &self);
+        int rc = job_read(test_file, NULL, blocks, BLOCK_COUNT - !has_auto_rate, 1, &self);
         if (rc < 0) {
             print_error("%s: %s\n", files[i].file, err_text());
             wrong++;
@@ -199,8 +199,8 @@ static void files_need_a_model(void **state)
     job *self;
     load_files();
     write_file("01-minimal.json");
-    assert_error(job_read(test_file, NULL, 0, &self), ERR_CONFIG, "model: missing");
-    assert_error(job_read(test_file, blocks, 1, &self), ERR_CONFIG, "run.dir: missing");
+    assert_error(job_read(test_file, NULL, NULL, 0, 1, &self), ERR_CONFIG, "model: missing");
+    assert_error(job_read(test_file, NULL, blocks, 1, 1, &self), ERR_CONFIG, "run.dir: missing");
 }
 
 int main(void)

@@ -78,7 +78,7 @@ static void broken_files(void **state)
         mutate(text, &bytes, round);
         write_job(text, bytes);
         job *self;
-        int rc = job_read(test_file, NULL, 0, &self);
+        int rc = job_read(test_file, NULL, NULL, 0, 1, &self);
         if (rc == 0) {
             accepted++;
             char *again = mem_string(self->text, "test text");
@@ -122,7 +122,7 @@ static void broken_set(void **state)
         text[bytes] = '\0';
         const char *set = text;
         job *self;
-        int rc = job_read(test_file, &set, 1, &self);
+        int rc = job_read(test_file, NULL, &set, 1, 1, &self);
         if (rc != 0 && (rc != ERR_CONFIG || self || err_text()[0] == '\0'))
             fail_msg("round %llu, --set %s: %s", (unsigned long long)round, text, err_name(rc));
         job_destroy(self);

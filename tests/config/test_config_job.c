@@ -451,7 +451,7 @@ static void set_overrides(void **state)
                                   "\"bf16\": {\"enabled\": false}, \"gradient_clipping\": -5,");
     write_job(text, strlen(text));
     job *self;
-    assert_ok(job_read(test_file, set, sizeof set / sizeof set[0], &self));
+    assert_ok(job_read(test_file, NULL, set, sizeof set / sizeof set[0], 1, &self));
     assert_int_equal(self->run.steps, 7);
     assert_string_equal(self->run.dir, "12");
     assert_int_equal(self->tiers.nvme_count, 2);
@@ -550,7 +550,7 @@ static void long_files_are_read(void **state)
     write_job(text, bytes);
     mem_free(text);
     job *self;
-    assert_int_equal(job_read(test_file, NULL, 0, &self), 0);
+    assert_int_equal(job_read(test_file, NULL, NULL, 0, 1, &self), 0);
     job_destroy(self);
 }
 

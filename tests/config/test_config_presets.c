@@ -193,7 +193,7 @@ static job *read_finetune(const char *path)
                        "\"num_key_value_heads\": 2, \"intermediate_size\": 96}");
     const char *const sets[] = {model};
     job *self;
-    int rc = job_read(path, sets, 1, &self);
+    int rc = job_read(path, NULL, sets, 1, 1, &self);
     assert_int_equal(unlink(config), 0);
     assert_ok(rc);
     assert_string_equal(self->model.hf, test_dir);
@@ -215,7 +215,7 @@ static job *read_example(const char *name)
     uint32_t count =
         strcmp(name, "deepspeed-infinity.json") == 0 ? sizeof blocks / sizeof blocks[0] : 0;
     job *self;
-    assert_ok(job_read(path, blocks, count, &self));
+    assert_ok(job_read(path, NULL, blocks, count, 1, &self));
     return self;
 }
 
@@ -246,7 +246,7 @@ static void cluster_example_reads(void **state)
 {
     job *self;
     int rc =
-        job_read_ranks(SLUICE_SOURCE_DIR "/configs/cluster/zero3-nvme.json", NULL, 0, 8, &self);
+        job_read(SLUICE_SOURCE_DIR "/configs/cluster/zero3-nvme.json", NULL, NULL, 0, 8, &self);
     assert_ok(rc);
     assert_int_equal(job_check_for_training(self), 0);
     assert_int_equal(self->accumulation, 4);

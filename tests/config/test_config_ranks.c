@@ -7,7 +7,7 @@
 /* Does the same as read_text, for `world` ranks. */
 static int read_ranks(const char *text, const char *set, uint32_t world, job **out)
 {
-    return job_read_text_ranks("job", text, strlen(text), &set, set ? 1 : 0, world, out);
+    return job_read("job", text, &set, set ? 1 : 0, world, out);
 }
 
 static void refused(const char *text, const char *set, uint32_t world, const char *says)
@@ -231,8 +231,7 @@ static void others_read_the_text(void **state)
     static const char text[] = SMALL_WITH("\"zero_optimization\": {\"stage\": 3}, // a remark\n"
                                           "\"train_batch_size\": 12,");
     assert_int_equal(read_ranks(text, "run.seed=7", 3, &first), 0);
-    assert_int_equal(
-        job_read_text_ranks("job", first->text, strlen(first->text), NULL, 0, 3, &other), 0);
+    assert_int_equal(job_read("job", first->text, NULL, 0, 3, &other), 0);
     assert_jobs_equal(first, other);
     assert_string_equal(first->text, other->text);
     job_destroy(first);
@@ -242,7 +241,7 @@ static void others_read_the_text(void **state)
 static double peek(const char *text, const char *set)
 {
     write_job(text, strlen(text));
-    return job_peek_timeout(test_file, &set, set ? 1 : 0);
+    return job_peek_timeout(test_file, NULL, &set, set ? 1 : 0);
 }
 
 /* The timeout is known before the job is read. What is wrong with a job is said later. */
@@ -258,9 +257,9 @@ static void the_timeout_is_known_early(void **state)
     assert_true(peek(given, "comm=3") == 300.0);
     assert_true(peek("{\"comm\": ", set) == 7.5);
     assert_true(peek("[]", NULL) == 300.0);
-    assert_true(job_peek_timeout("-", sets, 1) == 7.5);
-    assert_true(job_peek_timeout("no/such/file.json", sets, 1) == 7.5);
-    assert_true(job_peek_timeout("/dev/null", NULL, 0) == 300.0); /* no regular file */
+    assert_true(job_peek_timeout("-", NULL, sets, 1) == 7.5);
+    assert_true(job_peek_timeout("no/such/file.json", NULL, sets, 1) == 7.5);
+    assert_true(job_peek_timeout("/dev/null", NULL, NULL, 0) == 300.0); /* no regular file */
 }
 
 int main(void)

@@ -114,7 +114,7 @@ job *mpi_job(const char *name, const fixture_model *shape, const fixture_sets *s
         job_destroy(fixture_job(name, shape, sets)); /* the file */
     mpi_barrier();
     job *asked;
-    assert_ok(job_read_ranks(fixture_path(name, ".json"), texts, count, mpi_world, &asked));
+    assert_ok(job_read(fixture_path(name, ".json"), NULL, texts, count, mpi_world, &asked));
     mpi_barrier(); /* the file may be another's from here on */
     return asked;
 }

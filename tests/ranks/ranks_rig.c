@@ -107,7 +107,7 @@ static int train_as_rank(comm *ranks, uint32_t rank, const char *path)
     bool is_fresh;
     for (uint32_t i = 0; i < in_rank->sets.count; i++)
         sets[i] = in_rank->sets.text[i];
-    TRY(setup_read_job(ranks, path, sets, in_rank->sets.count, &asked, &is_fresh));
+    TRY(setup_read_job(ranks, path, NULL, sets, in_rank->sets.count, &asked, &is_fresh));
     const struct setup_test test = {.faults =
                                         rank == in_rank->faulty_rank ? in_rank->faults : NULL};
     struct train_options options = {

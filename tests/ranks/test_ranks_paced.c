@@ -98,7 +98,7 @@ static int read_job(const struct paced_case *asked, uint64_t device_bytes, job *
         sets[count++] = budget;
     for (int i = 0; i < SETS_MAX && asked->sets[i]; i++)
         sets[count++] = asked->sets[i];
-    return job_read_ranks(fixture_path(asked->name, ".json"), sets, count, RANKS, out);
+    return job_read(fixture_path(asked->name, ".json"), NULL, sets, count, RANKS, out);
 }
 
 /* The lanes of one run. */

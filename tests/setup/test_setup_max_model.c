@@ -29,7 +29,7 @@ static struct machine described(uint64_t host_bytes, uint64_t drive_bytes)
 static job *read_job(const char *const *set, uint32_t count)
 {
     job *asked;
-    assert_ok(job_read_text("small.json", text, strlen(text), set, count, &asked));
+    assert_ok(job_read("small.json", text, set, count, 1, &asked));
     return asked;
 }
 

@@ -75,7 +75,7 @@ static job *make_job(void)
     assert_true(used > 0 && (size_t)used < sizeof text);
     snprintf(path, sizeof path, "%s/job.json", fixture_dir);
     job *asked;
-    assert_ok(job_read_text_ranks(path, text, (size_t)used, NULL, 0, world, &asked));
+    assert_ok(job_read(path, text, NULL, 0, world, &asked));
     return asked;
 }
 

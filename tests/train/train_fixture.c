@@ -189,7 +189,7 @@ int fixture_read_job(const char *name, const fixture_model *shape, const fixture
     if (getenv("SLUICE_TEST_PARANOID") && count < FIXTURE_SETS_MAX)
         texts[count++] = "run.paranoid=true";
     write_job(name, shape);
-    return job_read_ranks(fixture_path(name, ".json"), texts, count, world, out);
+    return job_read(fixture_path(name, ".json"), NULL, texts, count, world, out);
 }
 
 json_t *fixture_json(const char *path)
@@ -464,6 +464,6 @@ job *curve_job(json_t *fixture, const char *corpus, const char *name, const char
     assert_int_equal(json_dump_file(made, fixture_path(name, ".json"), JSON_INDENT(1)), 0);
     json_decref(made);
     job *asked;
-    assert_ok(job_read(fixture_path(name, ".json"), sets, set_count, &asked));
+    assert_ok(job_read(fixture_path(name, ".json"), NULL, sets, set_count, 1, &asked));
     return asked;
 }

@@ -66,7 +66,7 @@ job *fixture_job(const char *name, const fixture_model *shape, const fixture_set
 job *fixture_job_ranks(const char *name, const fixture_model *shape, const fixture_sets *sets,
                        uint32_t world);
 
-/* The same, but a refusal is the caller's to see: the code of job_read_ranks. */
+/* The same, but a refusal is the caller's to see: the code of job_read. */
 int fixture_read_job(const char *name, const fixture_model *shape, const fixture_sets *sets,
                      uint32_t world, job **out);
 
