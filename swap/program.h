@@ -37,8 +37,8 @@
  *   compute  .  .  .  F0 F1 B1 C1 B0 C0 N    forward, backward, close the gradient; global norm
  *   d2h      .  .  .  .  .  .  .  G1 .  G0   closed gradients go home
  *
- * To close a gradient is to round its fp32 sum over the micro-batches to the dtype that rests, and
- * to add up its squares for the norm.
+ * To close a gradient is to round its fp32 sum over the micro-batches to the dtype in which it is
+ * kept, and to add up its squares for the norm.
  *
  * ORDERING. Ops are stored in issue order, which is a topological order of all dependencies,
  * including those from the reuse of memory: every dependency of op i has an index below i. An op
@@ -72,11 +72,14 @@
  * passes use the same tables, since a pass sends only after the one before it has combined its
  * results.
  *
- * LENT GRADIENTS. A program that computes a module may lend its gradients: OP_BACKWARD writes the
- * addresses of its unit's tensors to ROLE_LENT, in place of an accumulator, and each OP_UPDATE of
- * that unit reads them, in place of SOURCE, and computes NORM_SUMS of its tile. ROLE_LENT is one
- * half of a home, and the backwards that lend take the halves in turn. So a backward that lends
- * waits for the updates from the second one before it, and lent gradients are of two units at most.
+ * LENT GRADIENTS. Gradients may stay in the memory of the user's own program, if that computes the
+ * model (a module):
+ *
+ *   OP_BACKWARD   writes the addresses of its unit's gradients to LENT, in place of GRADS
+ *   OP_UPDATE     reads the gradients there, in place of SOURCE; writes NORM_SUMS of its tile
+ *
+ * LENT is one half of a home, and backwards that lend take the halves in turn. So each waits for
+ * the updates of the second one before it, and at most two units lend at a time.
  *
  * Pure data: built by one thread, then read-only and shared. */
 #ifndef SLUICE_SWAP_PROGRAM_H
@@ -214,8 +217,8 @@ struct op_demand {
     double device_seconds; /* of the whole device; if known, it replaces device_flops */
     double core_seconds;   /* of CPU cores, summed, without those for device_flops */
     double wait_seconds;   /* during which no resource is busy: the drives' sync */
-    /* Expected share of the runs in which the op is not skipped, because its unit is hit; 0 acts as
-     * 1. The other members are of a run in which it is not. */
+    /* Expected share of the runs in which the op's unit is hit, so that the op is not skipped; 0
+     * acts as 1. The other members are its needs in such a run. */
     double share;
 };
 typedef struct op_demand op_demand;
@@ -224,8 +227,8 @@ struct op {
     uint8_t kind; /* enum op_kind */
     uint8_t lane; /* enum lane_kind */
     uint8_t operand_count;
-    /* OP_BACKWARD: a bit for each accumulator that this op begins, so that it reads nothing of it:
-     * bit 0 for GRADS0, bit 1 for GRADS1. */
+    /* OP_BACKWARD: a bit for each accumulator that this op begins and does not read: bit 0 for
+     * GRADS0, bit 1 for GRADS1. */
     uint8_t fresh_grads;
     uint8_t if_applied; /* 1: skipped if the update is skipped */
     uint8_t if_commits; /* 1: skipped if the run of the program does not commit */
@@ -269,7 +272,7 @@ struct buffer {
     /* 1: params on nvme that commits make durable like optimizer state (half of a split master). */
     uint8_t is_committed;
     uint8_t carried; /* 0, or CARRIED_... */
-    uint32_t tile;   /* of a carried buffer: it holds this tile of its unit */
+    uint32_t tile;   /* carried: the tile of the unit that it holds */
     uint32_t unit;   /* or PROGRAM_NONE */
     uint64_t offset_bytes, size_bytes;
     /* Transient: index of its first writer. Homes, and what is only read: PROGRAM_NONE; a gradient
@@ -319,14 +322,14 @@ uint64_t op_moved_bytes(const op *item);
  *  - dependencies point backward;
  *  - reads and writes of nvme are multiples of 4 KiB on both sides; the residues of tiles,
  *    gradients and params (base/tile.h) hold in device and host memory (arenas start on 2 MiB);
- *  - an op that uses a buffer of optimizer state, or an is_committed buffer, on nvme says so, and
- *    which elements;
+ *  - an op that uses optimizer state or an is_committed buffer on nvme has its state_kind and its
+ *    elements;
  *  - a TARGET of all-gather is `world` times its SOURCE, a SOURCE of reduce-scatter `world` times
  *    its TARGET. Each rank has whole blocks of SHARD_ELEMS_STEP elements (without state_kind, for
  *    the norm's sums, of fp64). Operands of a collective do not overlap. Collectives have no
  *    condition except if_applied, and are all on one lane, in one order;
  *  - an OP_DISPATCH reads SOURCE and writes TARGET, an OP_RETURN reads SOURCE and updates TARGET.
- *    Both run in any case, and only passes have SENT, RECEIVED and steps;
+ *    Neither has a condition, and only passes have SENT, RECEIVED and steps;
  *  - an OP_GRAD_ADD reads SOURCE and adds it to TARGET, which is as large;
  *  - ROLE_HITS is in one home in host memory. Forward ops and OP_UNITE_HITS write it, and ops that
  *    read it read one byte. No other op has it than reads, copies to the device, all-gathers, and

@@ -42,10 +42,11 @@ struct device_info {
 typedef struct device_info device_info;
 
 enum {
-    DEVICE_COMPUTE_MAJOR_MIN =
-        8, /* compute capability; the kernels are built for sm_80 and later */
+    /* compute capability; the kernels are built for sm_80 and later */
+    DEVICE_COMPUTE_MAJOR_MIN = 8,
     DEVICE_TEXT_BYTES = 256
 };
+
 /* Returns the number of usable GPUs. If it is 0, `text` says why: "this build has no CUDA", "no
  * NVIDIA driver", "the driver is too old for CUDA 13.0 (it is for 12.2)", "no GPU is visible", "no
  * usable GPU: ..." (compute capability below 8.0, or CUDA's text). Otherwise text is "". Never

@@ -85,8 +85,8 @@ struct core_request {
     bool device_is_cpu; /* otherwise a GPU on machine->device_node */
     /* The ranks of this machine, by local rank; local_world 0 acts as 1. */
     uint32_t local_rank, local_world;
-    /* The ranks may run on the same cores, and divide them by rule 7. False: a launcher gave this
-     * rank an affinity mask of its own. */
+    /* The ranks have the same affinity mask and divide its cores by rule 7. False: a launcher gave
+     * this rank a mask of its own. */
     bool shares_cores;
     /* [local_world] ids of the nodes of these ranks' GPUs, -1: unknown. NULL: the GPUs are assumed
      * to lie on the nodes in rank order, equally many on each. */
@@ -137,10 +137,9 @@ typedef struct core_plan core_plan;
  *      Compute is the one thread that launches.
  *   5. From 8 physical cores on, one is left to the scheduler, copies and I/O, unless a count, a
  *      quota or the cores were given.
- *   6. I/O may run on all allowed cores of the home nodes. The pool has 4 threads per drive, at
- *      most
- *      64. Cores named in io.cores are left out of automatic groups of 8 or more physical cores, if
- *      half of them stay.
+ *   6. I/O may run on all allowed cores of the home nodes. The pool has 4 threads per drive, 64 at
+ *      most. Cores named in io.cores are left out of automatic groups of 8 or more physical cores,
+ *      if half of them stay.
  *   7. Several ranks that share a mask divide the physical cores evenly, node by node.
  *
  * Thread counts follow from the allowed cores, the quota and the request only, never from free

@@ -36,11 +36,11 @@ struct engine_step {
     uint64_t step;    /* optimizer step being computed, from 1 */
     uint64_t applied; /* optimizer steps begun so far; t in Adam's bias correction */
     uint64_t seed;    /* the run's seed, for stochastic rounding of state that is not fp32 */
-    /* for every optimizer: of the pending update, else of this step's update; group 0's */
+    /* of group 0, whatever the optimizer: of the pending update, or else of this step's */
     adam_scalars scalars;
     adam_scalars *group_scalars; /* [engine.group_count] the same for each group of units */
-    /* The program that computes a module has given up this step. The op that learns of it sets this,
-     * while a program runs; the ops of passes follow each other, and the norm comes after them. */
+    /* The program that computes a module has given up this step. The op that learns of it sets
+     * this; the ops that read it, later passes and the norm, come after it. */
     bool is_given_up;
     bool skip;         /* the gradients overflowed, so the update of these scalars is skipped */
     double loss_scale; /* the factor in this step's gradients; 1 except for fp16 */
@@ -52,9 +52,9 @@ struct engine_step {
 };
 
 /* Host memory for runs that follow each other in one process, such as a benchmark's, because
- * touching and pinning 100 GB takes minutes. If there is a GPU, it is made for the one that
- * device.backend "auto" takes. A run that gets it takes its host tier from it, and fails with
- * ERR_NO_FIT if it needs more. Create and destroy it on the thread that runs. */
+ * touching and pinning 100 GB takes minutes. It is pinned for the GPU that device.backend "auto"
+ * takes, if there is one. A run that gets it has its host tier there, and fails with ERR_NO_FIT if
+ * it needs more. Create and destroy it on the thread that runs. */
 struct engine_memory {
     arena host;
     device *gpu; /* NULL: none */
@@ -96,8 +96,8 @@ struct engine {
     executor *runner;
     trace ring; /* the ops that ran */
     metrics_lane totals[LANE_COUNT];
-    /* Passes, since the engine was made, whose experts may not be needed, and those that needed
-     * them; one for all micro-batches that pass together. */
+    /* Passes so far whose unit of experts might not be hit, and those of them with a hit unit.
+     * Micro-batches that pass together count as one. */
     uint64_t expert_passes, expert_passes_hit;
     bool is_committing; /* set by the loop: the current program makes its commit */
 
@@ -176,8 +176,8 @@ int engine_run(struct engine *self, enum program_kind kind, uint64_t step,
                run_totals *run) MUST_CHECK;
 
 /* True if an op of the compute lane does the same at each run of the program, so that a GPU may
- * replay it as a part of a graph: in the program that runs again and again, all computing but that
- * of the head, whose gradients are scaled by a number of the step, as are updates. */
+ * replay it as a part of a graph. That is so for most passes of a steady step. But the head's
+ * gradients, and updates, are scaled by numbers of the step. */
 bool engine_may_replay(const struct setup *setup, const program *prog, const op *item);
 
 /* The backend that the job's io.backend names. */

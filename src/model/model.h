@@ -14,8 +14,8 @@
  *   stage 1..L   block i   unit i            x(i-1) -> x(i)
  *   stage L+1    head      unit L+1          x(L) -> losses
  *
- * The bert family has one more stage before the head, the dense part of its head; to all that is
- * said here about blocks it is a block, except that it is selected as `head` and has no adapters.
+ * The bert family has one more stage before the head, the dense part of its head. It counts as a
+ * block in all that follows, except that it is selected as `head` and has no adapters.
  *
  * A block of a mixture of experts is two stages: attention with its sum, and the experts:
  *
@@ -189,8 +189,9 @@ struct model_use {
     float *grads[2];       /* [elems] fp32; NULL: not wanted */
     bool fresh[2];         /* grads[i] holds nothing yet: all tensors are to be written */
     uint64_t elems[2];     /* of the padded flat vectors */
-    /* The pass lends the gradients of units[0]: it writes the address of each tensor's, contiguous
-     * in the working dtype. All are NULL before, which stands for zeros. NULL: it lends none. */
+    /* [tensors of units[0]] The pass lends these gradients: it writes the address of each, which is
+     * contiguous and in the working dtype. An address that stays NULL stands for zeros. NULL: the
+     * pass lends none. */
     const void **lent;
     double loss; /* the program fills it in the last stage */
 };
@@ -384,12 +385,12 @@ static inline bool model_is_matrix(const model_tensor *tensor)
            (tensor->whole_rows > 1 && tensor->columns > 1 && tensor->init != TENSOR_INIT_ONE);
 }
 
-/* The block that a stage is of, from 0 on; num_layers for BERT's dense part of the head. Not for
- * the first and the last stage. */
+/* The block of a stage, from 0 on; num_layers for BERT's dense part of the head. Not for the first
+ * and the last stage. */
 uint64_t model_block_of(const model *self, uint32_t stage);
 
-/* True if calls of the stage wait until the device has computed what they ask for: a stage of
- * experts, whose work depends on what the router chose. */
+/* True if calls of the stage must wait for the device to know their work: a stage of experts, whose
+ * rows depend on what the router chose. */
 bool model_waits_for_device(const model *self, uint32_t stage);
 
 /* True if a matrix of the model is kept in another format than the working dtype. */

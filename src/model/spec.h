@@ -44,8 +44,8 @@ enum {
     MODEL_STORED_NAME_BYTES = 64,
 };
 
-/* How the matrices are kept whose name has these words in a row, with dots between them: "mlp",
- * "layers.3.self_attn", "embed_tokens". */
+/* The stored format of all matrices whose name has these words in a row, with dots between them:
+ * "mlp", "layers.3.self_attn", "embed_tokens". */
 struct model_stored_rule {
     char name[MODEL_STORED_NAME_BYTES];
     enum stored_format format;
@@ -126,9 +126,9 @@ struct model_spec {
     double rope_theta;   /* where there are rotary positions; 10000 */
     double norm_epsilon; /* 1e-5 */
     double init_std;     /* std of normal initial weights; 0.02. Residual projections: / sqrt(2L) */
-    /* Mixtures of experts: each block has expert_count experts, of which each token has
+    /* Mixtures of experts: each block has expert_count experts, of which each token uses
      * experts_per_token; 0: not a mixture. expert_ffn_size: features of an expert; 0: ffn_size.
-     * shared_ffn_size: those of the expert that all tokens have, in families with one. */
+     * shared_ffn_size: those of the expert that all tokens use, in families with one. */
     uint64_t expert_count, experts_per_token, expert_ffn_size, shared_ffn_size;
     uint64_t experts_per_unit; /* 0: as many as make about MODEL_EXPERTS_UNIT_ELEMS */
     /* Expert parallelism over so many ranks: the routed experts of a unit lie in so many groups of
@@ -156,14 +156,14 @@ struct model_spec {
     /* The vectors of a block that is not cut (norms, biases) are a unit beside its matrices, which
      * Muon updates with less state. Not with adapters or with norms apart. */
     bool splits_vectors;
-    /* How matrices are kept that do not learn (model.h: PACKED UNITS): those of blocks, adapters
-     * and routers excepted; and then what the rules name, of which a later one wins over an earlier
-     * one. */
+    /* The stored formats of matrices that do not learn (model.h: PACKED UNITS): one for all
+     * matrices of blocks, except adapters and routers; and rules for what they name, of which the
+     * last one wins. */
     enum stored_format stored;
     uint32_t stored_rule_count;
     model_stored_rule stored_rules[MODEL_STORED_RULES_MAX];
     bool is_stored_so; /* the checkpoint has them in these formats: none of them may learn */
-    /* A rule "working" may name no matrix of the model: the rules come from a block
+    /* A rule "working" that names no matrix of the model is no error: the rules come from a block
      * quantization_config. */
     bool may_keep_absent;
     model_learn learn; /* the job's `train` block */

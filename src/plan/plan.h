@@ -34,12 +34,12 @@ enum plan_resource {
     RESOURCE_COUNT
 };
 const char *plan_resource_name(enum plan_resource resource); /* "drive", "h2d", ... */
-/* The expected share of runs in which an op with this demand is not skipped. */
+/* op_demand.share, or 1. */
 static inline double plan_share(const op_demand *demand)
 {
     return demand->share > 0 ? demand->share : 1;
 }
-/* Seconds of the whole resources, in the mean of runs in which it is skipped and not. */
+/* Seconds of each whole resource, as a mean over runs in which the op is skipped or not. */
 void plan_demand_seconds(const plan_machine *machine, const op_demand *demand,
                          double seconds[RESOURCE_COUNT]);
 
@@ -118,11 +118,10 @@ struct plan_set {
     /* A unit of experts is fetched only if it is hit (struct pass), after its router. */
     bool fetches_hit;
     enum plan_commit commit;
-    /* Host memory of copies of optimizer state that a step with update in_next_forward begins
-     * with. Nothing can be read for it before the norm is known, at the end of a step, and
-     * computing waits for the first units' params. PROGRAM_FIRST fills the copies, updates change
-     * them, and each is written to its home, so that between two programs a copy holds what its
-     * home holds. */
+    /* Host memory for copies of optimizer state. A step with update in_next_forward begins with
+     * the updates of the first units, for which computing waits, and their state cannot be read
+     * before the norm is known, at the end of the step before. PROGRAM_FIRST fills the copies, and
+     * updates change them and write them home: between two programs a copy equals its home. */
     uint64_t copy_bytes;
     /* The first tiles of the update, which a step with update in_next_forward closes and reads for
      * the next one, by unit and tile; of each tile the optimizer state comes first. They lie in
@@ -146,10 +145,10 @@ struct plan_set {
      * commits; `uncommitted` is that of one that does not. */
     uint64_t uncommitted_ns;
     uint64_t uncommitted_lane_ns[LANE_COUNT]; /* busy time of its lanes */
-    /* With fetches_hit: of the mean step if all experts are hit; 0: it is not known. */
+    /* With fetches_hit: the mean step if all experts were hit; 0: not known. */
     uint64_t all_hit_ns;
-    /* Per phase between barriers, the work of the busiest resource; what may be done in any phase
-     * counts in the whole. */
+    /* The busiest resource's work, summed over the phases between barriers. Work that may lie in
+     * any phase counts for the step as a whole. */
     uint64_t bound_ns, uncommitted_bound_ns;
     /* With dependencies and fixed costs: no order of the same ops is shorter, whatever the memory.
      * At least bound_ns, up to rounding. */
@@ -189,8 +188,8 @@ static inline uint32_t plan_high_place(const plan_homes *homes, uint32_t unit)
     return homes->high_saves[unit] != PROGRAM_NONE ? homes->high_saves[unit] : homes->highs[unit];
 }
 
-/* Passes of a step that use a unit of experts which it may not need, and how many of them are
- * expected to need it (src/plan/hits.c). Both 0: there are none. */
+/* Passes of a step whose unit of experts may not be hit, and how many of them are expected to be
+ * hit (src/plan/hits.c). Both 0: there are none. */
 struct plan_hits {
     double passes, hit;
 };

@@ -74,7 +74,7 @@ struct plan_machine {
     double comm_seconds; /* fixed cost of a collective, beside op_seconds */
     /* Ranks of one host share memory: collectives use DRAM and cores as well. */
     bool comm_is_copies;
-    /* The other ranks are not there: collectives write what they bring nowhere. */
+    /* The other ranks are only pretended: what collectives would bring is not written. */
     bool comm_takes_no_memory;
     double update_core_seconds; /* of one core, per element of an update; 0: a default */
     double io_core_seconds;     /* of one core, per byte of direct I/O, without checksums */
@@ -155,7 +155,7 @@ struct plan_job {
     /* All ranks' sums for the norm are gathered in parts of at most so many bytes, but of a unit
      * at least; 0: 16 MiB. Changes no bit of any run. */
     uint64_t norm_part_bytes;
-    /* Caps on gathered params, in elements; 0: none. None keeps back what the oldest op needs. */
+    /* Caps on gathered params, in elements; 0: no cap. The oldest op always gets what it needs. */
     uint64_t live_elems_max;  /* on the device at once (stage3_max_live_parameters) */
     uint64_t ahead_elems_max; /* gathered and not yet in use (stage3_prefetch_bucket_size) */
     /* With limits_reuse and stage 3, params stay from forward to backward only where at most so
@@ -198,7 +198,7 @@ struct plan_job {
     /* ---- experts ---------------------------------------------------------------------------- */
     /* Whether units that are not hit (struct pass) are fetched all the same. */
     enum fetch experts;
-    uint64_t call_tokens; /* that a micro-batch chooses experts for, as a rule */
+    uint64_t call_tokens; /* of a micro-batch, as a rule, that choose experts */
 
     /* ---- the schedule ----------------------------------------------------------------------- */
     uint64_t tile_elems;     /* 0: chosen by simulated time */
