@@ -171,8 +171,8 @@ struct plan_job {
      * are computed elsewhere, in batch-major or with one micro-batch. */
     bool in_order;
     uint64_t boundary_bytes; /* of one micro-batch */
-    /* Sizes of the workspace and of the constants. A pass's expanded params (pass.expanded_bytes) lie
-     * at the workspace's end. */
+    /* Sizes of the workspace and of the constants. The expanded params of a pass
+     * (pass.expanded_bytes) lie at the end of the workspace. */
     uint64_t workspace_bytes, constants_bytes;
     /* Device memory that forward ops read and write, and that stays as it is from program to
      * program: keys and values. 0: none. */
