@@ -349,6 +349,15 @@ int file_write(const char *path, int mode, const void *data, uint64_t data_bytes
     return file_write_with(path, mode, write_bytes, &(struct bytes){path, data, data_bytes});
 }
 
+int file_remove(const char *directory, const char *name)
+{
+    char path[FILE_PATH_BYTES];
+    TRY(file_join(path, sizeof path, directory, name));
+    if (unlink(path) == 0 || errno == ENOENT || errno == ENOTDIR)
+        return 0;
+    return err_errno(errno, "cannot remove %s", path);
+}
+
 /* ---- directories ---- */
 
 int file_sync_directory(const char *directory)

@@ -89,6 +89,9 @@ int file_open_temporary(const char *path, int mode, char temporary[FILE_PATH_BYT
  * afterwards. On failure the temporary is removed. -errno. */
 int file_publish(int *fd, const char *temporary, const char *path) MUST_CHECK;
 
+/* Removes <directory>/<name>. That it is not there is no error. -errno. */
+int file_remove(const char *directory, const char *name) MUST_CHECK;
+
 /* ---- directories ---- */
 
 /* Makes the entries of a directory durable. A file system that has no entries to sync answers

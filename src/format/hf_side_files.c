@@ -216,12 +216,8 @@ int hf_copy_side_files(const char *source, const char *target, int mode)
 
 int hf_remove_side_files(const char *target)
 {
-    char path[PATH_MAX];
-    for (uint32_t i = 0; hf_side_files[i]; i++) {
-        TRY(file_join(path, sizeof path, target, hf_side_files[i]));
-        if (unlink(path) != 0 && errno != ENOENT && errno != ENOTDIR)
-            return err_errno(errno, "cannot remove %s", path);
-    }
+    for (uint32_t i = 0; hf_side_files[i]; i++)
+        TRY(file_remove(target, hf_side_files[i]));
     if (rmdir(target) != 0 && errno != ENOENT && errno != ENOTEMPTY && errno != EEXIST &&
         errno != ENOTDIR)
         return err_errno(errno, "cannot remove %s", target);

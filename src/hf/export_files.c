@@ -214,15 +214,6 @@ int hfi_write(const hf_layout *layout, safetensors_writer *writer, uint32_t row,
 
 /* ---- names ---- */
 
-static int remove_file(const char *dir, const char *name)
-{
-    char path[PATH_MAX];
-    TRY(file_join(path, sizeof path, dir, name));
-    if (unlink(path) != 0 && errno != ENOENT)
-        return err_errno(errno, "cannot remove %s", path);
-    return 0;
-}
-
 static bool is_own(const export_list *self, const char *name)
 {
     for (uint32_t f = 0; f < self->file_count; f++)
@@ -249,7 +240,7 @@ static int remove_others(const export_list *self, const char *dir)
     int rc = 0;
     for (const struct dirent *entry; rc == 0 && (entry = readdir(directory));)
         if (is_shard_name(entry->d_name) && !is_own(self, entry->d_name))
-            rc = remove_file(dir, entry->d_name);
+            rc = file_remove(dir, entry->d_name);
     closedir(directory);
     return rc;
 }
@@ -298,9 +289,9 @@ int hfi_finish(export_list *self, const char *dir)
 {
     /* While names change, config.json and the index are missing, so nothing takes the directory for
      * a checkpoint. */
-    TRY(remove_file(dir, "config.json"));
-    TRY(remove_file(dir, index_name));
-    TRY(remove_file(dir, whole_name));
+    TRY(file_remove(dir, "config.json"));
+    TRY(file_remove(dir, index_name));
+    TRY(file_remove(dir, whole_name));
     TRY(file_sync_directory(dir)); /* a loss of power must not bring them back beside new weights */
     for (uint32_t f = 0; f < self->file_count; f++) {
         safetensors_writer *writer = self->files[f].writer;
@@ -318,17 +309,17 @@ int hfi_remove_whole(const char *dir, const char *base)
     const export_list none = {.file_count = 0};
     if (base && state_is_same_directory(dir, base))
         return 0; /* the checkpoint that they adapt */
-    TRY(remove_file(dir, "config.json"));
-    TRY(remove_file(dir, index_name));
-    TRY(remove_file(dir, whole_name));
+    TRY(file_remove(dir, "config.json"));
+    TRY(file_remove(dir, index_name));
+    TRY(file_remove(dir, whole_name));
     TRY(remove_others(&none, dir));
     return file_sync_directory(dir);
 }
 
 int hfi_remove_adapters(const char *dir)
 {
-    TRY(remove_file(dir, "adapter_config.json"));
-    TRY(remove_file(dir, "adapter_model.safetensors"));
+    TRY(file_remove(dir, "adapter_config.json"));
+    TRY(file_remove(dir, "adapter_model.safetensors"));
     return file_sync_directory(dir);
 }
 

@@ -207,11 +207,8 @@ void state_removal_close(state_removal *self)
 
 static int remove_file(const char *directory, const char *name)
 {
-    char path[FILE_PATH_BYTES];
-    TRY(file_join(path, sizeof path, directory, name));
-    if (unlink(path) != 0 && errno != ENOENT && errno != ENOTDIR && errno != EISDIR)
-        return err_errno(errno, "cannot remove %s", path);
-    return 0;
+    int rc = file_remove(directory, name);
+    return rc == -EISDIR ? 0 : rc;
 }
 
 /* Removes the directory if it is empty. A link is removed, and not what it leads to. */

@@ -261,12 +261,8 @@ int state_run_dir_clear(const struct state_run_dir *self, const manifest *found)
         log_warn("the slabs of the former run could not be removed: %s", err_text());
     TRY(manifest_remove(self->state));
     static const char *const names[] = {"metrics.jsonl", "trace.json", "plan.json", "job.json"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char path[FILE_PATH_BYTES];
-        TRY(file_join(path, sizeof path, self->path, names[i]));
-        if (unlink(path) != 0 && errno != ENOENT)
-            return err_errno(errno, "cannot remove %s", path);
-    }
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        TRY(file_remove(self->path, names[i]));
     char side_files[FILE_PATH_BYTES];
     TRY(file_join(side_files, sizeof side_files, self->path, "hf"));
     return hf_remove_side_files(side_files);
