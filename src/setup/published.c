@@ -60,24 +60,23 @@ static const char one_arena[] =
         .stage = stage_, .family = "gpt", .sets = {ON_GPU}, .figure = PUBLISHED_LARGEST,           \
         .published = params, .has_theory = true, .reason = upper_bound                             \
     }
-/* A shape of ZeRO-Offload's Table 3 with its batch on each GPU. */
-#define SHAPE(size, what_, ranks_, stage_, places, batch, reason_)                                 \
+/* Another figure; the last arguments are what its job sets. */
+#define CLAIM(name_, source_, what_, machine_, ranks_, stage_, figure_, published_, reason_, ...)  \
     {                                                                                              \
-        .name = "offload-shape-" size, .source = offload, .what = what_, .machine = DGX2_ONE,      \
-        .ranks = ranks_, .stage = stage_,                                                          \
-        .sets = {places, "model.preset=zero-offload-" size,                                        \
-                 "train_micro_batch_size_per_gpu=" batch},                                         \
-        .figure = PUBLISHED_FITS, .published = 1, .reason = reason_                                \
+        .name = name_, .source = source_, .what = what_, .machine = machine_, .ranks = ranks_,     \
+        .stage = stage_, .sets = {__VA_ARGS__}, .figure = figure_, .published = published_,        \
+        .reason = reason_                                                                          \
     }
+/* A shape of ZeRO-Offload's Table 3 with its batch on each GPU. */
+#define SHAPE(size, what, ranks, stage, places, batch, reason)                                     \
+    CLAIM("offload-shape-" size, offload, what, DGX2_ONE, ranks, stage, PUBLISHED_FITS, 1, reason, \
+          places, "model.preset=zero-offload-" size, "train_micro_batch_size_per_gpu=" batch)
 #define ONE_GPU(size, what, batch) SHAPE(size, what, 1, 0, OFFLOADED, batch, NULL)
 #define MANY_GPUS(size, what)      SHAPE(size, what, 16, 3, ON_HOST, "8", no_model_parallel)
 /* The GPU memory that a placement saves, of those that ZeRO-Offload compares. */
-#define CUT(name_, what_, places, times)                                                           \
-    {                                                                                              \
-        .name = name_, .source = offload, .what = what_, .machine = DGX2_ONE, .ranks = 1,          \
-        .sets = {places, "model.preset=zero-offload-1b"}, .figure = PUBLISHED_SAVING,              \
-        .published = times                                                                         \
-    }
+#define CUT(name, what, places, times)                                                             \
+    CLAIM(name, offload, what, DGX2_ONE, 1, 0, PUBLISHED_SAVING, times, NULL, places,              \
+          "model.preset=zero-offload-1b")
 
 static const char not_said[] =
     "The paper does not say what stops it at 13B. Here 2 bytes a parameter stay on the GPU, and "
@@ -101,39 +100,20 @@ static const struct setup_claim claims[] = {
             ON_GPU, 1.4e9, one_arena),
     LARGEST("zero-128-stage2", zero, "without model parallelism on 128 GPUs, stage 2", DGX2_MANY,
             128, 2, "gpt", ON_GPU, 13e9, NULL),
-    {.name = "zero-170b",
-     .source = zero,
-     .what = "ZeRO-100B: 170B on 400 GPUs",
-     .machine = DGX2_MANY,
-     .ranks = 400,
-     .stage = 3,
-     .sets = {ON_GPU, "model.preset=gpt-170b"},
-     .figure = PUBLISHED_FITS,
-     .published = 1,
-     .reason = "The paper uses stage 2 with model parallelism. Here there is no model "
-               "parallelism: it is stage 3."},
-    {.name = "zero-activations",
-     .source = zero,
-     .what = "activations of 1.5B, 32 x 1K tokens, all kept",
-     .machine = DGX2_ONE,
-     .ranks = 1,
-     .sets = {"tiers.place={\"params\":\"device\",\"grads\":\"host\",\"optimizer\":\"host\","
-              "\"activations\":\"host\",\"inner_activations\":\"host\"}",
-              "train_micro_batch_size_per_gpu=32"},
-     .figure = PUBLISHED_ACTIVATIONS,
-     .published = 60e9,
-     .reason = all_kept},
-    {.name = "zero-activations-recomputed",
-     .source = zero,
-     .what = "the same with recomputation",
-     .machine = DGX2_ONE,
-     .ranks = 1,
-     .sets = {"tiers.place={\"params\":\"device\",\"grads\":\"host\",\"optimizer\":\"host\","
-              "\"activations\":\"device\",\"inner_activations\":\"recompute\"}",
-              "train_micro_batch_size_per_gpu=32"},
-     .figure = PUBLISHED_ACTIVATIONS,
-     .published = 8e9,
-     .reason = block_by_block},
+    CLAIM("zero-170b", zero, "ZeRO-100B: 170B on 400 GPUs", DGX2_MANY, 400, 3, PUBLISHED_FITS, 1,
+          "The paper uses stage 2 with model parallelism. Here there is no model parallelism: it "
+          "is stage 3.",
+          ON_GPU, "model.preset=gpt-170b"),
+    CLAIM("zero-activations", zero, "activations of 1.5B, 32 x 1K tokens, all kept", DGX2_ONE, 1, 0,
+          PUBLISHED_ACTIVATIONS, 60e9, all_kept,
+          "tiers.place={\"params\":\"device\",\"grads\":\"host\",\"optimizer\":\"host\","
+          "\"activations\":\"host\",\"inner_activations\":\"host\"}",
+          "train_micro_batch_size_per_gpu=32"),
+    CLAIM("zero-activations-recomputed", zero, "the same with recomputation", DGX2_ONE, 1, 0,
+          PUBLISHED_ACTIVATIONS, 8e9, block_by_block,
+          "tiers.place={\"params\":\"device\",\"grads\":\"host\",\"optimizer\":\"host\","
+          "\"activations\":\"device\",\"inner_activations\":\"recompute\"}",
+          "train_micro_batch_size_per_gpu=32"),
 
     LARGEST("offload-1-without", offload, "largest on 1 GPU, without offload", DGX2_ONE, 1, 0,
             "gpt", ON_GPU, 1.4e9, one_arena),
@@ -165,89 +145,27 @@ static const struct setup_claim claims[] = {
     CUT("offload-cut-grads", "gradients on the CPU", PLACES("device", "host", "device"), 16.0 / 14),
     CUT("offload-cut-update", "the update on the CPU", PLACES("device", "device", "host"), 4),
     CUT("offload-cut-both", "both on the CPU, as ZeRO-Offload does", OFFLOADED, 8),
-    {.name = "offload-traffic",
-     .source = offload,
-     .what = "least traffic between CPU and GPU, a parameter",
-     .machine = DGX2_ONE,
-     .ranks = 1,
-     .sets = {OFFLOADED, "model.preset=zero-offload-1b"},
-     .figure = PUBLISHED_TRAFFIC,
-     .published = 4},
+    CLAIM("offload-traffic", offload, "least traffic between CPU and GPU, a parameter", DGX2_ONE, 1,
+          0, PUBLISHED_TRAFFIC, 4, NULL, OFFLOADED, "model.preset=zero-offload-1b"),
 
-    {.name = "tutorial-1.5b-adam",
-     .source = tutorial,
-     .what = "Adam's state of 1.5B, replicated",
-     .machine = DGX2_ONE,
-     .ranks = 8,
-     .stage = 0,
-     .sets = {ON_GPU},
-     .figure = PUBLISHED_OPTIMIZER,
-     .published = 18e9},
-    {.name = "tutorial-1.5b-adam-stage1",
-     .source = tutorial,
-     .what = "the same on each of 8 GPUs in stage 1",
-     .machine = DGX2_ONE,
-     .ranks = 8,
-     .stage = 1,
-     .sets = {ON_GPU},
-     .figure = PUBLISHED_OPTIMIZER,
-     .published = 2.25e9},
-    {.name = "tutorial-1.5b-without",
-     .source = tutorial,
-     .what = "1.5B on 8 GPUs without ZeRO",
-     .machine = DGX2_ONE,
-     .ranks = 8,
-     .stage = 0,
-     .sets = {ON_GPU},
-     .figure = PUBLISHED_FITS,
-     .published = 0,
-     .reason = one_arena},
-    {.name = "tutorial-1.5b-stage1",
-     .source = tutorial,
-     .what = "1.5B on 8 GPUs in stage 1",
-     .machine = DGX2_ONE,
-     .ranks = 8,
-     .stage = 1,
-     .sets = {ON_GPU},
-     .figure = PUBLISHED_FITS,
-     .published = 1},
-    {.name = "tutorial-10b-stage2",
-     .source = tutorial,
-     .what = "10B on 32 GPUs in stage 2",
-     .machine = DGX2_MANY,
-     .ranks = 32,
-     .stage = 2,
-     .sets = {ON_GPU, "model.preset=gpt2-10b"},
-     .figure = PUBLISHED_FITS,
-     .published = 1},
+    CLAIM("tutorial-1.5b-adam", tutorial, "Adam's state of 1.5B, replicated", DGX2_ONE, 8, 0,
+          PUBLISHED_OPTIMIZER, 18e9, NULL, ON_GPU),
+    CLAIM("tutorial-1.5b-adam-stage1", tutorial, "the same on each of 8 GPUs in stage 1", DGX2_ONE,
+          8, 1, PUBLISHED_OPTIMIZER, 2.25e9, NULL, ON_GPU),
+    CLAIM("tutorial-1.5b-without", tutorial, "1.5B on 8 GPUs without ZeRO", DGX2_ONE, 8, 0,
+          PUBLISHED_FITS, 0, one_arena, ON_GPU),
+    CLAIM("tutorial-1.5b-stage1", tutorial, "1.5B on 8 GPUs in stage 1", DGX2_ONE, 8, 1,
+          PUBLISHED_FITS, 1, NULL, ON_GPU),
+    CLAIM("tutorial-10b-stage2", tutorial, "10B on 32 GPUs in stage 2", DGX2_MANY, 32, 2,
+          PUBLISHED_FITS, 1, NULL, ON_GPU, "model.preset=gpt2-10b"),
 
-    {.name = "infinity-1t",
-     .source = infinity,
-     .what = "1T on one node",
-     .machine = DGX2_ONE,
-     .ranks = 16,
-     .stage = 3,
-     .sets = {ON_DRIVES, "model.preset=gpt-1t"},
-     .figure = PUBLISHED_FITS,
-     .published = 1},
-    {.name = "infinity-1t-fp32-grads",
-     .source = infinity,
-     .what = "the same with fp32 gradients, 18 bytes a parameter",
-     .machine = DGX2_ONE,
-     .ranks = 16,
-     .stage = 3,
-     .sets = {ON_DRIVES, "model.preset=gpt-1t", "data_types.grad_accum_dtype=fp32"},
-     .figure = PUBLISHED_FITS,
-     .published = 1},
-    {.name = "infinity-32t",
-     .source = infinity,
-     .what = "32T on 32 nodes",
-     .machine = DGX2_MANY,
-     .ranks = 512,
-     .stage = 3,
-     .sets = {ON_DRIVES, "model.preset=gpt-32t"},
-     .figure = PUBLISHED_FITS,
-     .published = 1},
+    CLAIM("infinity-1t", infinity, "1T on one node", DGX2_ONE, 16, 3, PUBLISHED_FITS, 1, NULL,
+          ON_DRIVES, "model.preset=gpt-1t"),
+    CLAIM("infinity-1t-fp32-grads", infinity, "the same with fp32 gradients, 18 bytes a parameter",
+          DGX2_ONE, 16, 3, PUBLISHED_FITS, 1, NULL, ON_DRIVES, "model.preset=gpt-1t",
+          "data_types.grad_accum_dtype=fp32"),
+    CLAIM("infinity-32t", infinity, "32T on 32 nodes", DGX2_MANY, 512, 3, PUBLISHED_FITS, 1, NULL,
+          ON_DRIVES, "model.preset=gpt-32t"),
 };
 
 uint32_t setup_published_count(void)
