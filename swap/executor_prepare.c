@@ -28,8 +28,7 @@ static int check_lanes(const executor *self, const program *prog)
     for (uint64_t i = 0; i < prog->op_count; i++)
         if (!self->lanes[prog->ops[i].lane])
             return err_set(ERR_INTERNAL,
-                           "executor: op %llu of the %s program needs lane %s, which "
-                           "was not given",
+                           "executor: op %llu of the %s program needs lane %s, which was not given",
                            (unsigned long long)i, program_kind_name(prog->kind),
                            lane_kind_name((enum lane_kind)prog->ops[i].lane));
     return 0;

@@ -205,8 +205,7 @@ static int lay_out(paranoid *self, const program *prog, const op *item)
     uint64_t start = (self->turn++ % PLACES) * TILE_PERIOD_BYTES;
     if (prog->buffer_count > self->shadow_count || start + needed > self->scratch_bytes)
         return err_set(ERR_INTERNAL,
-                       "paranoid mode: it was not made for this op, which needs %llu "
-                       "bytes",
+                       "paranoid mode: it was not made for this op, which needs %llu bytes",
                        (unsigned long long)needed);
     self->span_count = find_spans(item, self->spans);
     uintptr_t at = (uintptr_t)self->scratch + start;

@@ -128,8 +128,7 @@ static int check_displaced(const space_walk *self, uint32_t occupant, uint32_t n
     if ((old->carried & CARRIED_OUT) || (young->carried & CARRIED_IN))
         return err_set(
             ERR_INTERNAL,
-            "program: buffer %u takes bytes %llu to %llu of the %s arena from buffer %u, "
-            "but %s",
+            "program: buffer %u takes bytes %llu to %llu of the %s arena from buffer %u, but %s",
             newcomer, (unsigned long long)low, (unsigned long long)high,
             tier_name((enum tier)old->arena), occupant,
             old->carried & CARRIED_OUT ? "the latter is carried out of the program"

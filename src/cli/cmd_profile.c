@@ -20,8 +20,7 @@ static const cli_option options[] = {
     {"auto", CLI_TEXT, "hf", CLI_AUTO_HELP, .target = &asked.auto_of},
     {"machine", CLI_TEXT, "FILE", CLI_MACHINE_HELP, .target = &asked.machine_file},
     {"steps", CLI_COUNT, "N",
-     "steps to measure, after one or two that are not\n(default: half a minute of "
-     "them, 3 to 20)",
+     "steps to measure, after one or two that are not\n(default: half a minute of them, 3 to 20)",
      .target = &asked.steps, .min = 1, .max = PROFILE_STEPS_MAX},
     {"as-rank", CLI_COUNT, "R",
      "does the work of rank R of --of N ranks, from 0, alone on this host", .target = &asked.rank,

@@ -57,8 +57,7 @@ static const cli_option options[] = {
      .target = &asked.from},
     {"machine", CLI_TEXT, "FILE", CLI_MACHINE_HELP, .target = &asked.machine_file},
     {"json", CLI_FLAG, NULL,
-     "no lines; at the end one JSON object, bytes and seconds\n(default: a line a "
-     "step, tables)",
+     "no lines; at the end one JSON object, bytes and seconds\n(default: a line a step, tables)",
      .target = &asked.json},
     {"quiet", CLI_FLAG, NULL, "warnings and errors alone (default: a line a step, tables)",
      .target = &asked.quiet},

@@ -9,8 +9,7 @@ int comm_nccl_check(void)
     return err_set(
         -ENOTSUP,
         "this build has no NCCL: install CUDA's toolkit and NCCL's header (nccl.h, package "
-        "libnccl-dev) and build again with -DSLUICE_NCCL=ON; or set comm.backend to "
-        "\"staged\"");
+        "libnccl-dev) and build again with -DSLUICE_NCCL=ON; or set comm.backend to \"staged\"");
 }
 
 int commi_open_nccl(comm *self, const comm_open_config *config)

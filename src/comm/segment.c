@@ -43,8 +43,7 @@ static int fill_new(uint64_t data_bytes, uint64_t token, segment *self)
         return err_errno(
             code,
             "cannot reserve %" PRIu64 " bytes of shared memory for the ranks of this "
-            "host (memory or /dev/shm is full: lower debug.comm.staging_bytes, or give it "
-            "more)",
+            "host (memory or /dev/shm is full: lower debug.comm.staging_bytes, or give it more)",
             data_bytes);
     TRY(map_file(data_bytes, self));
     self->page->token = token;

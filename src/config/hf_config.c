@@ -106,9 +106,7 @@ static int put_late_experts(hfi_config *self, const hfi_family *of)
     if (is_v2 && method && strcmp(method, "greedy") != 0 &&
         strcmp(method, "group_limited_greedy") != 0)
         return hfi_error(self, "topk_method",
-                         "\"%.64s\" is not built; greedy and "
-                         "group_limited_greedy are",
-                         method);
+                         "\"%.64s\" is not built; greedy and group_limited_greedy are", method);
     if (!is_v2)
         TRY(hfi_put(self, "scoring_func", json_string("sigmoid")));
     if (is_v2 && (!method || strcmp(method, "greedy") == 0))
@@ -330,8 +328,7 @@ static int refuse_additions(const configi_reader *reader, const hfi_config *self
     static const char preset[] = "model.preset";
     if (configi_get(reader, preset))
         return configi_error(reader, preset,
-                             "a model is a preset or a checkpoint: leave this or "
-                             "model.hf out");
+                             "a model is a preset or a checkpoint: leave this or model.hf out");
     const json_t *type = configi_get(reader, "model.rope_scaling.type");
     bool is_plain = json_is_string(type) && strcmp(json_string_value(type), "default") == 0;
     if (configi_get(reader, scaling) && !is_plain && !json_object_get(self->block, "rope_scaling"))

@@ -119,8 +119,7 @@ static int find_type(const hfi_config *self, struct rope *rope)
     }
     return hfi_error(
         self, rope->name,
-        "the type \"%.64s\" is not built; default, linear, dynamic, yarn, longrope and "
-        "llama3 are",
+        "the type \"%.64s\" is not built; default, linear, dynamic, yarn, longrope and llama3 are",
         type ? type : "");
 }
 

@@ -80,9 +80,7 @@ static int fill_files(const configi_reader *reader, const char *path, struct job
         if (weighted > 0 && !has_weight(item))
             return configi_error(
                 reader, path,
-                "entry %zu has no weight, and another one has: give each entry one, "
-                "or none",
-                idx);
+                "entry %zu has no weight, and another one has: give each entry one, or none", idx);
         TRY(json_is_object(item) ? add_entry(reader, path, idx, files)
                                  : add_file(reader, path, item, "text", files));
     }

@@ -35,8 +35,7 @@ static const char without_pages[] =
     "AdamW in fp32. Its state rests where tiers.place.optimizer says, not in a driver's pages";
 static const char adamw_8bit[] =
     "AdamW with state.moments 8bit. Both moments are codes with a scale for each 256 elements, as "
-    "in "
-    "bitsandbytes, but of all tensors, and rounded stochastically; master weights are exact";
+    "in bitsandbytes, but of all tensors, and rounded stochastically; master weights are exact";
 static const char lion_fp32[] = "Lion with its momentum in fp32, exact, 4 bytes a parameter";
 
 /* Names that transformers' `optim` has for the same optimizers: the choices of optimizer.type after

@@ -33,8 +33,7 @@ static int check_parallelism(const configi_reader *reader)
         const char *path, *text;
     } rows[] = {
         {"sequence_parallel_size", "no sequence is split over ranks; leave it out, and lower "
-                                   "model.seq_length where one does not "
-                                   "fit a rank"},
+                                   "model.seq_length where one does not fit a rank"},
         {"tensor_parallel", "no matrix is split over ranks; leave it out: zero_optimization.stage "
                             "3 splits all states"},
         {"pipeline", "blocks are not dealt out to ranks; leave it out: zero_optimization.stage 3 "

@@ -354,8 +354,7 @@ int job_check_for_training(const job *self)
     if (self->run.eval_every > 0 && self->data.valid.count == 0)
         return err_set(ERR_CONFIG,
                        "run.eval_every: %" PRIu64
-                       " needs held-out text: name a file in data.valid, "
-                       "or set it to 0",
+                       " needs held-out text: name a file in data.valid, or set it to 0",
                        self->run.eval_every);
     return 0;
 }

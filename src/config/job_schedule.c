@@ -278,8 +278,7 @@ static int check_momentum(const configi_reader *reader, const job *target)
         return configi_error(
             reader, "scheduler.params.cycle_momentum",
             "the first beta would be %.9g at step %" PRIu64 " of %" PRIu64
-            ", but must stay in [0, 1): lower decay_mom_rate (%g) or cycle_max_mom "
-            "(%.9g)",
+            ", but must stay in [0, 1): lower decay_mom_rate (%g) or cycle_max_mom (%.9g)",
             momentum, steps[i], target->run.steps, target->scheduler.cycle.decay_mom_rate,
             target->scheduler.cycle.max_mom);
     }

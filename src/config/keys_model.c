@@ -23,28 +23,24 @@ const configi_key configi_model_keys[] = {
     KEY("model.description", STRING, NOWHERE, NONE, NONE, NONE, FREE, "A remark for people."),
     KEY("model.preset", STRING, AT(model.preset), NONE, NONE, NONE, FREE,
         "Name of a model in configs/models.json. Other keys of the block override its keys, and "
-        "the "
-        "log names them."),
+        "the log names them."),
     KEY("model.hf", STRING, AT(model.hf), NONE, NONE, NONE, START,
         "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3, starcoder2, "
         "phi3, gemma, gemma2, gemma3_text, olmo2, exaone4, granite, smollm3, glm, glm4, bert, opt, "
         "gpt_neox, cohere, stablelm, mixtral, qwen2_moe, qwen3_moe, olmoe, gpt_oss, deepseek_v2, "
-        "deepseek_v3, glm4_moe), relative to the current directory. Its config.json defines "
-        "the model, and a new run begins with its "
-        "weights. The block may add seq_length (default: 1024, or less if the model allows less), "
-        "max_part_bytes, experts_per_unit and expert_parallel_size. Other keys may only repeat "
-        "what config.json says."),
+        "deepseek_v3, glm4_moe), relative to the current directory. Its config.json defines the "
+        "model, and a new run begins with its weights. The block may add seq_length (default: "
+        "1024, or less if the model allows less), max_part_bytes, experts_per_unit and "
+        "expert_parallel_size. Other keys may only repeat what config.json says."),
     KEY("model.module", ANY, NOWHERE, NONE, NONE, NONE, FIXED,
         "A model whose passes a program computes, through the Python package or sluice_module_* "
         "(src/sluice.h): its description, or the path of a JSON file with it, relative to the "
         "current directory. model.module.lends_grads: true if the program can leave gradients "
-        "where "
-        "they are (false). model.module.units: objects with name, tensors (name, shape) and, if "
-        "they are not 0 and false, group (of optimizer numbers), frozen, matrices (which Muon "
+        "where they are (false). model.module.units: objects with name, tensors (name, shape) and, "
+        "if they are not 0 and false, group (of optimizer numbers), frozen, matrices (which Muon "
         "updates). model.module.stages, in forward order: objects with name, units (one or two "
-        "numbers), forward and backward (seconds; copy_seconds, of a backward: the part of "
-        "seconds in which gradients are copied, unless they are lent; reads, adds: true or false "
-        "for each "
+        "numbers), forward and backward (seconds; copy_seconds, of a backward: the part of seconds "
+        "in which gradients are copied, unless they are lent; reads, adds: true or false for each "
         "unit; null: not computed). Takes the place of all other keys of the block, and of data."),
     KEY("model.family", ENUM, AT(model.family), NONE,
         "gpt2|llama|starcoder2|phi3|gemma|olmo2|exaone4|glm|glm4|bert|gpt_neox|opt|cohere|stablelm|"
@@ -55,24 +51,18 @@ const configi_key configi_model_keys[] = {
         "with one matrix for q, k and v, and one for gate and up. gemma: llama with GELU in the "
         "gate and norms that multiply by 1 + weight. olmo2: llama with norms after the layers, and "
         "of all of q and of k. exaone4: the same with norms of q's and k's heads. glm: llama with "
-        "rotary positions of neighbours and one matrix for "
-        "gate and up. glm4: the same with norms after both branches, too. "
-        "bert: attention to both sides, norms after the sums, token types "
-        "(all tokens have type 0), and a dense layer before the tied output matrix; it learns to "
-        "fill in masked tokens (data.masked). gpt_neox: gpt2 with "
-        "rotary positions and exact GELU. opt: gpt2 with ReLU. cohere: llama with parallel "
-        "branches of one LayerNorm without bias, and rotary positions of neighbours. stablelm: "
-        "llama with LayerNorm. gemma2: gemma with norms before and after both branches. "
-        "mixtral, qwen2_moe, qwen3_moe, olmoe, gpt_oss, deepseek and glm4_moe are mixtures of "
-        "experts: "
-        "llama "
-        "with a router and "
+        "rotary positions of neighbours and one matrix for gate and up. glm4: the same with norms "
+        "after both branches, too. bert: attention to both sides, norms after the sums, token "
+        "types (all tokens have type 0), and a dense layer before the tied output matrix; it "
+        "learns to fill in masked tokens (data.masked). gpt_neox: gpt2 with rotary positions and "
+        "exact GELU. opt: gpt2 with ReLU. cohere: llama with parallel branches of one LayerNorm "
+        "without bias, and rotary positions of neighbours. stablelm: llama with LayerNorm. gemma2: "
+        "gemma with norms before and after both branches. mixtral, qwen2_moe, qwen3_moe, olmoe, "
+        "gpt_oss, deepseek and glm4_moe are mixtures of experts: llama with a router and "
         "num_experts feed-forward parts, of which each token has num_experts_per_tok. qwen2_moe: "
-        "one more that all tokens have. olmoe: norms of all of q and of k. gpt_oss: "
-        "sinks in attention, biases in router and experts, and a gate with limits. deepseek and "
-        "glm4_moe: "
-        "one "
-        "more for all tokens, and none in the first blocks. deepseek: multi-head latent "
+        "one more that all tokens have. olmoe: norms of all of q and of k. gpt_oss: sinks in "
+        "attention, biases in router and experts, and a gate with limits. deepseek and glm4_moe: "
+        "one more for all tokens, and none in the first blocks. deepseek: multi-head latent "
         "attention."),
     KEY("model.num_layers", INT, AT(model.num_layers), NONE, "[1,65536]", "blocks", FIXED,
         "Transformer blocks.", .why = program_blocks),
@@ -106,9 +96,7 @@ const configi_key configi_model_keys[] = {
     KEY("model.qkv_bias", BOOL, AT(model.qkv_bias), NONE, NONE, NONE, FIXED,
         "Whether the projections to queries, keys and values have biases, for llama, glm, glm4, "
         "cohere, stablelm, qwen2_moe, qwen3_moe, olmoe, gpt_oss, glm4_moe and deepseek (there, "
-        "those of its "
-        "input). "
-        "Default: true for glm and glm4, else false (Qwen2: true). gpt2, "
+        "those of its input). Default: true for glm and glm4, else false (Qwen2: true). gpt2, "
         "bert, opt, gpt_neox and starcoder2 always have them, the others never."),
     KEY("model.qk_norm", BOOL, AT(model.qk_norm), "false", NONE, NONE, FIXED,
         "Norms over each head of queries and keys before the rotation (llama, cohere, gemma2, "
@@ -121,8 +109,7 @@ const configi_key configi_model_keys[] = {
         "olmoe, gpt_oss, deepseek)."),
     KEY("model.mlp_bias", BOOL, AT(model.mlp_bias), "false", NONE, NONE, FIXED,
         "Whether the linear layers of the feed-forward part have biases (llama; deepseek: also "
-        "those "
-        "of the expert that all tokens have)."),
+        "those of the expert that all tokens have)."),
     KEY("model.activation", ENUM, AT(model.activation), "default",
         "default|gelu|gelu_tanh|relu|silu", NONE, FIXED,
         "The function of the feed-forward part, or of its gate. default: the family's own. gelu: "
@@ -246,12 +233,11 @@ const configi_key configi_model_keys[] = {
         "GLM-4: 0.5)."),
     KEY("model.rope_scaling.type", ENUM, AT(model.rope.scaling), "default",
         "default|linear|llama3|dynamic|yarn|longrope", NONE, FIXED,
-        "How rotary frequencies are stretched. linear: all are divided by factor. "
-        "llama3: those of long waves are divided, those of short waves stay, and those in "
-        "between are blended. yarn: as llama3, by another ramp, and scores grow. dynamic: the base "
-        "is raised if seq_length is above original_max_position_embeddings. longrope: each is "
-        "divided by its number of a list: long_factor if seq_length is above that, else "
-        "short_factor."),
+        "How rotary frequencies are stretched. linear: all are divided by factor. llama3: those of "
+        "long waves are divided, those of short waves stay, and those in between are blended. "
+        "yarn: as llama3, by another ramp, and scores grow. dynamic: the base is raised if "
+        "seq_length is above original_max_position_embeddings. longrope: each is divided by its "
+        "number of a list: long_factor if seq_length is above that, else short_factor."),
     KEY("model.rope_scaling.factor", FLOAT, AT(model.rope.factor), NONE, "(0,]", NONE, FIXED,
         "The divisor of the frequencies. dynamic: how many times longer sequences may be. "
         "longrope: it only gives attention_factor."),

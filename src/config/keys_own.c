@@ -71,15 +71,13 @@ const configi_key configi_own_keys[] = {
     KEY("data.masked", FLOAT, AT(data.masked), "0.15", "(0,1]", NONE, LATER,
         "Share of the tokens that a bert model learns to fill in. Of these, 80 % are replaced by "
         "data.mask_token, 10 % by a random token, and 10 % stay. The loss counts only them. The "
-        "choice is drawn anew in each epoch, from data.seed; in evaluation it is always the "
-        "same."),
+        "choice is drawn anew in each epoch, from data.seed; in evaluation it is always the same."),
     KEY("data.mask_token", INT, NOWHERE, NONE, "[0,999999999]", "token", LATER,
         "Id of the token that stands for a masked one (bert). Default: that of the tokenizer's "
         "[MASK].",
         .why = token_ids),
     KEY("data.format", ENUM, AT(data.format), "auto",
-        "auto|text|llmc|u16|u32|megatron|npy|jsonl|made|messages|alpaca|sharegpt|"
-        "prompt_completion",
+        "auto|text|llmc|u16|u32|megatron|npy|jsonl|made|messages|alpaca|sharegpt|prompt_completion",
         NONE, LATER_SILENT,
         "What the files hold: text (UTF-8; with the tokenizer bytes, any bytes), llm.c's .bin, raw "
         "16-bit or 32-bit token ids, little-endian, Megatron's .bin beside its .idx, NumPy's "
@@ -165,10 +163,9 @@ const configi_key configi_own_keys[] = {
 
     KEY("run.trace", BOOL, AT(run.trace), "true", NONE, NONE, FREE,
         "Whether the run writes trace.json when it ends. On a GPU this times each op by two "
-        "events. "
-        "Without them there are fewer calls of the driver, and busy_seconds and stall_seconds of "
-        "the GPU's lanes in metrics.jsonl are coarse, because the host then knows of an op when "
-        "it waits for it."),
+        "events. Without them there are fewer calls of the driver, and busy_seconds and "
+        "stall_seconds of the GPU's lanes in metrics.jsonl are coarse, because the host then knows "
+        "of an op when it waits for it."),
 
     KEY("run.tensorboard", PATH, NOWHERE, "false", NONE, NONE, FREE,
         "Event files for TensorBoard with the numbers of metrics.jsonl: losses, gradient norm, "
@@ -319,8 +316,7 @@ const configi_key configi_own_keys[] = {
     /* job_quantization.c takes the whole block and removes it */
     KEY("quantization_config", ANY, NOWHERE, NONE, NONE, NONE, FIXED,
         "transformers' BitsAndBytesConfig, or a block of that name in a config.json: another way "
-        "to "
-        "write state.params and state.rules."),
+        "to write state.params and state.rules."),
     KEY("bnb_4bit_quant_type", ENUM, NOWHERE, "fp4", "fp4|nf4", NONE, FIXED,
         "The format of load_in_4bit."),
     KEY("bnb_4bit_use_double_quant", BOOL, NOWHERE, "false", NONE, NONE, FIXED,

@@ -142,8 +142,7 @@ static int check_protobuf(const char *path, const char *text, uint64_t text_byte
     }
     return is_good ? 0
                    : err_set(ERR_INPUT,
-                             "%s is no model of SentencePiece: its fields break off "
-                             "at byte %llu",
+                             "%s is no model of SentencePiece: its fields break off at byte %llu",
                              path, (unsigned long long)at);
 }
 

@@ -354,11 +354,9 @@ static int read_parts(const unsigned char *bytes, const manifesti_header *header
                                header->leftover_count);
     text += header->leftover_bytes;
     if (!read_both_ranks(text, header, out))
-        return manifesti_wrong(reason,
-                               "its %" PRIu32 " ranks and the %" PRIu32
-                               " of its leftover slabs are "
-                               "not whole",
-                               header->world_size, header->leftover_rank_count);
+        return manifesti_wrong(
+            reason, "its %" PRIu32 " ranks and the %" PRIu32 " of its leftover slabs are not whole",
+            header->world_size, header->leftover_rank_count);
     text += ranks_bytes(header->world_size) + ranks_bytes(header->leftover_rank_count);
     if (!read_identity(text, header->identity_bytes, out))
         return manifesti_wrong(reason, "its identity text is not whole");

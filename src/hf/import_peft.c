@@ -52,8 +52,7 @@ static int check_tensor(const struct adapter_file *self, const model_tensor *ten
                        safetensors_shape(&expected, text));
     if (found->type == SAFETENSORS_OTHER)
         return err_set(ERR_INPUT,
-                       "%s: tensor %s has dtype %s, and adapters are read from F32, "
-                       "BF16 and F16",
+                       "%s: tensor %s has dtype %s, and adapters are read from F32, BF16 and F16",
                        self->table.path, found->name, found->type_name);
     return 0;
 }

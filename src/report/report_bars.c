@@ -78,8 +78,7 @@ void reporti_put_stalls(FILE *out, const reporti_run *run)
     }
     fprintf(out,
             "<p class=\"quiet\">Time in which the cores (or the GPU) were idle right before an op "
-            "of the unit, in the mean over "
-            "%u step%s of trace.json: %s of a step in all.</p>\n",
+            "of the unit, in the mean over %u step%s of trace.json: %s of a step in all.</p>\n",
             t->stall_steps, t->stall_steps == 1 ? "" : "s", reporti_seconds(total * 1e-6, text));
     put_causes(out, t);
     uint32_t rows = t->stall_count < ROWS_MAX ? t->stall_count : ROWS_MAX;
@@ -336,9 +335,8 @@ void reporti_put_placement(FILE *out, const reporti_run *run)
         return;
     }
     fputs("<p class=\"legend\"><span><i class=\"device\"></i>device</span> <span><i "
-          "class=\"host\"></i>host</span> "
-          "<span><i class=\"nvme\"></i>nvme</span> <span><i class=\"recompute\"></i>computed "
-          "again</span></p>\n",
+          "class=\"host\"></i>host</span> <span><i class=\"nvme\"></i>nvme</span> <span><i "
+          "class=\"recompute\"></i>computed again</span></p>\n",
           out);
     static_assert(STATE_KIND_COUNT == 5, "each kind has a column");
     reporti_begin_table(out, "Placement", "map",

@@ -111,8 +111,7 @@ void reporti_put_summary(FILE *out, const reporti_run *run)
     fputs("</dl>\n", out);
     if (json_is_false(reporti_at(run->plan, "machine.is_measured")))
         fputs("<p class=\"quiet\">Predictions are for stated default speeds, not for this machine "
-              "as measured: "
-              "<code>sluice probe</code> measures it.</p>\n",
+              "as measured: <code>sluice probe</code> measures it.</p>\n",
               out);
     if (reporti_is_disturbed(run)) {
         fputs("<p class=\"quiet\">The machine was measured beside other work (", out);
@@ -192,8 +191,7 @@ void reporti_put_steps(FILE *out, const reporti_run *run)
     if (steps->lines_per_bin > 1)
         fprintf(out,
                 "<p class=\"quiet\">%llu steps are drawn as %u points of up to %llu steps each: "
-                "lowest, mean and "
-                "highest.</p>\n",
+                "lowest, mean and highest.</p>\n",
                 (unsigned long long)run->metrics.step_lines, steps->count,
                 (unsigned long long)steps->lines_per_bin);
     if (run->metrics.nonfinite_losses > 0)
@@ -302,8 +300,7 @@ void reporti_put_memory(FILE *out, const reporti_run *run)
         put_tier(out, run, a);
     reporti_end_table(out);
     fputs("<p class=\"quiet\">Reserved is the end of the highest byte that any program uses; "
-          "buffers have fixed "
-          "addresses, so more is reserved than is in use at a time.</p>\n",
+          "buffers have fixed addresses, so more is reserved than is in use at a time.</p>\n",
           out);
 }
 

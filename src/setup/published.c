@@ -41,8 +41,7 @@ static const char infinity[] = "ZeRO-Infinity (arXiv 2104.07857), DGX-2 with NVM
 
 static const char upper_bound[] =
     "The formula counts states alone. The paper's runs also hold activations, fp32 buffers and "
-    "fragments; here everything has its address in one arena, and a block is recomputed at a "
-    "time.";
+    "fragments; here everything has its address in one arena, and a block is recomputed at a time.";
 static const char one_arena[] =
     "The paper's run also holds activations, fused fp32 buffers and fragments of PyTorch's "
     "allocator; here everything has its address in one arena.";

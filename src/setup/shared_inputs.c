@@ -208,9 +208,8 @@ int setupi_compare_programs(const struct setup *self)
         if (own[k] != all[k])
             rc = err_set(
                 ERR_INTERNAL,
-                "the program \"%s\" differs from rank 0's (%016llx, not %016llx), so "
-                "their collectives would not meet: start all ranks with the same sluice and "
-                "the same job",
+                "the program \"%s\" differs from rank 0's (%016llx, not %016llx), so their "
+                "collectives would not meet: start all ranks with the same sluice and the same job",
                 program_kind_name((enum program_kind)k), (unsigned long long)own[k],
                 (unsigned long long)all[k]);
     return comm_agree(ranks->comm, "program hashes", rc);

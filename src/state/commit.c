@@ -183,9 +183,8 @@ static int compare_copies(const state_commit *commit, uint64_t count)
             if (memcmp(&all[r * count + i], &all[i], sizeof *all) != 0)
                 return err_set(
                     ERR_CORRUPT,
-                    "with ZeRO stage 0 all ranks have the same state, but tile %u of unit "
-                    "%s on rank %u differs from rank 0's (checksum %016llx, not %016llx): "
-                    "%s",
+                    "with ZeRO stage 0 all ranks have the same state, but tile %u of unit %s on "
+                    "rank %u differs from rank 0's (checksum %016llx, not %016llx): %s",
                     tile->tile, self->setup->net->units[tile->unit].name, r,
                     (unsigned long long)all[r * count + i].checksum,
                     (unsigned long long)all[i].checksum,

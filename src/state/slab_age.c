@@ -117,9 +117,8 @@ static int compare_samples(sampler *self, const uint64_t *idx, uint32_t count)
     return err_set(
         ERR_CORRUPT,
         "the slab %s is not that of the run's commit of step %" PRIu64
-        ": none of %u tiles that were compared is as committed, so it is an old copy "
-        "or was overwritten; put the right slab back, or the run directory of the slab's "
-        "time too",
+        ": none of %u tiles that were compared is as committed, so it is an old copy or was "
+        "overwritten; put the right slab back, or the run directory of the slab's time too",
         path, newest->step, count);
 }
 

@@ -224,8 +224,7 @@ static int check_turns(const chat_form *form, const chat_message *messages, size
     *taker = SIZE_MAX;
     if (has_system && form->system_place == CHAT_SYSTEM_REFUSED)
         return err_set(ERR_INPUT,
-                       "message 0 is of \"system\", which the chat template %s does not "
-                       "have",
+                       "message 0 is of \"system\", which the chat template %s does not have",
                        form->name);
     if (!has_system && form->system_place == CHAT_SYSTEM_NEEDED)
         return err_set(ERR_INPUT,

@@ -114,8 +114,7 @@ void loop_tell_lost_lines(struct loop *self)
 {
     if (self->lost_line_count > 0)
         log_warn("metrics.jsonl lacks %" PRIu64
-                 " lines, because its disk was full; the run's state "
-                 "is complete",
+                 " lines, because its disk was full; the run's state is complete",
                  self->lost_line_count);
     self->lost_line_count = 0;
 }
