@@ -82,95 +82,58 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path)
     return configi_mark_expanded(reader);
 }
 
-/* The defaults of a family, and its options: keys that others refuse. */
-struct rules {
-    const char *family;
-    bool has_table; /* of positions; the others have rotary positions */
-    bool has_wide_ffn, ties;
-    bool drops_branches, drops_rows; /* dropouts of branches, and of the embedding's rows */
-    bool is_biased;                  /* qkv_bias is true by default */
-    bool has_qkv_bias, has_out_bias, has_mlp_bias, has_qk_norm, has_multiplier, has_parallel;
-    bool has_experts, has_shared; /* a mixture of experts; with an expert for all tokens */
-    bool has_limit;
-    bool has_sinks, has_latents, has_dense; /* has_dense: the first blocks may be no mixture */
+/* What families have: defaults, and options, which are keys that the others refuse. */
+enum {
+    TABLE = 1 << 0, /* of positions; the others have rotary positions */
+    WIDE_FFN = 1 << 1,
+    TIED = 1 << 2,
+    BRANCH_DROPOUT = 1 << 3,
+    ROW_DROPOUT = 1 << 4, /* of the embedding's rows */
+    BIASED = 1 << 5,      /* qkv_bias is true by default */
+    QKV_BIAS = 1 << 6,
+    OUT_BIAS = 1 << 7,
+    MLP_BIAS = 1 << 8,
+    QK_NORM = 1 << 9,
+    MULTIPLIER = 1 << 10,
+    PARALLEL = 1 << 11,
+    EXPERTS = 1 << 12, /* a mixture of experts */
+    SHARED = 1 << 13,  /* with an expert for all tokens */
+    DENSE = 1 << 14,   /* whose first blocks may be no mixture */
+    LIMIT = 1 << 15,
+    SINKS = 1 << 16,
+    LATENTS = 1 << 17,
 };
 
-static struct rules rules_of(const char *family)
+static unsigned traits_of(const char *family)
 {
-    static const struct rules known[] = {
-        {.family = "gpt2",
-         .is_biased = true,
-         .has_table = true,
-         .has_wide_ffn = true,
-         .ties = true,
-         .drops_branches = true,
-         .drops_rows = true},
-        {.family = "llama",
-         .has_qkv_bias = true,
-         .has_out_bias = true,
-         .has_mlp_bias = true,
-         .has_qk_norm = true,
-         .has_multiplier = true,
-         .has_sinks = true},
-        {.family = "starcoder2", .drops_branches = true, .drops_rows = true},
-        {.family = "phi3", .drops_branches = true},
-        {.family = "glm", .is_biased = true, .has_qkv_bias = true},
-        {.family = "glm4", .is_biased = true, .has_qkv_bias = true},
-        {.family = "gpt_neox",
-         .has_wide_ffn = true,
-         .drops_branches = true,
-         .drops_rows = true,
-         .has_parallel = true},
-        {.family = "opt",
-         .has_table = true,
-         .has_wide_ffn = true,
-         .ties = true,
-         .drops_branches = true},
-        {.family = "bert",
-         .has_table = true,
-         .has_wide_ffn = true,
-         .ties = true,
-         .drops_branches = true,
-         .is_biased = true},
-        {.family = "cohere",
-         .ties = true,
-         .has_qkv_bias = true,
-         .has_out_bias = true,
-         .has_qk_norm = true},
-        {.family = "gemma2", .has_qk_norm = true},
-        {.family = "mixtral", .has_experts = true},
-        {.family = "qwen2_moe", .has_qkv_bias = true, .has_experts = true, .has_shared = true},
-        {.family = "qwen3_moe",
-         .has_qkv_bias = true,
-         .has_out_bias = true,
-         .has_qk_norm = true,
-         .has_experts = true},
-        {.family = "olmoe", .has_qkv_bias = true, .has_out_bias = true, .has_experts = true},
-        {.family = "gpt_oss",
-         .has_qkv_bias = true,
-         .has_out_bias = true,
-         .has_experts = true,
-         .has_limit = true},
-        {.family = "deepseek",
-         .has_qkv_bias = true,
-         .has_out_bias = true,
-         .has_mlp_bias = true,
-         .has_latents = true,
-         .has_experts = true,
-         .has_shared = true,
-         .has_dense = true},
-        {.family = "glm4_moe",
-         .has_qkv_bias = true,
-         .has_qk_norm = true,
-         .has_experts = true,
-         .has_shared = true,
-         .has_dense = true},
-        {.family = "stablelm", .drops_branches = true, .has_qkv_bias = true, .has_parallel = true},
+    static const struct {
+        const char *family;
+        unsigned has;
+    } known[] = {
+        {"gpt2", BIASED | TABLE | WIDE_FFN | TIED | BRANCH_DROPOUT | ROW_DROPOUT},
+        {"llama", QKV_BIAS | OUT_BIAS | MLP_BIAS | QK_NORM | MULTIPLIER | SINKS},
+        {"starcoder2", BRANCH_DROPOUT | ROW_DROPOUT},
+        {"phi3", BRANCH_DROPOUT},
+        {"glm", BIASED | QKV_BIAS},
+        {"glm4", BIASED | QKV_BIAS},
+        {"gpt_neox", WIDE_FFN | BRANCH_DROPOUT | ROW_DROPOUT | PARALLEL},
+        {"opt", TABLE | WIDE_FFN | TIED | BRANCH_DROPOUT},
+        {"bert", TABLE | WIDE_FFN | TIED | BRANCH_DROPOUT | BIASED},
+        {"cohere", TIED | QKV_BIAS | OUT_BIAS | QK_NORM},
+        {"gemma2", QK_NORM},
+        {"mixtral", EXPERTS},
+        {"qwen2_moe", QKV_BIAS | EXPERTS | SHARED},
+        {"qwen3_moe", QKV_BIAS | OUT_BIAS | QK_NORM | EXPERTS},
+        {"olmoe", QKV_BIAS | OUT_BIAS | EXPERTS},
+        {"gpt_oss", QKV_BIAS | OUT_BIAS | EXPERTS | LIMIT},
+        {"deepseek", QKV_BIAS | OUT_BIAS | MLP_BIAS | LATENTS | EXPERTS | SHARED | DENSE},
+        {"glm4_moe", QKV_BIAS | QK_NORM | EXPERTS | SHARED | DENSE},
+        {"stablelm", BRANCH_DROPOUT | QKV_BIAS | PARALLEL},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (strcmp(known[i].family, family) == 0)
-            return known[i];
-    return (struct rules){.family = family};
+            return known[i].has;
+    return 0;
 }
 
 static int check_required(const configi_reader *reader, const char *path)
@@ -277,75 +240,74 @@ static int fill_pairs(const configi_reader *reader, rope_form *rope)
 }
 
 /* Checks keys that only some families have, and fills those that the family leaves open. */
-static int fill_variant(const configi_reader *reader, const struct rules *of,
-                        struct job_model *model)
+static int fill_variant(const configi_reader *reader, unsigned has, struct job_model *model)
 {
     static const char bias[] = "model.qkv_bias", positions[] = "model.position_count";
-    bool is_bert = strcmp(of->family, "bert") == 0;
+    bool is_bert = strcmp(model->family, "bert") == 0;
     const struct {
         const char *path;
         bool is_given, is_there;
     } options[] = {
-        {"model.out_bias", model->out_bias, of->has_out_bias},
-        {"model.mlp_bias", model->mlp_bias, of->has_mlp_bias},
-        {"model.residual_multiplier", model->residual_multiplier != 0, of->has_multiplier},
-        {"model.qk_norm", model->qk_norm, of->has_qk_norm},
-        {"model.parallel_residual", model->parallel_residual, of->has_parallel},
-        {"model.attention_sinks", model->attention_sinks, of->has_sinks},
-        {"model.kv_latent_size", model->kv_latent_size != 0, of->has_latents},
-        {"model.q_latent_size", model->q_latent_size != 0, of->has_latents},
-        {"model.rope_head_dim", model->rope_head_dim != 0, of->has_latents},
-        {"model.value_head_dim", model->value_head_dim != 0, of->has_latents},
-        {"model.rope_halves", model->rope_halves, of->has_latents},
-        {bias, configi_get(reader, bias) != NULL, of->has_qkv_bias || of->is_biased},
-        {"model.rope_scaling", model->rope.scaling != ROPE_PLAIN, !of->has_table},
+        {"model.out_bias", model->out_bias, has & OUT_BIAS},
+        {"model.mlp_bias", model->mlp_bias, has & MLP_BIAS},
+        {"model.residual_multiplier", model->residual_multiplier != 0, has & MULTIPLIER},
+        {"model.qk_norm", model->qk_norm, has & QK_NORM},
+        {"model.parallel_residual", model->parallel_residual, has & PARALLEL},
+        {"model.attention_sinks", model->attention_sinks, has & SINKS},
+        {"model.kv_latent_size", model->kv_latent_size != 0, has & LATENTS},
+        {"model.q_latent_size", model->q_latent_size != 0, has & LATENTS},
+        {"model.rope_head_dim", model->rope_head_dim != 0, has & LATENTS},
+        {"model.value_head_dim", model->value_head_dim != 0, has & LATENTS},
+        {"model.rope_halves", model->rope_halves, has & LATENTS},
+        {bias, configi_get(reader, bias) != NULL, has & (QKV_BIAS | BIASED)},
+        {"model.rope_scaling", model->rope.scaling != ROPE_PLAIN, !(has & TABLE)},
         {"model.partial_rotary_factor", model->partial_rotary_factor != 1,
-         !of->has_table && !of->has_latents},
-        {"model.nope_interval", model->nope_interval != 0, !of->has_table},
+         !(has & (TABLE | LATENTS))},
+        {"model.nope_interval", model->nope_interval != 0, !(has & TABLE)},
         {"model.type_count", model->type_count != 0, is_bert},
-        {positions, model->position_count != 0, of->has_table},
-        {"model.num_experts", model->num_experts != 0, of->has_experts},
-        {"model.num_experts_per_tok", model->num_experts_per_tok != 0, of->has_experts},
-        {"model.expert_ffn_size", model->expert_ffn_size != 0, of->has_experts},
-        {"model.experts_per_unit", model->experts_per_unit != 0, of->has_experts},
-        {"model.expert_parallel_size", model->expert_parallel_size != 1, of->has_experts},
-        {"model.norm_topk_prob", model->norm_topk_prob, of->has_experts},
-        {"model.routed_scaling_factor", model->routed_scaling_factor != 0, of->has_experts},
-        {"model.router_aux_loss_coef", model->router_aux_loss_coef != 0, of->has_experts},
-        {"model.router_z_loss_coef", model->router_z_loss_coef != 0, of->has_experts},
-        {"model.shared_ffn_size", model->shared_ffn_size != 0, of->has_shared},
-        {"model.swiglu_limit", model->swiglu_limit != 0, of->has_limit},
-        {"model.scoring_func", model->scoring_func != JOB_SOFTMAX, of->has_dense},
-        {"model.n_group", model->n_group != 0, of->has_dense},
-        {"model.topk_group", model->topk_group != 0, of->has_dense},
-        {"model.first_k_dense_replace", model->first_k_dense_replace != 0, of->has_dense},
+        {positions, model->position_count != 0, has & TABLE},
+        {"model.num_experts", model->num_experts != 0, has & EXPERTS},
+        {"model.num_experts_per_tok", model->num_experts_per_tok != 0, has & EXPERTS},
+        {"model.expert_ffn_size", model->expert_ffn_size != 0, has & EXPERTS},
+        {"model.experts_per_unit", model->experts_per_unit != 0, has & EXPERTS},
+        {"model.expert_parallel_size", model->expert_parallel_size != 1, has & EXPERTS},
+        {"model.norm_topk_prob", model->norm_topk_prob, has & EXPERTS},
+        {"model.routed_scaling_factor", model->routed_scaling_factor != 0, has & EXPERTS},
+        {"model.router_aux_loss_coef", model->router_aux_loss_coef != 0, has & EXPERTS},
+        {"model.router_z_loss_coef", model->router_z_loss_coef != 0, has & EXPERTS},
+        {"model.shared_ffn_size", model->shared_ffn_size != 0, has & SHARED},
+        {"model.swiglu_limit", model->swiglu_limit != 0, has & LIMIT},
+        {"model.scoring_func", model->scoring_func != JOB_SOFTMAX, has & DENSE},
+        {"model.n_group", model->n_group != 0, has & DENSE},
+        {"model.topk_group", model->topk_group != 0, has & DENSE},
+        {"model.first_k_dense_replace", model->first_k_dense_replace != 0, has & DENSE},
     };
     if (configi_is_auto(reader, "model.expert_parallel_size"))
         model->expert_parallel_size = 0;
-    bool is_mixture = of->has_experts && !(of->has_dense && model->num_experts == 0 &&
+    bool is_mixture = (has & EXPERTS) && !((has & DENSE) && model->num_experts == 0 &&
                                            model->first_k_dense_replace >= model->num_layers);
     if (is_mixture && !configi_get(reader, "model.norm_topk_prob"))
-        model->norm_topk_prob = strcmp(of->family, "mixtral") == 0 || of->has_limit;
+        model->norm_topk_prob = strcmp(model->family, "mixtral") == 0 || (has & LIMIT);
     if (is_mixture) {
         TRY(check_required(reader, "model.num_experts"));
         TRY(check_required(reader, "model.num_experts_per_tok"));
     }
-    if (is_mixture && of->has_shared)
+    if (is_mixture && (has & SHARED))
         TRY(check_required(reader, "model.shared_ffn_size"));
     TRY(check_rope_scaling(reader, &model->rope));
     TRY(fill_pairs(reader, &model->rope));
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
         if (options[i].is_given && !options[i].is_there)
             return configi_error(reader, options[i].path,
-                                 "the %s family has no such option: leave it out", of->family);
+                                 "the %s family has no such option: leave it out", model->family);
     if (is_bert && !model->tie_embeddings)
         return configi_error(reader, "model.tie_embeddings",
                              "the output matrix of the bert family is the embedding: leave it out");
     if (!configi_get(reader, bias))
-        model->qkv_bias = of->is_biased;
-    if (of->is_biased && !of->has_qkv_bias && !model->qkv_bias)
+        model->qkv_bias = has & BIASED;
+    if ((has & BIASED) && !(has & QKV_BIAS) && !model->qkv_bias)
         return configi_error(reader, bias, "the %s family always has these biases: leave it out",
-                             of->family);
+                             model->family);
     if (model->position_count != 0 && model->position_count < model->seq_length)
         return configi_error(reader, positions,
                              "%" PRIu64 " is below model.seq_length, %" PRIu64
@@ -355,28 +317,26 @@ static int fill_variant(const configi_reader *reader, const struct rules *of,
 }
 
 /* Refuses dropouts of other families. train.dropout replaces those of this family. */
-static int fill_dropout(const configi_reader *reader, const struct rules *of,
-                        struct job_model *model)
+static int fill_dropout(const configi_reader *reader, unsigned has, struct job_model *model)
 {
     const json_t *instead = configi_get(reader, "train.dropout");
-    const char *other = model->hidden_dropout != 0 && !of->drops_branches ? "model.hidden_dropout"
-                        : model->embedding_dropout != 0 && !of->drops_rows
-                            ? "model.embedding_dropout"
-                            : NULL;
+    const char *other =
+        model->hidden_dropout != 0 && !(has & BRANCH_DROPOUT)   ? "model.hidden_dropout"
+        : model->embedding_dropout != 0 && !(has & ROW_DROPOUT) ? "model.embedding_dropout"
+                                                                : NULL;
     if (other)
         return configi_error(reader, other, "the %s family has no such dropout: leave it out",
                              model->family);
     if (instead) {
-        model->hidden_dropout = of->drops_branches ? json_number_value(instead) : 0;
-        model->embedding_dropout = of->drops_rows ? json_number_value(instead) : 0;
+        model->hidden_dropout = has & BRANCH_DROPOUT ? json_number_value(instead) : 0;
+        model->embedding_dropout = has & ROW_DROPOUT ? json_number_value(instead) : 0;
         model->attention_dropout = json_number_value(instead);
     }
     return 0;
 }
 
 /* Checks which blocks have a window. */
-static int check_window(const configi_reader *reader, const struct rules *of,
-                        const struct job_model *model)
+static int check_window(const configi_reader *reader, unsigned has, const struct job_model *model)
 {
     static const char path[] = "model.window_pattern", theta[] = "model.window_rope_theta";
     const char *pattern = model->window_pattern;
@@ -384,10 +344,10 @@ static int check_window(const configi_reader *reader, const struct rules *of,
         return configi_error(reader, path, "\"%.64s\" has other letters than w and f", pattern);
     if (pattern[0] != '\0' && model->window == 0 && model->window_rope_theta == 0)
         return configi_error(reader, path, "there is no window: give model.window");
-    if (strcmp(of->family, "bert") == 0 && model->window != 0)
+    if (strcmp(model->family, "bert") == 0 && model->window != 0)
         return configi_error(reader, "model.window",
                              "the bert family attends to both sides: leave it out");
-    if (model->window_rope_theta != 0 && of->has_table)
+    if (model->window_rope_theta != 0 && (has & TABLE))
         return configi_error(reader, theta, "the %s family has no rotary positions: leave it out",
                              model->family);
     if (model->window_rope_theta != 0 && !(model->window_rope_theta > 1))
@@ -431,12 +391,12 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
         return configi_error(reader, "model.family",
                              "missing; give model.preset or model.hf, or a family such as gpt2 or "
                              "llama and the dimensions");
-    const struct rules of = rules_of(model->family);
+    const unsigned has = traits_of(model->family);
     TRY(check_required(reader, "model.num_layers"));
     TRY(check_required(reader, "model.hidden_size"));
     TRY(check_required(reader, "model.num_heads"));
     TRY(check_required(reader, "model.seq_length"));
-    if (of.has_latents) {
+    if (has & LATENTS) {
         TRY(check_required(reader, "model.kv_latent_size"));
         TRY(check_required(reader, "model.rope_head_dim"));
         TRY(check_required(reader, "model.head_dim"));
@@ -445,12 +405,12 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
     if (model->num_kv_heads == 0)
         model->num_kv_heads = model->num_heads;
     if (model->ffn_size == 0)
-        model->ffn_size = default_ffn_size(of.has_wide_ffn, model->hidden_size);
+        model->ffn_size = default_ffn_size(has & WIDE_FFN, model->hidden_size);
     if (!configi_get(reader, "model.tie_embeddings"))
-        model->tie_embeddings = of.ties;
+        model->tie_embeddings = has & TIED;
     TRY(configi_check_fp32(reader, "model.init_std", model->init_std));
     TRY(check_factors(reader, model));
-    TRY(fill_dropout(reader, &of, model));
-    TRY(check_window(reader, &of, model));
-    return fill_variant(reader, &of, model);
+    TRY(fill_dropout(reader, has, model));
+    TRY(check_window(reader, has, model));
+    return fill_variant(reader, has, model);
 }
