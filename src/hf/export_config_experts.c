@@ -43,6 +43,19 @@ bool hfi_is_other_mixture(const struct job_model *from, const char *type)
            (has_attention_bias(type) && from->qkv_bias != from->out_bias);
 }
 
+/* `keys` with those of the other two objects, which it releases; NULL: there is no memory. */
+static json_t *joined(json_t *keys, json_t *more, json_t *own)
+{
+    bool is_whole = keys && more && own && json_object_update(keys, more) == 0 &&
+                    json_object_update(keys, own) == 0;
+    json_decref(more);
+    json_decref(own);
+    if (is_whole)
+        return keys;
+    json_decref(keys);
+    return NULL;
+}
+
 /* The keys of families whose first blocks have no experts. There may be none at all. */
 static json_t *late_keys(const struct job_model *from, const char *type)
 {
@@ -69,14 +82,7 @@ static json_t *late_keys(const struct job_model *from, const char *type)
                       ? json_pack("{s:b, s:s}", "mlp_bias", (int)from->mlp_bias, "topk_method",
                                   from->n_group ? "group_limited_greedy" : "greedy")
                       : json_object();
-    bool is_whole = keys && experts && own && json_object_update(keys, experts) == 0 &&
-                    json_object_update(keys, own) == 0;
-    json_decref(experts);
-    json_decref(own);
-    if (is_whole)
-        return keys;
-    json_decref(keys);
-    return NULL;
+    return joined(keys, experts, own);
 }
 
 static json_t *own_keys(const struct job_model *from, const char *type)
@@ -107,14 +113,7 @@ static json_t *own_keys(const struct job_model *from, const char *type)
             ? json_pack("{s:b}", "attention_bias", (int)from->out_bias)
             : json_pack("{s:b, s:I}", "qkv_bias", (int)from->qkv_bias,
                         "shared_expert_intermediate_size", (json_int_t)from->shared_ffn_size);
-    bool is_whole = keys && more && own && json_object_update(keys, more) == 0 &&
-                    json_object_update(keys, own) == 0;
-    json_decref(more);
-    json_decref(own);
-    if (is_whole)
-        return keys;
-    json_decref(keys);
-    return NULL;
+    return joined(keys, more, own);
 }
 
 json_t *hfi_mixture_keys(const struct job_model *from, const char *type)
