@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "plan/plan.h"
-#include "setup/waits_text.h"
+#include "setup/setup_internal.h"
 
 #define MEMBER_TYPE(member)                                                                        \
     _Generic(((struct setup_summary *)NULL)->member,                                               \

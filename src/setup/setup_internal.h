@@ -110,4 +110,12 @@ int setupi_share_inputs(struct setup *self) MUST_CHECK;
 /* ERR_INTERNAL, on all ranks, if their programs differ. */
 int setupi_compare_programs(const struct setup *self) MUST_CHECK;
 
+/* ---- the critical path (plan/waits.h): waits_text.c ---- */
+
+/* Fills the waits of a summary whose other figures are known. None where memory is short. */
+void setupi_summarize_waits(const struct setup *self, struct setup_summary *out);
+/* The waits as an array of objects, with the sentences that `sluice plan` prints. The caller owns
+ * it. NULL: no memory. */
+struct json_t *setupi_waits_json(const struct setup_summary *plan);
+
 #endif

@@ -12,7 +12,6 @@
 #include "plan/plan.h"
 #include "plan/zero.h"
 #include "setup/setup_internal.h"
-#include "setup/waits_text.h"
 
 /* The program that reaches highest in the arena. */
 static const program *highest_program(const struct setup *self, enum tier which)

@@ -1,12 +1,11 @@
-/* The critical path of a plan in sentences and as JSON. See waits_text.h. */
-#include "setup/waits_text.h"
-
+/* The critical path of a plan in sentences and as JSON. See setup_internal.h. */
 #include <assert.h>
+#include <jansson.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "setup/setup.h"
+#include "setup/setup_internal.h"
 
 enum { WORKS_MOST = 3 };
 

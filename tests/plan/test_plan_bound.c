@@ -9,7 +9,6 @@
 
 #include "base/rng.h"
 #include "plan/simulate/simulate_internal.h"
-#include "plan/simulate/waits_internal.h"
 #include "plan/waits.h"
 #include "tests/unit.h"
 

@@ -1,4 +1,5 @@
-/* A program's ops in its own order, timed again without those of commits. See waits_internal.h.
+/* A program's ops in its own order, timed again without those of commits. See
+ * simulate_internal.h.
  *
  * Each lane takes its ops in program order, and each op waits for its dependencies and for the op
  * that it was put behind on the drives. Ops that run together share the machine as in the
@@ -9,7 +10,6 @@
 
 #include "base/mem.h"
 #include "plan/simulate/simulate_internal.h"
-#include "plan/simulate/waits_internal.h"
 
 struct replay {
     const program *prog;

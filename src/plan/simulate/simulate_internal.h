@@ -225,4 +225,11 @@ int plani_phases_bound(const plani_builder *b, bool commits, uint64_t *ns) MUST_
 int plani_trial_bound(const plani_builder *b, bool commits, uint64_t *ns) MUST_CHECK;
 int plani_schedule_bound(const plani_builder *b, bool commits, uint64_t *ns) MUST_CHECK;
 
+/* ---- times without some ops: replay.c ------------------------------------------------------- */
+
+/* Times the program's ops again, in its own order, without those left out: they are done from the
+ * start. Fills start and end of the others, and the length of the whole. -ENOMEM. */
+int plani_replay(const plan_machine *machine, const program *prog, const bool *is_left_out,
+                 uint64_t *start_ns, uint64_t *end_ns, uint64_t *length_ns) MUST_CHECK;
+
 #endif

@@ -14,7 +14,6 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "plan/simulate/simulate_internal.h"
-#include "plan/simulate/waits_internal.h"
 
 enum { SLICES_MOST = 256 };
 
