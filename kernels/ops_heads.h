@@ -14,8 +14,8 @@
  *
  *   forward    attention_forward, then attention_sinks: with L = log(exp(lse) + exp(s)),
  *              output *= exp(lse - L), then lse = L
- *   backward   attention_backward with that output and lse. Its probabilities exp(score - L) and its
- *              delta = rowsum(output_grad * output) are then those with sinks.
+ *   backward   attention_backward with that output and lse. Its probabilities exp(score - L) and
+ *              its delta = rowsum(output_grad * output) are then those with sinks.
  *              attention_sinks_backward: sinks_grad[h] -= sum of exp(s - L) * delta over all rows
  *
  * The output is rounded once more than without sinks. The sum over rows has a fixed order and does

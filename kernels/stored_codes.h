@@ -14,9 +14,9 @@
 #define STORED_ON_GPU
 #endif
 
-/* Bodies of arrays of fp32. NF4 and FP4: bitsandbytes' get_4bit_type, whose two zeros are +0. E2M1: the OCP Microscaling
- * formats. DYNAMIC: the values of bitsandbytes' create_dynamic_map that are above 0; see
- * stored_dynamic. */
+/* Bodies of arrays of fp32. NF4 and FP4: bitsandbytes' get_4bit_type, whose two zeros are +0. E2M1:
+ * the OCP Microscaling formats. DYNAMIC: the values of bitsandbytes' create_dynamic_map that are
+ * above 0; see stored_dynamic. */
 #define STORED_NF4_VALUES                                                                          \
     {                                                                                              \
         -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,                  \

@@ -27,8 +27,8 @@ typedef struct sim_store sim_store;
 int sim_store_create(const slab *target, sim_store **out) MUST_CHECK;
 /* Makes drives that keep no bytes, for state that no machine here could hold. A read leaves memory
  * as it is, and a write changes nothing. Time is virtual here too; paced lanes over such drives are
- * drives of a stated speed (tests/swap/lane_pace.h). Of the calls below only sim_store_destroy,
- * sim_store_cut and sim_store_sync may be made. -ENOMEM. */
+ * drives of a stated speed (tests/swap/lane_pace.h). Only three of the calls below may be
+ * made: sim_store_destroy, sim_store_cut and sim_store_sync. -ENOMEM. */
 int sim_store_create_empty(const slab *target, sim_store **out) MUST_CHECK;
 void sim_store_destroy(sim_store *self); /* after the io that uses it; NULL is allowed */
 

@@ -94,8 +94,8 @@ size_t cpui_attention_worker_layout(const kernel_attention *attention, bool back
 typedef void attention_task(const kernel_attention *attention, const void *args,
                             attention_worker *worker, uint64_t task);
 
-/* Runs tasks [0, task_count): each thread has a worker in `scratch` and takes the next task whenever
- * it is done with one. Returns the failure of the thread that reported last. */
+/* Runs tasks [0, task_count). Each thread has a worker in `scratch` and takes the next task when it
+ * is free. Returns the failure of the thread that reported last. */
 int cpui_attention_run(const kernel_attention *attention, bool backward, void *scratch,
                        uint64_t task_count, attention_task *run, const void *args);
 

@@ -19,7 +19,7 @@ struct plain_product {
 
 struct plain_product_table {
     const char *name;
-    /* Computes the columns from `column` on, PLAIN_PANEL_COLUMNS of them or as many as there are.
+    /* Computes PLAIN_PANEL_COLUMNS columns from `column` on, or fewer at the end.
      * packed: [k * PLAIN_PANEL_COLUMNS] scratch of the calling thread. */
     void (*panel)(const struct plain_product *product, uint64_t column, float *packed);
 };

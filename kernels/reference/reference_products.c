@@ -124,8 +124,8 @@ size_t refi_attention_forward_scratch_bytes(const kernel_attention *attention)
     return attention->desc.tokens * sizeof(double);
 }
 
-/* Scratch in double: probabilities and their gradients [2, T], then the sums of k_grad [T, D] and of
- * v_grad [T, E]. */
+/* Scratch in double: probabilities and their gradients [2, T], then the sums of k_grad [T, D] and
+ * of v_grad [T, E]. */
 size_t refi_attention_backward_scratch_bytes(const kernel_attention *attention)
 {
     const attention_desc *desc = &attention->desc;

@@ -59,9 +59,9 @@ enum stored_scale {
     STORED_SCALE_E8M0    /* 2^(code - 127); 255 is NaN */
 };
 
-/* A matrix in a format, for whoever walks through it. It is cut into lines, and each line into runs
- * of neighbours that share a scale; the last run of a line may be shorter. Run r of line l has
- * scale l / lines_per_scale * line_runs + r. */
+/* How the elements and scales of a matrix follow each other. The matrix is cut into lines, and each
+ * line into runs of neighbours that share a scale; the last run of a line may be shorter. Run r of
+ * line l has scale l / lines_per_scale * line_runs + r. */
 struct stored_layout {
     enum stored_code code;
     enum stored_scale scale;

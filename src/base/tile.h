@@ -109,9 +109,9 @@ static inline bool tile_streams_is_valid(uint32_t streams)
     return true;
 }
 
-/* True if stream 0 holds only the low halves of masters, or nothing of them, so that the working
- * copy is part of the state: it is the high halves, or the masters themselves. What is said of
- * halves elsewhere holds for both; then the low ones have no bytes. */
+/* True if stream 0 holds only the low halves of masters, or nothing of them. The working copy is
+ * then part of the state: it is the high halves, or the masters themselves. Other comments speak of
+ * halves in both cases; in the second one the low halves have no bytes. */
 static inline bool tile_master_is_split(uint32_t streams)
 {
     enum tile_format master = tile_stream_format(streams, 0);

@@ -82,7 +82,7 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path)
     return configi_mark_expanded(reader);
 }
 
-/* What families have: defaults, and options, which are keys that the others refuse. */
+/* Traits of families: defaults, and options, which are keys that other families refuse. */
 enum {
     TABLE = 1 << 0, /* of positions; the others have rotary positions */
     WIDE_FFN = 1 << 1,

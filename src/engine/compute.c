@@ -108,8 +108,8 @@ static void run_updates(void *user)
     lane_worker_pause(((struct engine *)user)->core_lane);
 }
 
-/* True if updates may run so: on the worker that computes, unless it is a test's own. run.paranoid
- * has scratch for one op at a time. */
+/* True if updates may run in pauses of the worker that computes: it has no thread of a test, and
+ * not run.paranoid, which has scratch for one op at a time. */
 static bool may_pause(const struct engine *self)
 {
     return self->core_lane && !self->update_lane && !self->test && !self->setup->job->run.paranoid;

@@ -102,7 +102,7 @@ bool hfi_has_adapter(const export_adapters *self, uint32_t unit, const model_ten
 }
 
 /* The two matrices of one adapter, and its scale, for a merge. An adapter of experts has matrices
- * of all experts that the tensor has; each is of `rows` rows of the weight. */
+ * for all experts of the tensor; each serves `rows` rows of the weight. */
 struct merged {
     const float *a, *b;
     uint64_t rank, rows, columns;
@@ -174,9 +174,9 @@ int hfi_check_adapters(const model *net)
     return 0;
 }
 
-/* True if PEFT would take the module for that of routed experts, whose projections have the same
- * last names in older checkpoints of these types. Named as parameters, such modules are taken for
- * what they are. */
+/* True if PEFT would mistake the module for one of routed experts, whose projections have the same
+ * last names in older checkpoints of these types. It does not if such modules are named as
+ * parameters. */
 static bool is_mistaken(const model_spec *spec, const char *target)
 {
     return (spec->family == MODEL_DEEPSEEK || spec->family == MODEL_GLM4_MOE) &&

@@ -58,7 +58,7 @@ static const modeli_row *rows_of(const modeli_family *family, enum target_group 
                                     : family->experts;
 }
 
-/* Counts the targets of a group that a row has. */
+/* Counts the row's targets of a group. */
 static uint32_t target_count(const modeli_row *row, enum target_group group)
 {
     uint32_t count = 0;

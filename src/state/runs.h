@@ -69,7 +69,7 @@ struct state_removal {
     state_found_run run; /* what there is */
     /* The directory is a copy: its slabs belong to this run and stay. Else "". */
     char owner[FILE_PATH_BYTES];
-    /* Why some of its slabs cannot be removed from here, as one sentence. "": all can. */
+    /* One sentence: why some of its slabs cannot be removed from here. "": all can be removed. */
     char missing[ERR_TEXT_BYTES];
 };
 typedef struct state_removal state_removal;

@@ -101,8 +101,8 @@ static size_t offset_of(uint32_t unit)
     return (size_t)(unit >> 10) << ((unit & (1u << 9)) >> 6);
 }
 
-/* Finds the text that replaces a key; NULL: the key stays. As in the library, the shortest rule that
- * fits the beginning of the key decides for all of it. */
+/* Finds the text that replaces a key; NULL: the key stays. As in the library, the shortest rule
+ * that fits the beginning of the key decides for all of it. */
 static const char *find_rule(const toki_step *step, const char *key, size_t bytes, size_t *length)
 {
     const char *texts = step->text + 4 * step->unit_count;

@@ -39,8 +39,8 @@ struct plani_point {
     uint32_t held;
     uint64_t tile_elems;
     /* How far ahead steady steps reserve device and host memory at most: by the 2^n-th part of
-     * their ops; 0: as far as there is room. What is reserved early decides early which ops wait
-     * for each other's memory, and may start work that is not urgent and make a step longer. */
+     * their ops; 0: as far as there is room. Reserving memory early decides early which ops
+     * wait for each other's memory, and may start work that is not urgent: the step gets longer. */
     uint32_t ahead[TIER_NVME];
     uint32_t copy_parts;    /* of the host's other room, for copies of optimizer state */
     uint32_t carried_parts; /* of the same room, for tiles that a step carries to the next one */

@@ -308,9 +308,8 @@ int plani_home_excess(plani_search *self, double bytes[TIER_COUNT])
     return 0;
 }
 
-/* Finds self->is_hopeless: the states that must rest somewhere need more bytes than all tiers
- * together have, or those that no placement can take off the device or the host need more than
- * that tier has. */
+/* Finds self->is_hopeless: the states need more bytes than all tiers together have, or those that
+ * every placement leaves on the device or on the host need more than that tier has. */
 static int look_for_hope(plani_search *self)
 {
     struct plani_point far = plani_first_point(self);
