@@ -1,21 +1,22 @@
-/* The search: descents by the moves of search.c. Each way, an order and an update that may be
- * chosen, is searched by itself, with work of its own:
+/* The search goes down: from a point to a better one, by the moves of search.c, until none gains. A
+ * way is an order and an update that may be chosen. Each way is searched by itself, with work of
+ * its own:
  *
- *   1  from its best starts (starts.c), with half of the work
- *   2  if its best point is near the best of all: from that point with one word set, which stays
- *      at first: all or half of a kind of state on one tier, or another value of one coordinate.
- *      Again from the beginning while a word has gained. Then the same with memory that is reserved
- *      less far ahead. Then from points some drawn moves away. The nearest way
- *      comes first, and also has the work that ways which are not near have left; each next one has
- *      what the one before it has left.
+ *   1  descents from its best starts (starts.c), with half of the work
+ *   2  if its best point is near the best of all: descents from that point with one setting changed
+ *      by much, which stays frozen at first: all or half of a kind of state on one tier, or another
+ *      value of one coordinate. Again from the beginning while a setting has gained. Then the same
+ *      with memory that is reserved less far ahead. Then from points some random moves away. The
+ *      nearest way comes first, and also has the work that ways which are not near have left; each
+ *      next one has what the one before it has left.
  *
  * Up to there inner activations are kept whole or not at all. At the end the search goes on from
  * the best points of the nearest ways with units that are kept selectively, and then with another
  * share of units that keep theirs, spread evenly; and last from the best point of all, with trades
  * between the device and the drives. So none of these makes a step longer.
  *
- * A word that the job gives only takes coordinates away. Where all homes are given, those words
- * remain that say how programs use them. */
+ * A setting that the job gives only takes coordinates away. Where all homes are given, those are
+ * left that say how programs use them. */
 #include <math.h>
 #include <string.h>
 
@@ -27,15 +28,15 @@ static const double near_bound = 1.003;
  * moves gain less: half as much is allowed for moves by half a range. */
 static const double near_homes = 0.5;
 enum {
-    WORD_PARTS = 5,   /* words of numbers: a half of their range, a quarter, and so on */
-    AHEAD_WORDS = 3,  /* of each arena: by the whole range, a half and a quarter */
-    PATIENCE = 256,   /* so many drawn points may gain nothing */
-    MOVES_DRAWN = 4,  /* at least, for each of them; most move nothing */
+    SETTING_PARTS = 5, /* changes of numbers: a half of their range, a quarter, and so on */
+    AHEAD_PARTS = 3,   /* of each arena: by the whole range, a half and a quarter */
+    PATIENCE = 256,    /* so many drawn points may gain nothing */
+    MOVES_DRAWN = 4,   /* at least, for each of them; most move nothing */
     SHARE_PARTS = 32, /* of the units: the least step by which the share of those that keep moves */
     INNER = STATE_INNER_ACTIVATIONS,
 };
-/* A point that a word led to goes down without it where it is so near to the best one. */
-static const double near_word = 1.2;
+/* A point that a frozen setting led to goes down with all open where it is so near to the best. */
+static const double near_setting = 1.2;
 /* The same for a placement that keeps as much selectively as there is room for. */
 static const double near_selective = 1.05;
 /* A way whose best point is above the best of all by this factor gets no such placement. */
@@ -45,8 +46,8 @@ static const double near_way_selective = 1.02;
 static const double near_own_bound = 1.02;
 /* A way whose best start takes so many times the best step so far ends there. */
 static const double near_way = 3;
-/* A way whose best point is above the best of all by this factor ends without words. */
-static const double near_words = 1.1;
+/* A way whose best point is above the best of all by this factor ends there. */
+static const double near_settings = 1.1;
 
 /* One way to search: an order and an update, as if no other were open. A job that names its update
  * is therefore searched as that way is in a job that leaves it open. */
@@ -108,12 +109,12 @@ static int descend(plani_search *self, struct plani_scored *from, uint32_t part,
     return 0;
 }
 
-/* ---- words ---------------------------------------------------------------------------------- */
+/* ---- settings ------------------------------------------------------------------------------- */
 
 /* Goes down from the point, first with the coordinate as it is, then with all open: others may give
  * what it takes. Where the point does not fit, other kinds than the one that is set go far away. */
-static int try_word(plani_search *self, struct plani_point point, int frozen, uint32_t part,
-                    bool *gained)
+static int try_setting(plani_search *self, struct plani_point point, int frozen, uint32_t part,
+                       bool *gained)
 {
     struct plani_scored next = {.score = INFINITY};
     int kind = frozen - PLANI_COORDINATES;
@@ -121,21 +122,21 @@ static int try_word(plani_search *self, struct plani_point point, int frozen, ui
     self->frozen = frozen;
     TRY(plani_try_relieved(self, point, &next, &found));
     if (!self->last_fits && kind >= 0) {
-        const struct plani_point word = point;
+        const struct plani_point asked = point;
         plani_point_far(self, &point);
-        memcpy(point.until[kind], word.until[kind], sizeof word.until[kind]);
+        memcpy(point.until[kind], asked.until[kind], sizeof asked.until[kind]);
         TRY(plani_try_relieved(self, point, &next, &found));
     }
     if (isfinite(next.score))
         TRY(descend(self, &next, part, gained));
     self->frozen = PLANI_NONE_FROZEN;
-    if (next.score < near_word * self->best.score)
+    if (next.score < near_setting * self->best.score)
         TRY(descend(self, &next, part, gained));
     return 0;
 }
 
-/* Words of the first units of a kind on one tier: all of them, or the `part`-th part. */
-static int try_kind_words(plani_search *self, int kind, uint32_t part, bool *gained)
+/* Tries the first units of a kind on one tier: all of them, or the `part`-th part. */
+static int try_kind_settings(plani_search *self, int kind, uint32_t part, bool *gained)
 {
     uint32_t most = self->counts[kind] / part;
     if (most == 0) /* half of one unit */
@@ -148,15 +149,15 @@ static int try_kind_words(plani_search *self, int kind, uint32_t part, bool *gai
             point.whole = self->is_selective ? 0 : point.whole;
             if (giver != kind && plani_search_may_go_on(self) &&
                 plani_point_set_kind(self, &point, kind, tier, most, giver))
-                TRY(try_word(self, point, PLANI_COORDINATES + kind, part, gained));
+                TRY(try_setting(self, point, PLANI_COORDINATES + kind, part, gained));
         }
     return 0;
 }
 
 /* Goes down from the best point once more, with moves that reserve memory less far ahead. They come
- * after all others, so that those have more of the work. Without them and the words of
- * try_ahead_words, job 7 of test_plan_best takes 3.8 % longer; jobs 1, 4, 8, 10, 26, 57 and 62 take
- * as long, within 0.1 %. */
+ * after all others, so that those have more of the work. Without them and try_ahead_settings, job 7
+ * of test_plan_best takes 3.8 % longer; jobs 1, 4, 8, 10, 26, 57 and 62 take as long, within
+ * 0.1 %. */
 static int try_ahead(plani_search *self)
 {
     struct plani_scored next = self->best;
@@ -197,7 +198,7 @@ static void draw_move(plani_search *self, struct plani_point *point, uint32_t *f
         *point = before;
 }
 
-/* Goes down from points that differ from the best one by some drawn moves: where no single word
+/* Goes down from points that differ from the best one by some drawn moves: where no single setting
  * gains, some together may. */
 static int try_drawn(plani_search *self)
 {
@@ -225,34 +226,34 @@ static int improve_best(plani_search *self)
     while (gained && plani_search_may_go_on(self)) {
         gained = false;
         for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-            TRY(try_kind_words(self, kind, 1, &gained));
-        for (int i = 0; i < WORD_PARTS * 2 * PLANI_COORDINATES && plani_search_may_go_on(self);
+            TRY(try_kind_settings(self, kind, 1, &gained));
+        for (int i = 0; i < SETTING_PARTS * 2 * PLANI_COORDINATES && plani_search_may_go_on(self);
              i++) {
             uint32_t part = UINT32_C(2) << i / (2 * PLANI_COORDINATES);
             int coordinate = i % (2 * PLANI_COORDINATES) / 2;
             struct plani_point point = self->best.point;
             plani_point_apply(self, &point);
             if (plani_move_mode(self, &point, coordinate, part, i % 2 == 0))
-                TRY(try_word(self, point, coordinate, part, &gained));
+                TRY(try_setting(self, point, coordinate, part, &gained));
         }
         for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-            TRY(try_kind_words(self, kind, 2, &gained));
+            TRY(try_kind_settings(self, kind, 2, &gained));
     }
     return 0;
 }
 
-/* Sets how far ahead memory is reserved, as words are set. With more memory the shortest steps may
+/* The same for how far ahead memory is reserved. With more memory the shortest steps may
  * have coarser tiles and reserve less far ahead, and neither gains alone. */
-static int try_ahead_words(plani_search *self)
+static int try_ahead_settings(plani_search *self)
 {
     bool gained = false;
     self->may_shorten = true;
-    for (int i = 0; i < AHEAD_WORDS * TIER_NVME && plani_search_may_go_on(self); i++) {
+    for (int i = 0; i < AHEAD_PARTS * TIER_NVME && plani_search_may_go_on(self); i++) {
         struct plani_point point = self->best.point;
         int coordinate = PLANI_AHEAD_DEVICE + i % TIER_NVME;
         plani_point_apply(self, &point);
         if (plani_move_mode(self, &point, coordinate, UINT32_C(1) << i / TIER_NVME, true))
-            TRY(try_word(self, point, coordinate, 2, &gained));
+            TRY(try_setting(self, point, coordinate, 2, &gained));
     }
     self->may_shorten = false;
     return 0;
@@ -346,7 +347,7 @@ static int improve_way(plani_search *self, struct way *way, const struct plani_s
         TRY(descend(self, &other, 1, &moved));
     TRY(improve_best(self));
     TRY(try_ahead(self));
-    TRY(try_ahead_words(self));
+    TRY(try_ahead_settings(self));
     TRY(try_drawn(self));
     end_way(self, way);
     return 0;
@@ -454,7 +455,7 @@ static int improve_selective(plani_search *self, struct way *way)
     if (next.score < near_selective * self->best.score)
         TRY(descend(self, &next, 1, &gained));
     if (gained)
-        TRY(try_kind_words(self, INNER, 1, &gained));
+        TRY(try_kind_settings(self, INNER, 1, &gained));
     self->is_selective = false;
     end_way(self, way);
     return 0;
@@ -572,7 +573,7 @@ int plani_search_ways(plani_search *self)
         way = nearest_way(ways, count, done, INFINITY);
     uint64_t work_left = 0, tries_left = 0;
     for (uint32_t i = 0; i < count; i++)
-        if (!(ways[i].best.score < near_words * all.score)) {
+        if (!(ways[i].best.score < near_settings * all.score)) {
             work_left += ways[i].work_left;
             tries_left += ways[i].tries_left;
         }
@@ -585,7 +586,7 @@ int plani_search_ways(plani_search *self)
         done |= UINT32_C(1) << (way - ways);
         if (way->best.score < all.score)
             all = way->best;
-        way = nearest_way(ways, count, done, near_words * all.score);
+        way = nearest_way(ways, count, done, near_settings * all.score);
     }
     TRY(improve_near_ways(self, ways, count, &all));
     way = self->is_closed ? NULL : nearest_way(ways, count, 0, INFINITY);
