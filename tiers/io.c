@@ -38,16 +38,6 @@ static void list_push(tieri_request_list *list, io_request *request)
     list->last = request;
 }
 
-static io_request *list_pop(tieri_request_list *list)
-{
-    io_request *request = list->first;
-    list->first = request->next;
-    if (!list->first)
-        list->last = NULL;
-    request->next = NULL;
-    return request;
-}
-
 static void list_remove(tieri_request_list *list, io_request *request)
 {
     io_request *before = NULL;
@@ -60,6 +50,13 @@ static void list_remove(tieri_request_list *list, io_request *request)
     if (list->last == request)
         list->last = before;
     request->next = NULL;
+}
+
+static io_request *list_pop(tieri_request_list *list)
+{
+    io_request *request = list->first;
+    list_remove(list, request);
+    return request;
 }
 
 static void event_signal(io *self)
