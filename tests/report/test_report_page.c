@@ -406,13 +406,10 @@ static void survives_strange_plans(void **state)
     static const char *const plans[] = {
         "[1, 2]",
         "{\"model\": 7, \"units\": \"x\", \"peak_bytes\": 3, \"unit_list\": {\"a\": 1}, "
-        "\"memory\": [], "
-        "\"memory_over_step\": [], \"reasons\": 1}",
+        "\"memory\": [], \"memory_over_step\": [], \"reasons\": 1}",
         "{\"unit_list\": [1, {\"name\": 4, \"tiers\": [1, \"roof\"], \"bytes\": [\"x\", -5]}], "
-        "\"memory\": {}, \"memory_over_step\": {},"
-        "\"peak_bytes\": {\"host\": []}, \"reasons\": [1, {}], \"parameters\": -1e300, "
-        "\"machine\": "
-        "[]}",
+        "\"memory\": {}, \"memory_over_step\": {},\"peak_bytes\": {\"host\": []}, \"reasons\": [1, "
+        "{}], \"parameters\": -1e300, \"machine\": []}",
         "{\"parameters\": 1e300, \"step_seconds\": 0, \"ceilings\": {\"read\": 0}}",
         "{\"bottleneck\": \"read\", \"units\": 1e300, \"step_seconds\": 1e-300}",
     };
