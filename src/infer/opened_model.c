@@ -176,6 +176,9 @@ int infer_model_begin(infer_model *self, const char *path, const char *const *se
     bool is_found = self->is_run || has_file(path, "config.json");
     if (!is_found && errno == EACCES)
         return file_cannot_look_into(path);
+    if (!is_found && access(path, F_OK) != 0)
+        return err_set(ERR_INPUT,
+                       "%s is no run directory and no checkpoint: there is no such directory", path);
     if (!is_found)
         return err_set(ERR_INPUT,
                        "%s is no run directory: it has no job.json; and no checkpoint of Hugging "

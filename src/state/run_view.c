@@ -105,6 +105,8 @@ static int find_state(const char *run_dir, char state_path[FILE_PATH_BYTES])
     bool is_there = stat(state_path, &status) == 0;
     if (!is_there && errno == EACCES)
         return file_cannot_look_into(run_dir);
+    if (!is_there && access(run_dir, F_OK) != 0)
+        return err_set(ERR_INPUT, "%s is no run directory: there is no such directory", run_dir);
     if (!is_there || !S_ISDIR(status.st_mode))
         return err_set(ERR_INPUT, "%s is no run directory: it has no directory \"state\"", run_dir);
     return 0;

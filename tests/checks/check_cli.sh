@@ -90,9 +90,9 @@ run 2 'nearest is inspect' inspct x
 run 2 'nearest is --quiet' verify x --quite
 run 2 "$scratch/none.json" train "$scratch/none.json"
 run 2 "$scratch/none.json" plan "$scratch/none.json"
-run 2 "$scratch/none" generate "$scratch/none" --prompt x
+run 2 "$scratch/none is no run directory and no checkpoint: there is no such directory" generate "$scratch/none" --prompt x
 for command in verify inspect; do
-    run 2 "$scratch/none is no run directory" $command "$scratch/none"
+    run 2 "$scratch/none is no run directory: there is no such directory" $command "$scratch/none"
     run 2 "$scratch is no run directory" $command "$scratch"
     run 2 "$scratch is no run directory" $command --json "$scratch"
 done
