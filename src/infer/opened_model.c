@@ -178,7 +178,8 @@ int infer_model_begin(infer_model *self, const char *path, const char *const *se
         return file_cannot_look_into(path);
     if (!is_found && access(path, F_OK) != 0)
         return err_set(ERR_INPUT,
-                       "%s is no run directory and no checkpoint: there is no such directory", path);
+                       "%s is no run directory and no checkpoint: there is no such directory",
+                       path);
     if (!is_found)
         return err_set(ERR_INPUT,
                        "%s is no run directory: it has no job.json; and no checkpoint of Hugging "
