@@ -329,7 +329,8 @@ int sluice_export_run(const char *run_dir, const char *directory,
  *
  * Threads: calls may come from different threads, one at a time. They sleep while they wait. The
  * threads that compute are the caller's; the library takes cores only for copies, drives and
- * updates. With a GPU the caller waits for its own streams before sluice_module_done. While it
+ * updates. On the CPU updates run between uses; a long use should call sluice_module_pause now and
+ * then. With a GPU the caller waits for its own streams before sluice_module_done. While it
  * computes, only those transfers go on that have begun. */
 
 enum sluice_pass { SLUICE_FORWARD, SLUICE_BACKWARD };
@@ -374,6 +375,13 @@ int sluice_module_wait(sluice_run *run, struct sluice_use *use);
  * whose gradients no other backward adds to and Muon does not update. SLUICE_WRONG: the use does
  * not lend, or the unit has another number of tensors. */
 int sluice_module_lend(sluice_run *run, const void *const *grads, uint32_t tensor_count);
+
+/* Runs all updates that are ready. Call it in a use that takes long, between two parts of its
+ * computing. Otherwise updates wait for the end of the use, and drives wait for their memory.
+ * Returns not 0 if an update ran, and 0 at once if none is ready (with a GPU none is) or no use is
+ * held. If an update fails, the next sluice_module_wait or sluice_module_end gives its error. A
+ * call that runs none takes less than a microsecond. */
+int sluice_module_pause(sluice_run *run);
 
 /* The use is over. `loss`: of the last stage, the micro-batch's own loss without the scale, for
  * metrics.jsonl; NULL: not known. */

@@ -34,9 +34,12 @@ int api_begin(int verbose, bool computes) MUST_CHECK;
 /* A pass of a module on its way from a worker of the library to the caller and back:
  *
  *   NOTHING ──api_run_pass──► POSTED ──sluice_module_wait──► HELD ──sluice_module_done──► NOTHING
+ *                                                            │  ▲
+ *                                        sluice_module_pause ▼  │ api_run_pass has run updates
+ *                                                            PAUSED
  *
  * A step that is given up takes it back to NOTHING from anywhere. */
-enum api_use { API_USE_NOTHING, API_USE_POSTED, API_USE_HELD };
+enum api_use { API_USE_NOTHING, API_USE_POSTED, API_USE_HELD, API_USE_PAUSED };
 
 /* An open run. A thread of its own makes all calls of the session, so that the caller's threads
  * keep their cores and their scheduling. `lock` guards all members below it. */

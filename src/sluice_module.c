@@ -3,6 +3,7 @@
  *   caller's threads        run's thread       worker of the library
  *   sluice_module_begin ──► train_step ──────► op of a pass
  *   sluice_module_wait  ◄──────────────────── api_run_pass posts its use, and sleeps
+ *   sluice_module_pause ◄───────────────────► it runs the updates that wait, and sleeps
  *   sluice_module_done  ────────────────────► it goes on with the next op
  *   sluice_module_end   ◄── train_step is over
  *
@@ -31,6 +32,18 @@ static void wait_for_caller(sluice_run *self)
         progress_note();
 }
 
+/* Runs the updates that wait, without the lock, while the caller waits for their end. */
+static void run_pause(sluice_run *self)
+{
+    const model_pause *pause = &self->use->pause;
+    pthread_mutex_unlock(&self->lock);
+    pause->run(pause->user);
+    pthread_mutex_lock(&self->lock);
+    if (self->use_state == API_USE_PAUSED) /* else the step was given up meanwhile */
+        self->use_state = API_USE_HELD;
+    pthread_cond_broadcast(&self->told);
+}
+
 int api_run_pass(void *user, model_use *use)
 {
     sluice_run *self = user;
@@ -40,7 +53,10 @@ int api_run_pass(void *user, model_use *use)
         self->use_state = API_USE_POSTED;
         pthread_cond_broadcast(&self->told);
         while (self->use_state != API_USE_NOTHING)
-            wait_for_caller(self);
+            if (self->use_state == API_USE_PAUSED)
+                run_pause(self);
+            else
+                wait_for_caller(self);
         self->use = NULL;
     }
     int rc = self->is_given_up;
@@ -189,6 +205,21 @@ int sluice_module_lend(sluice_run *run, const void *const *grads, uint32_t tenso
         memcpy(use->lent, grads, tensor_count * sizeof *grads);
     pthread_mutex_unlock(&run->lock);
     return api_status_of(rc);
+}
+
+int sluice_module_pause(sluice_run *run)
+{
+    pthread_mutex_lock(&run->lock);
+    const model_pause *pause = run->use_state == API_USE_HELD ? &run->use->pause : NULL;
+    bool is_wanted = pause && pause->run && pause->is_wanted(pause->user);
+    if (is_wanted) {
+        run->use_state = API_USE_PAUSED;
+        pthread_cond_broadcast(&run->told);
+        while (run->use_state == API_USE_PAUSED)
+            pthread_cond_wait(&run->told, &run->lock);
+    }
+    pthread_mutex_unlock(&run->lock);
+    return is_wanted;
 }
 
 int sluice_module_done(sluice_run *run, const double *loss)

@@ -114,4 +114,8 @@ int lane_worker_create(const lane_worker_config *config, lane **out) MUST_CHECK;
  * the worker's thread, from `run`; does nothing in an op of `priority_lane` itself. */
 void lane_worker_pause(lane *worker);
 
+/* Whether lane_worker_pause would run something. From any thread, while an op of another lane than
+ * `priority_lane` runs. */
+bool lane_worker_is_pause_wanted(lane *worker) MUST_CHECK;
+
 #endif

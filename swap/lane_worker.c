@@ -88,13 +88,19 @@ static bool may_run(const lane_worker *self, const lane_request *request)
     return true;
 }
 
+/* The queue of the priority lane if its head may run, or NULL. Called with the mutex. */
+static request_list *pick_urgent(lane_worker *self)
+{
+    request_list *urgent = &self->queues[self->config.priority_lane];
+    return urgent->first && may_run(self, urgent->first) ? urgent : NULL;
+}
+
 /* The queue to serve next, or NULL when all are empty. */
 static request_list *pick(lane_worker *self)
 {
-    request_list *best = &self->queues[self->config.priority_lane];
-    if (best->first && may_run(self, best->first))
+    request_list *best = pick_urgent(self);
+    if (best)
         return best;
-    best = NULL;
     for (int kind = 0; kind < LANE_COUNT; kind++) {
         lane_request *head = self->queues[kind].first;
         if (head && (!best || head->op_idx < best->first->op_idx))
@@ -138,16 +144,24 @@ static void serve(lane_worker *self, request_list *queue)
     }
 }
 
+bool lane_worker_is_pause_wanted(lane *worker)
+{
+    lane_worker *self = (lane_worker *)worker;
+    pthread_mutex_lock(&self->mutex);
+    bool is_wanted = pick_urgent(self) != NULL;
+    pthread_mutex_unlock(&self->mutex);
+    return is_wanted;
+}
+
 void lane_worker_pause(lane *worker)
 {
     lane_worker *self = (lane_worker *)worker;
     lane_request *paused = self->running;
-    request_list *urgent = &self->queues[self->config.priority_lane];
     if (paused->item->lane == self->config.priority_lane)
         return;
     uint64_t begin_ns = 0; /* nothing ran yet */
     pthread_mutex_lock(&self->mutex);
-    while (urgent->first && may_run(self, urgent->first)) {
+    for (request_list *urgent; (urgent = pick_urgent(self)) != NULL;) {
         if (begin_ns == 0)
             begin_ns = self->idle_since_ns = clock_ns();
         serve(self, urgent);

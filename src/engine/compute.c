@@ -101,11 +101,20 @@ static void fill_hits(struct engine *self, const program *prog, const op *item, 
     }
 }
 
-/* Lets updates that wait run between two layers. Otherwise a drive waits for the end of a long
- * pass, because its next read needs the memory of these tiles. */
+/* Lets updates that wait run in the middle of a pass. Otherwise a drive waits for the end of a long
+ * pass, because its next read needs the memory of these tiles. The threads that compute a module go
+ * on afterwards (run_pass). */
 static void run_updates(void *user)
 {
-    lane_worker_pause(((struct engine *)user)->core_lane);
+    struct engine *self = user;
+    lane_worker_pause(self->core_lane);
+    if (model_of(self)->module)
+        thread_end_team();
+}
+
+static bool do_updates_wait(void *user)
+{
+    return lane_worker_is_pause_wanted(((struct engine *)user)->core_lane);
 }
 
 /* True if updates may run in pauses of the worker that computes: it has no thread of a test, and
@@ -166,8 +175,9 @@ static void fill_call(struct engine *self, const program *prog, const op *item, 
         .sent = enginei_role_address(self, prog, item, ROLE_SENT),
         .received = enginei_role_address(self, prog, item, ROLE_RECEIVED),
         .parcels = enginei_parcels_of(self, item->micro_batch),
-        .pause = may_pause(self) ? run_updates : NULL,
-        .pause_user = self,
+        .pause = {.run = may_pause(self) ? run_updates : NULL,
+                  .is_wanted = do_updates_wait,
+                  .user = self},
     };
     fill_hits(self, prog, item, call);
 }

@@ -178,6 +178,14 @@ struct model_unit {
 };
 typedef struct model_unit model_unit;
 
+/* Other work of the thread that runs a pass, which it may do in the middle of one. */
+struct model_pause {
+    void (*run)(void *user);       /* does what waits, and returns; NULL: there is no such work */
+    bool (*is_wanted)(void *user); /* whether something waits; from any thread */
+    void *user;
+};
+typedef struct model_pause model_pause;
+
 /* A pass of a module that the program computes: one stage, one micro-batch. All buffers are device
  * memory, and are valid until the runner returns. */
 struct model_use {
@@ -193,7 +201,8 @@ struct model_use {
      * contiguous and in the working dtype. An address that stays NULL stands for zeros. NULL: the
      * pass lends none. */
     const void **lent;
-    double loss; /* the program fills it in the last stage */
+    model_pause pause; /* `run` on the thread of the op alone */
+    double loss;       /* the program fills it in the last stage */
 };
 typedef struct model_use model_use;
 /* Computes the pass. Returns 0; a code below 0; or 1 with an error text: the program has given up
@@ -351,12 +360,10 @@ struct model_call {
     uint64_t dropout_seed;
     uint32_t micro_batch; /* of the step, for modules alone, as is the next one */
     bool trains;          /* false: an evaluation */
-    /* Called between two layers, and between two chunks of the head's rows. There the caller of
-     * model_run may compute something else with the same kernel_context. So a layer keeps nothing
-     * for the next one outside the buffers of the call. Modules do not call it. NULL: nothing is
-     * called. */
-    void (*pause)(void *pause_user);
-    void *pause_user;
+    /* Run between two layers, and between two chunks of the head's rows; the runner of a module
+     * gets it. There the caller of model_run may compute something else with the same
+     * kernel_context. So a layer keeps nothing for the next one outside the buffers of the call. */
+    model_pause pause;
 };
 typedef struct model_call model_call;
 

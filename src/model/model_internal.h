@@ -178,8 +178,8 @@ int modeli_cut(model *self) MUST_CHECK;
 /* A good moment for the caller to compute something else. */
 static inline void modeli_pause(const model_call *call)
 {
-    if (call->pause)
-        call->pause(call->pause_user);
+    if (call->pause.run)
+        call->pause.run(call->pause.user);
 }
 
 /* Number of positions at which a call may have tokens: rows of the rotary tables. */

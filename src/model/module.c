@@ -157,6 +157,7 @@ int modeli_run_module(model *self, enum phase phase, uint32_t stage, void *strea
                      .micro_batch = call->micro_batch,
                      .grad_scale = call->grad_scale,
                      .lent = call->lent,
+                     .pause = call->pause,
                      .unit_count = pass->unit_count};
     for (uint32_t i = 0; i < pass->unit_count; i++) {
         use.units[i] = pass->units[i];

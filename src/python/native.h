@@ -93,6 +93,7 @@ sluice_run *native_session_enter(PyObject *session);
 PyObject *native_module_begin(PyObject *session, PyObject *is_training);
 PyObject *native_module_wait(PyObject *session, PyObject *unused);
 PyObject *native_module_lend(PyObject *session, PyObject *addresses);
+PyObject *native_module_pause(PyObject *session, PyObject *unused);
 PyObject *native_module_done(PyObject *session, PyObject *loss);
 PyObject *native_module_end(PyObject *session, PyObject *unused);
 PyObject *native_module_abort(PyObject *session, PyObject *text);

@@ -158,6 +158,19 @@ PyObject *native_module_lend(PyObject *session, PyObject *addresses)
     return out;
 }
 
+PyObject *native_module_pause(PyObject *session, PyObject *unused)
+{
+    (void)unused;
+    sluice_run *run = native_session_enter(session);
+    if (!run)
+        return NULL;
+    PyThreadState *thread = PyEval_SaveThread();
+    int has_run = sluice_module_pause(run);
+    PyEval_RestoreThread(thread);
+    native_leave();
+    return PyBool_FromLong(has_run);
+}
+
 PyObject *native_module_done(PyObject *session, PyObject *loss)
 {
     double value = loss == Py_None ? 0 : PyFloat_AsDouble(loss);

@@ -286,6 +286,7 @@ static PyMethodDef methods[] = {
     {"module_begin", native_module_begin, METH_O, "Begins a step, or an evaluation."},
     {"module_wait", native_module_wait, METH_NOARGS, "Waits for the next use."},
     {"module_lend", native_module_lend, METH_O, "Lends the use's gradients."},
+    {"module_pause", native_module_pause, METH_NOARGS, "Runs updates; True if some waited."},
     {"module_done", native_module_done, METH_O, "The use is over."},
     {"module_end", native_module_end, METH_NOARGS, "Waits for the end of the step."},
     {"module_abort", native_module_abort, METH_O, "Gives the step up; True if the run goes on."},

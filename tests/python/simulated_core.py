@@ -86,6 +86,9 @@ class SimulatedCore:
         )
         return self.use
 
+    def module_pause(self):
+        return False  # updates are made at the end
+
     def module_done(self, loss):
         assert self.use is not None
         if self.use[0] == len(self.stages) - 1 and self.is_training:

@@ -108,6 +108,7 @@ class Core:
         self.module_begin: Callable[[bool], None] = native.module_begin
         self.module_wait: Callable[[], Any] = native.module_wait
         self.module_lend: Callable[[Sequence[int]], None] = native.module_lend
+        self.module_pause: Callable[[], bool] = native.module_pause
         self.module_done = native.module_done
         self.module_abort = native.module_abort
         self.module_set_group = native.module_set_group

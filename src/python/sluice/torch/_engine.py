@@ -149,7 +149,14 @@ class Engine(Closing):
             if engine is not None:
                 engine._turn(owners[id(unit)], None)
 
+        def pause() -> None:
+            engine = me()
+            if engine is not None and engine._core is not None:
+                engine._core.module_pause()
+
         self._holding.bring = bring
+        if self._device.type == "cpu":  # updates for a GPU have a thread of their own
+            self._holding.pause = pause
         self._values = Values(self._holders, values_of(self.module))
         claim(self.module, self)
         for handle in self._hooks:

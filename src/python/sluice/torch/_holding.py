@@ -39,6 +39,8 @@ class Holding:
         self._marks: Dict[int, Tuple[int, int]] = {}
         #: The backward needs this unit: called to bring it.
         self.bring: Callable[[Unit], None] = lambda unit: None
+        #: Called before and after most operations of a forward and its backward.
+        self.pause: Callable[[], None] = lambda: None
 
     def place(self, unit: Unit, base: torch.Tensor) -> None:
         """The unit's parameters become views of `base`, its flat vector."""
@@ -98,6 +100,7 @@ class Holding:
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
+        self.pause()
         unit = self.owner(tensor)
         if unit is None:
             # the tensor itself would keep its own graph alive; both count the same changes
@@ -113,6 +116,7 @@ class Holding:
         )
 
     def _unpack(self, kept: Union[Token, Tuple[torch.Tensor, int]]) -> torch.Tensor:
+        self.pause()
         if not isinstance(kept, Token):
             tensor, version = kept
             if tensor._version != version:

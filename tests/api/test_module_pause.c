@@ -1,0 +1,111 @@
+/* Updates in the pauses of passes that a program computes (sluice_module_pause): they run while the
+ * use is held, the trace shows them there, and they change no bit. */
+#include "tests/api/toy_module.h"
+#include "tests/train/train_fixture.h"
+#include "tests/unit.h"
+
+enum { STEPS = 6, ASKED = 2000, RUNS = 30 };
+
+static char dir[FIXTURE_PATH_BYTES + 32], drive[FIXTURE_PATH_BYTES + 32];
+
+/* A run of a few steps with all states on a drive, so that updates wait for reads; closed. */
+static void run_steps(toy *self, enum dtype type, const char *const *set, size_t set_count,
+                      uint32_t asked_pauses)
+{
+    static int count;
+    snprintf(dir, sizeof dir, "%s/run%d", fixture_dir, count);
+    snprintf(drive, sizeof drive, "%s/drive%d", fixture_dir, count++);
+    const toy_job asked = {.dir = dir,
+                           .drive = drive,
+                           .type = type,
+                           .lends = true,
+                           .more = ", \"gradient_clipping\": 0"};
+    toy_open(self, &asked, set, set_count);
+    self->asked_pauses = asked_pauses;
+    toy_train(self, STEPS);
+    (void)toy_evaluate(self);
+    assert_int_equal(sluice_module_pause(self->run), 0); /* no use is held */
+    toy_close(self);
+}
+
+/* Passes of the run at hand in whose trace updates lie within them, as long as they say. */
+static uint64_t count_paused_passes(void)
+{
+    const double rounding_us = 0.01; /* times are written in thousandths of a microsecond */
+    char path[sizeof dir + 16];
+    uint64_t count = 0;
+    snprintf(path, sizeof path, "%s/trace.json", dir);
+    json_t *trace = fixture_json(path), *pass, *other;
+    const json_t *events = json_object_get(trace, "traceEvents");
+    size_t i, k;
+    json_array_foreach(events, i, pass)
+    {
+        json_t *paused_us = json_object_get(json_object_get(pass, "args"), "paused_us");
+        if (!paused_us)
+            continue;
+        assert_string_equal(json_string_value(json_object_get(pass, "cat")), "compute");
+        double begin = json_number_value(json_object_get(pass, "ts")), inner_us = 0;
+        double end = begin + json_number_value(json_object_get(pass, "dur"));
+        json_array_foreach(events, k, other)
+        {
+            const char *lane = json_string_value(json_object_get(other, "cat"));
+            double at = json_number_value(json_object_get(other, "ts"));
+            if (lane && strcmp(lane, "update") == 0 && at >= begin && at < end)
+                inner_us += json_number_value(json_object_get(other, "dur")) - rounding_us;
+        }
+        assert_true(inner_us > 0);
+        assert_true(inner_us <= json_number_value(paused_us));
+        count++;
+    }
+    json_decref(trace);
+    return count;
+}
+
+/* Whether an update waits while a use is held is a matter of timing: a run may have none. */
+static void check_pauses(enum dtype type, const char *const *set, size_t set_count)
+{
+    static toy plain, self;
+    uint64_t passes = 0;
+    run_steps(&plain, type, set, set_count, 0);
+    assert_int_equal(count_paused_passes(), 0);
+    for (int i = 0; i < RUNS && passes == 0; i++) {
+        run_steps(&self, type, set, set_count, ASKED);
+        passes = count_paused_passes();
+        assert_true(passes <= self.pauses);
+        assert_memory_equal(self.losses, plain.losses, sizeof self.losses);
+        assert_memory_equal(self.norms, plain.norms, sizeof self.norms);
+        assert_memory_equal(self.seen, plain.seen, sizeof self.seen);
+    }
+    assert_true(passes > 0);
+}
+
+/* The budgets leave little room for state that is read ahead. */
+static void updates_run_while_a_use_is_held(void **state)
+{
+    const char *const next[] = {"tiers.place.params=nvme",    "tiers.place.grads=nvme",
+                                "tiers.place.optimizer=nvme", "tiers.host.budget=448KiB",
+                                "schedule.tile_elems=4096",   "schedule.update=in_next_forward"};
+    const char *const lent[] = {"tiers.place.params=host",        "tiers.place.optimizer=nvme",
+                                "schedule.update=in_backward",    "schedule.tile_elems=4096",
+                                "bf16.check_grad_overflow=false", "tiers.host.budget=544KiB"};
+    check_pauses(DTYPE_FP32, next, 6);
+    check_pauses(DTYPE_BF16, lent, 6);
+}
+
+/* run.paranoid has scratch for one op at a time. */
+static void paranoid_runs_have_none(void **state)
+{
+    static toy self;
+    const char *const set[] = {"tiers.place.optimizer=nvme", "run.paranoid=true"};
+    run_steps(&self, DTYPE_FP32, set, 2, ASKED);
+    assert_int_equal(self.pauses, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(updates_run_while_a_use_is_held),
+        cmocka_unit_test(paranoid_runs_have_none),
+    };
+    return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+}
