@@ -1,9 +1,9 @@
 /* Copies of commits that are to be kept: each is a run directory of its own beside the run's.
  *
- *   <run>/keep/step-000000500/      job.json, state/manifest-<g mod 2>
+ *   <run>/keep/step-000000500/      job.json, buffers/step-000000500.pt, state/manifest-<g mod 2>
  *   <drive>/sluice-<uuid>.keep/step-000000500/sluice-<uuid>/rank-<r>-drive-<d>.slab
  *
- *   note ─► slabs copied, by all ranks ─► job.json ─► manifest ─► note removed: COMPLETE
+ *   note ─► slabs copied, by all ranks ─► files ─► manifest ─► note removed: COMPLETE
  *
  * The note is a manifest of state BEGUN, one generation earlier, in the other slot. It names the
  * slabs that are about to be made. So a later start that finds the note knows what a killed attempt
@@ -46,7 +46,8 @@ struct state_keeper {
     char run_dir[FILE_PATH_BYTES], keep_dir[FILE_PATH_BYTES];
     /* The current copy: */
     char step_name[KEEP_NAME_BYTES], step_dir[FILE_PATH_BYTES], state_dir[FILE_PATH_BYTES];
-    slab_drive drives[DRIVES_MAX]; /* of the current rank */
+    char buffers_name[KEEP_NAME_BYTES + 16]; /* below the run directory */
+    slab_drive drives[DRIVES_MAX];           /* of the current rank */
     /* The copy's manifest, or one that was read. Its extents are borrowed, except those that were
      * read. */
     manifest record;
@@ -69,10 +70,11 @@ bool state_is_kept(const struct job *asked, uint64_t step)
 
 /* ---- names ---- */
 
-/* Sets the names of the copy of a step: step_name, step_dir, state_dir. */
+/* Sets the names of the copy of a step: step_name, step_dir, state_dir, buffers_name. */
 static int name_step(state_keeper *self, uint64_t step)
 {
     snprintf(self->step_name, sizeof self->step_name, "step-%09" PRIu64, step);
+    snprintf(self->buffers_name, sizeof self->buffers_name, "buffers/%s.pt", self->step_name);
     TRY(file_join(self->step_dir, sizeof self->step_dir, self->keep_dir, self->step_name));
     return file_join(self->state_dir, sizeof self->state_dir, self->step_dir, "state");
 }
@@ -108,6 +110,15 @@ static void remove_file(const char *directory, const char *name)
         log_warn("%s cannot be removed: %s", path, strerror(errno));
 }
 
+/* Removes a file of the copy, also one that is being written. */
+static void remove_copied(const state_keeper *self, const char *name)
+{
+    char partial[sizeof self->buffers_name + 16];
+    snprintf(partial, sizeof partial, "%s.partial", name);
+    remove_file(self->step_dir, name);
+    remove_file(self->step_dir, partial);
+}
+
 static const char *slot_name(uint64_t generation)
 {
     return generation % 2 ? "manifest-1" : "manifest-0";
@@ -131,7 +142,8 @@ static int discard_slabs(state_keeper *self, uint32_t rank)
  * far as they are visible here. The note goes last. Files that others put there stay. */
 static void discard(state_keeper *self)
 {
-    int rc = 0;
+    char buffers[FILE_PATH_BYTES];
+    int rc = file_join(buffers, sizeof buffers, self->step_dir, "buffers");
     for (uint32_t r = 0; rc == 0 && r < rank_slabs_world(&self->record); r++)
         rc = discard_slabs(self, r);
     if (rc < 0) {
@@ -139,8 +151,9 @@ static void discard(state_keeper *self)
                  self->step_dir, err_text());
         return;
     }
-    remove_file(self->step_dir, "job.json");
-    remove_file(self->step_dir, "job.json.partial"); /* being written */
+    remove_copied(self, "job.json");
+    remove_copied(self, self->buffers_name);
+    rmdir(buffers);
     remove_file(self->state_dir, "lock");
     remove_file(self->state_dir, "manifest-0.new"); /* slots being written */
     remove_file(self->state_dir, "manifest-1.new");
@@ -275,19 +288,31 @@ static int copy_bytes(void *user, FILE *out)
     }
 }
 
-/* Copies job.json to the copy, in pieces: memory may be sealed, so the file cannot be read
- * whole. */
-static int copy_job(state_keeper *self)
+/* Copies a file of the run, in pieces: memory may be sealed, so the file cannot be read whole. */
+static int copy_file(state_keeper *self, const char *name)
 {
     char source_path[FILE_PATH_BYTES], target_path[FILE_PATH_BYTES];
-    TRY(file_join(source_path, sizeof source_path, self->run_dir, "job.json"));
-    TRY(file_join(target_path, sizeof target_path, self->step_dir, "job.json"));
+    TRY(file_join(source_path, sizeof source_path, self->run_dir, name));
+    TRY(file_join(target_path, sizeof target_path, self->step_dir, name));
     struct copy_source source = {.keeper = self, .path = source_path};
     uint64_t source_bytes;
     TRY(file_open(source_path, &source.fd, &source_bytes));
     int rc = file_write_with(target_path, self->asked->run.mode, copy_bytes, &source);
     close(source.fd);
     return rc;
+}
+
+/* Copies what the run has beside its state: the job, and a module's buffers after the step. */
+static int copy_files(state_keeper *self)
+{
+    char buffers[FILE_PATH_BYTES];
+    TRY(copy_file(self, "job.json"));
+    if (has_file(self->run_dir, self->buffers_name)) {
+        TRY(file_join(buffers, sizeof buffers, self->step_dir, "buffers"));
+        TRY(file_make_directories(buffers, self->asked->run.mode, NULL));
+        TRY(copy_file(self, self->buffers_name));
+    }
+    return file_sync_directory(self->step_dir);
 }
 
 /* Makes the directories, and writes the note of what is about to be made. The note reads as a run
@@ -516,9 +541,7 @@ int state_keep_record(state_keeper *self, const manifest *record, int outcome)
     if (rc == 0 && outcome < 0)
         rc = err_restore(&failure);
     if (rc == 0)
-        rc = copy_job(self);
-    if (rc == 0)
-        rc = file_sync_directory(self->step_dir);
+        rc = copy_files(self);
     if (rc == 0)
         rc = failpoint("keep.copied");
     if (rc == 0)

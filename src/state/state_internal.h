@@ -69,10 +69,10 @@ int state_each_kept(const char *run_dir, int (*take)(void *user, const char *pat
 /* ---- kept_commits.c ---- */
 
 /* A kept commit is a copy of a commit beside the run: the run directory "<run>/keep/step-<9
- * digits>/" with job.json and state/manifest-<g mod 2>, and slabs under
- * "<drive>/sluice-<uuid>.keep/step-<9 digits>/". It is a run directory of its own: verify, inspect,
- * generate and train accept it. It is complete once its manifest exists. A complete copy is left
- * unchanged; a partial one is made again.
+ * digits>/" with job.json, state/manifest-<g mod 2> and a module's buffers if there are any, and
+ * slabs under "<drive>/sluice-<uuid>.keep/step-<9 digits>/". It is a run directory of its own:
+ * verify, inspect, generate and train accept it. It is complete once its manifest exists. A
+ * complete copy is left unchanged; a partial one is made again.
  *
  * Except for create and destroy, all calls come on the commit's thread, before anything writes
  * state again, and allocate nothing. If the file system has no space for the copy, there is a

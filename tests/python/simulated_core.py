@@ -2,6 +2,7 @@
 AdamW written out. It refuses what the real one refuses, and counts how often each is asked."""
 
 import math
+import os
 import types
 
 import torch
@@ -16,6 +17,7 @@ def round_up(count, step):
 class SimulatedCore:
     def __init__(self, job, first, **options):
         self.job = job
+        os.makedirs(os.path.join(job["run"]["dir"], "state"), exist_ok=True)
         module = job["model"]["module"]
         self.units, self.stages = module["units"], module["stages"]
         bf16 = job.get("bf16", {}).get("enabled", False)
@@ -30,7 +32,7 @@ class SimulatedCore:
         self.has_failed = False
         self.memory = None
         self.at_end = None
-        self.before_commit = lambda step: None
+        self.before_commit = lambda: None
         self.losses = []
         self.master, self.moments, self.sums = [], [], []
         for number, unit in enumerate(self.units):
@@ -141,8 +143,9 @@ class SimulatedCore:
     def is_open(self):
         return not self.is_closed
 
-    def close(self):
+    def close(self, forget=lambda: None):
         self.is_closed = True
+        forget()
 
     def set_at_end(self, call):
         self.at_end = call

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import stat
 import tempfile
 import unittest
@@ -95,12 +96,19 @@ class Runs(Engines):
             self.assertRaisesRegex(sluice.Failed, "buffers cannot be written", engine.commit)
             self.assertRaisesRegex(sluice.Failed, "buffers cannot be written", engine.close)
         self.assertRaisesRegex(sluice.Error, "is closed", engine, self.BATCH)
-        for begin in (lambda e: e.prepare(self.BATCH), lambda e: e(self.BATCH)):
-            with self.assertWarnsRegex(UserWarning, "no buffers of step 3.*those of step 2") as caught:
-                engine = self.engine(Counting(), name="run")
-                begin(engine)
-            self.assertEqual(caught.filename, __file__)
+        folder = os.path.join(self.directory, "run", "buffers")
+        for call in ("prepare", "__call__"):
+            engine = self.engine(Counting(), name="run")
+            with self.assertRaisesRegex(sluice.WrongJob, "no buffers of step 3.*copy step-000000002.pt"):
+                getattr(engine, call)(self.BATCH)
             engine.close()
+        shutil.rmtree(folder)
+        with self.assertWarnsRegex(UserWarning, "as the program has made them") as caught:
+            engine = self.engine(Counting(), name="run")
+            engine.prepare(self.BATCH)
+        self.assertEqual(caught.filename, __file__)
+        engine.close()
+        self.assertEqual(self.saved(3), 0)  # from now on they are the run's
 
     def test_a_full_disk_within_a_step(self):
         """The step is given up all the same, or other ranks would wait."""
@@ -113,25 +121,27 @@ class Runs(Engines):
         self.assertEqual(self.resumed_count(), 2)  # all of its work was done, so that it counts
 
     def test_an_end_that_fails(self):
-        """Each file has the buffers of its own step, whether or not the last step counts."""
+        """Each file has the buffers of its own step, and is there whether or not that step counts."""
         engine = self.begun(1)
         engine._core.module_end = unittest.mock.Mock(side_effect=sluice.Failed("on purpose"))
         self.assertRaisesRegex(sluice.Failed, "on purpose", self.train, engine, 1)
+        self.assertEqual((self.saved(1), self.saved(2)), (1, 2))
         engine.close()
-        for name in os.listdir(os.path.join(self.directory, "run", "buffers")):
-            step = int(name[5:-3])
-            self.assertEqual(self.saved(step), step)
         self.assertEqual(self.resumed_count(), 2)
 
     @unittest.mock.patch.object(_buffers, "_KEPT_FILES", 3)
     def test_a_kept_commit(self):
+        """It has its own, so that it may be copied elsewhere."""
         self.begun(6, commit_every=1, config={"run": {"keep": 2}}).close()
         folder = os.path.join(self.directory, "run")
         self.assertEqual(
             sorted(os.listdir(os.path.join(folder, "buffers"))),
-            [f"step-{step:09}.pt" for step in (2, 4, 5, 6)],
+            [f"step-{step:09}.pt" for step in (4, 5, 6)],
         )
-        self.assertEqual(self.resumed_count("run/keep/step-000000002"), 2)
+        kept = os.path.join(folder, "keep", "step-000000002")
+        shutil.copytree(kept, os.path.join(self.directory, "elsewhere"))
+        for name in ("elsewhere", "run/keep/step-000000004"):
+            self.assertEqual(self.resumed_count(name), 2 if name == "elsewhere" else 4)
 
 
 @unittest.mock.patch.object(_buffers, "_SMALL_BYTES", 64)  # `table` has 256
@@ -163,8 +173,8 @@ class Files(unittest.TestCase):
         self.step(buffers, 1)
         self.module.count.fill_(2)
         buffers.end_step()  # which then fails, and may count or not
-        for step in (1, 2):
-            buffers.write(step)
+        buffers.write()
+        for step in (2, 1):  # in this order, as beginning with 1 removes the file of 2
             self.buffers(step)
             self.assertEqual(int(self.module.count), step)
 
@@ -175,7 +185,7 @@ class Files(unittest.TestCase):
                 if number == step:
                     how(self.module.table)
                 self.step(buffers, number)
-            buffers.write(step)
+            buffers.write()
             return "table" in torch.load(os.path.join(self.folder, f"step-{step:09}.pt"))
 
         self.assertFalse(written(2, 1, lambda table: None))
@@ -230,9 +240,13 @@ class Files(unittest.TestCase):
 
     def test_damage(self):
         os.mkdir(self.folder)
-        with open(os.path.join(self.folder, "step-000000001.pt"), "wb") as file:
+        path = os.path.join(self.folder, "step-000000001.pt")
+        with open(path, "wb") as file:
             file.write(b"no tensors")
-        with self.assertRaisesRegex(sluice.WrongJob, "remove the file to go on"):
+        with self.assertRaisesRegex(sluice.WrongJob, "cannot be read .*: remove the file"):
+            self.buffers(1)
+        os.unlink(path)
+        with self.assertRaisesRegex(sluice.WrongJob, "goes on: remove that folder"):
             self.buffers(1)
 
 

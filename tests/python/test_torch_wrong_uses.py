@@ -95,7 +95,8 @@ class Steps(WrongUses):
 
         for name, evaluates, stride in (("close", False, 7), ("close", True, 97), ("commit", True, 97)):
             for at in itertools.count(1, stride):
-                engine = sluice.torch.Engine(make(), device="32MiB", host="32MiB", run_dir="none")
+                engine = sluice.torch.Engine(make(), device="32MiB", host="32MiB",
+                                             run_dir=self.path("none"))
                 engine._open_core = open_simulated
                 engine.prepare(self.data[0])
                 core = engine._core

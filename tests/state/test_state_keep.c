@@ -20,7 +20,7 @@
 
 enum { SEED = 20261121, DRIVES = 2, EXTENTS = 4, STREAMS = 2, STEP = 50, GENERATION = 9 };
 
-static const char job_text[] = "{\"run\": {\"steps\": 100}}\n";
+static const char job_text[] = "{\"run\": {\"steps\": 100}}\n", buffers_text[] = "tensors";
 
 static struct {
     char dir[300]; /* the run's */
@@ -195,6 +195,8 @@ static int setup(void **state)
     if (mkdir(rig.dir, 0777) != 0)
         return -1;
     write_text(path_of("run/job.json"), job_text);
+    assert_int_equal(mkdir(path_of("run/buffers"), 0777), 0);
+    write_text(path_of("run/buffers/step-000000050.pt"), buffers_text);
     rig.asked.run.keep_every = 25;
     rig.asked.run.keep = rig.list;
     open_run("drive", 0xab);
@@ -252,6 +254,7 @@ static void check_copy(int turn)
     assert_true(exists(path_of("run/keep/step-000000050/state/manifest-1")));
     assert_true(may_have_note || !exists(path_of("run/keep/step-000000050/state/manifest-0")));
     assert_text_is(path_of("run/keep/step-000000050/job.json"), job_text);
+    assert_text_is(path_of("run/keep/step-000000050/buffers/step-000000050.pt"), buffers_text);
     const manifest *read = &rig.read;
     assert_int_equal(read->state, MANIFEST_COMMITTED);
     assert_int_equal(read->generation, GENERATION);
@@ -311,6 +314,7 @@ static void a_copy_is_a_run(void **state)
     rig.record.generation--;
     check_copy(0);
     assert_true(exists(path_of("run/keep/step-000000075/state/manifest-0")));
+    assert_false(exists(path_of("run/keep/step-000000075/buffers"))); /* the run has none of it */
     assert_ok(slab_remove(&rig.disk)); /* the run is removed: the copies stay */
     open_run("drive", 0xab);
     check_copy(0);

@@ -6,7 +6,7 @@ norms. A run that goes on has those of the step that it goes on from.
 The library makes the commit of a step when that step is over, at a moment of its own. So the file
 of a step is there before the step ends if run.commit_every commits it, and else before a commit
 that the program asks for or that closing makes. Only the commit that follows a failure may come
-before its file. If the program is killed between the two, the run goes on with a warning.
+before its file. A run that was killed between the two has no buffers of its step, and is refused.
 
 Rank 0 has the files. All ranks go on with its buffers, as DistributedDataParallel does it.
 """
@@ -17,7 +17,7 @@ import os
 import stat
 import weakref
 from contextlib import suppress
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
 
@@ -27,8 +27,8 @@ from ._core import warn
 #: Larger ones are saved if they were changed since the module was built.
 _SMALL_BYTES = 16 << 20
 
-#: A commit becomes durable within the two steps after its own, so that older files are of no use,
-#: except those of kept commits.
+#: A commit becomes durable within the two steps after its own, so that older files are of no use:
+#: a kept commit has a copy of its own (kept_commits.c).
 _KEPT_FILES = 4
 
 _Values = Dict[str, torch.Tensor]
@@ -43,8 +43,8 @@ class Buffers:
         self._folder = os.path.join(self._run_dir, "buffers")
         self._every: int = run["commit_every"]
         self._rank = rank
-        self._step = self._written = 0
-        self._values: Dict[int, _Values] = {}  # by step: two at most
+        self._step = 0
+        self._values: Dict[int, _Values] = {}  # by step, those without a file: two at most
         #: Large ones that are as the module was built: their versions and sums.
         self._unchanged: Dict[str, Tuple[torch.Tensor, int, int]] = {}
         self._is_first = True
@@ -55,12 +55,19 @@ class Buffers:
         for name, _, value in self._each() if self._rank == 0 else ():
             if value.nbytes > _SMALL_BYTES:
                 self._unchanged[name] = (value, value._version, _sum_bits(value))
-        if step > 0 and any(True for _ in self._each()):
-            self._restore(step)
-        for later, path in _files(self._folder) if self._rank == 0 else ():
+        if not any(True for _ in self._each()):
+            return
+        is_restored = step == 0 or self._restore(step)
+        if self._rank != 0:
+            return
+        self._make_folder()
+        for later, path in _files(self._folder):
             if later > step:  # of an earlier run, or of a step that was not committed
                 with suppress(OSError):
                     os.unlink(path)
+        if not is_restored:
+            self._note(step, False)
+            self._write(step)
 
     def end_step(self) -> None:
         """Before the end of a step, after its last backward. It may turn out not to count."""
@@ -72,43 +79,51 @@ class Buffers:
         self._note(step, self._is_first or is_committed)
         self._is_first = False
         if is_committed:
-            self.write(step)
+            self._write(step)
 
     def step_counts(self) -> None:
         """After the end of a step."""
         self._values.pop(self._step, None)
         self._step += 1
 
-    def write(self, step: int) -> None:
-        """Makes the file of a step, the last one or the one that ends, if there is none."""
-        if step == self._written or step not in self._values:
-            return
+    def write(self) -> None:
+        """Makes the files of the last step, and of one that ends, if they are not there yet."""
+        for step in list(self._values):
+            self._write(step)
+
+    def _write(self, step: int) -> None:
         path = os.path.join(self._folder, _name(step))
         temporary = os.path.join(self._folder, "step-next.partial")
         try:
-            # what a run makes has the permissions of run.mode, and so has this directory
-            mode = stat.S_IMODE(os.stat(os.path.join(self._run_dir, "state")).st_mode)
-            if not os.path.isdir(self._folder):
-                os.mkdir(self._folder, mode)
-                _set_mode(self._folder, mode)
-                _sync(self._run_dir)
+            mode = stat.S_IMODE(os.stat(self._folder).st_mode) & 0o666
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            with open(os.open(temporary, flags, mode & 0o666), "wb") as file:
-                _set_mode(file.fileno(), mode & 0o666)
+            with open(os.open(temporary, flags, mode), "wb") as file:
+                _set_mode(file.fileno(), mode)
                 torch.save(self._values[step], file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
             _sync(self._folder)
-            for older, path_of_older in _files(self._folder)[:-_KEPT_FILES]:
-                kept = os.path.join(self._run_dir, "keep", os.path.splitext(_name(older))[0])
-                if not os.path.isdir(kept):
-                    os.unlink(path_of_older)
+            for _, older in _files(self._folder)[:-_KEPT_FILES]:
+                os.unlink(older)
         except (OSError, RuntimeError) as error:
             raise Failed(f"the module's buffers cannot be written to {path}: {error}") from None
-        self._written = step
+        del self._values[step]
+
+    def _make_folder(self) -> None:
+        """From the first step on, so that a run without it is one whose module had no buffers."""
+        if os.path.isdir(self._folder):
+            return
+        try:
+            # what a run makes has the permissions of run.mode, and so has this directory
+            mode = stat.S_IMODE(os.stat(os.path.join(self._run_dir, "state")).st_mode)
+            os.mkdir(self._folder, mode)
+            _set_mode(self._folder, mode)
+            _sync(self._run_dir)
+        except OSError as error:
+            raise Failed(f"{self._folder} cannot be made: {error}") from None
 
     def _each(self) -> Iterator[Tuple[str, Dict[str, Any], torch.Tensor]]:
         """Name, owner's dict and value of all that module.state_dict() would have."""
@@ -136,28 +151,24 @@ class Buffers:
         self._unchanged.pop(name, None)  # it is saved from now on
         return True
 
-    def _restore(self, step: int) -> None:
-        # a kept commit is RUN/keep/step-000000050, and the run has its buffers
-        above = os.path.dirname(self._run_dir)
-        found = [(number, True, path) for number, path in _files(self._folder)]
-        if os.path.basename(above) == "keep":
-            folder = os.path.join(os.path.dirname(above), "buffers")
-            found += [(number, False, path) for number, path in _files(folder)]
-        number, _, path = max((f for f in found if f[0] <= step), default=(None, False, ""))
-        if number != step:
-            what = "as the program has made them" if number is None else f"those of step {number}"
-            warn(
-                f"{self._folder} has no buffers of step {step}, at which the run goes on: they are "
-                f"{what}"
-            )
-        if number is None:
-            return
+    def _restore(self, step: int) -> bool:
+        """False, with a warning, if there are none."""
+        path = os.path.join(self._folder, _name(step))
+        if not os.path.exists(path):
+            what = f"{self._folder} has no buffers of step {step}, at which the run goes on"
+            if self._rank == 0 and os.path.isdir(self._folder):
+                older = [_name(number) for number, _ in _files(self._folder) if number < step]
+                ways = [f"copy {name} to {_name(step)} there" for name in older[-1:]]
+                ways += ["remove that folder to go on with those that the program makes"]
+                raise WrongJob(f"{what}: {', or '.join(ways)}")
+            warn(f"{what}: they are as the program has made them")
+            return False
         try:
             values = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
             raise WrongJob(
-                f"the buffers in {path} cannot be read ({error}): remove the file to go on with "
-                "older ones, or with those that the program makes"
+                f"the buffers in {path} cannot be read ({type(error).__name__}): remove the file, "
+                "and the next start says how to go on without it"
             ) from None
         there = {name: (owner, value) for name, owner, value in self._each()}
         with torch.no_grad():
@@ -169,6 +180,7 @@ class Buffers:
                     now.copy_(value)
                 else:
                     owner[name.rpartition(".")[2]] = value.to(now.device)
+        return True
 
 
 def _name(step: int) -> str:

@@ -99,8 +99,8 @@ class Core:
         self._session = session
         self._job = job
         self._machine = machine
-        #: Saves what the library does not have. Called with a step, before what may commit it.
-        self.before_commit: Callable[[int], None] = lambda step: None
+        #: Saves what the library does not have, before what may commit.
+        self.before_commit: Callable[[], None] = lambda: None
         self.has_failed = False  # a call has raised the failure that closing raises again
         native = session._native
         #: What each tensor over the run's memory refers to: it owns that memory after close().
@@ -121,7 +121,7 @@ class Core:
         return make_plan(self._job, machine=self._machine)
 
     def commit(self) -> int:
-        self.before_commit(self.info().step)
+        self.before_commit()
         return self._session.commit()
 
     def info(self) -> Any:
@@ -135,21 +135,21 @@ class Core:
     def note_failure(self, error: BaseException) -> None:
         self._session._note_failure(error)
 
-    def close(self) -> None:
+    def close(self, forget: Callable[[], None] = lambda: None) -> None:
+        """Commits and frees all. Then calls `forget`, if the run is closed now: after a Ctrl-C that
+        came before, close() can be called again."""
         try:
-            if self.is_open:
-                self.before_commit(self.info().step)
-        except Exception:  # after a Ctrl-C close() can be called again, and saves them
-            self._close()
-            raise
-        self._close()
-
-    def _close(self) -> None:
-        try:
+            try:
+                if self.is_open:
+                    self.before_commit()
+            except Exception:
+                self._session.close()
+                raise
             self._session.close()
         finally:
-            if not self.is_open:  # else a Ctrl-C came before
+            if not self.is_open:
                 self.memory = None
+                forget()
 
     def set_at_end(self, call: Callable[[], Any]) -> None:
         """What the end of the program calls in place of close()."""
@@ -169,7 +169,7 @@ def give_up(core: Any, error: BaseException, is_kept: bool = True) -> Error:
     core.has_failed = True
     try:
         with suppress(Error):  # the first failure counts
-            core.before_commit(core.info().step)
+            core.before_commit()
     finally:  # else other ranks wait for this one
         with suppress(Error):
             core.module_abort(text[:400].encode("utf-8", "replace").decode())
