@@ -586,7 +586,8 @@ class Engine(Closing):
     def close(self) -> None:
         """Commits the steps that are not yet committed, and frees all. May be called again, also
         after a Ctrl-C."""
-        if self._core is None:
+        core = self._core
+        if core is None:
             self._closed()
             return
         try:
@@ -594,11 +595,7 @@ class Engine(Closing):
                 self._end_evaluation()
         finally:
             self._driver = None
-            try:
-                self._core.close()
-            finally:
-                if not self._core.is_open:  # else a Ctrl-C came before
-                    self._closed()
+            core.close(self._closed)
 
     def _closed(self) -> None:
         core, self._core = self._core, None

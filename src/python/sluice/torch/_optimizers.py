@@ -387,13 +387,8 @@ class _Optimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Commits if run_dir was given, and frees all but the memory of parameters on the CPU. They
         and the tensors that share their memory go on with it, as if torch had allocated it."""
-        if self._core is None or self._process != os.getpid():
-            return
-        try:
-            self._core.close()
-        finally:
-            if not self._core.is_open:  # else a Ctrl-C came before
-                self._closed()
+        if self._core is not None and self._process == os.getpid():
+            self._core.close(self._closed)
 
     def _closed(self) -> None:
         self._core = None
