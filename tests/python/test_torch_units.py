@@ -123,6 +123,12 @@ class Simulated(OverTheStandIn):
         self.assertEqual(names, ["", "blocks.0", "blocks.1", "blocks.2"])
         names = [h.name for h in self.engine(models.make(Language), units=["blocks"])._holders]
         self.assertEqual(names, ["", "blocks"])
+        inner = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+        nested = torch.nn.Sequential(torch.nn.Linear(4, 8), inner, torch.nn.Linear(8, 4))
+        names = [h.name for h in self.engine(nested)._holders]  # the middle has most of the model
+        self.assertEqual(names, ["", "0", "1.0", "1.1", "1.2", "2"])
+        nested[1], nested[2] = inner[:1], torch.nn.Linear(8, 2)  # a list of one is not better
+        self.assertEqual([h.name for h in self.engine(nested)._holders], ["", "0", "1", "2"])
         some = self.engine(models.make(Language), units=lambda name, m: name.endswith("mix"))
         self.assertEqual(len(some._holders), 4)
         short = [_units._short(first + "x" * 200) for first in "ab"]  # the library refuses longer names

@@ -97,24 +97,28 @@ def _children(name: str, item: torch.nn.Module) -> List[Tuple[str, torch.nn.Modu
     return found
 
 
+def _count(*modules: torch.nn.Module) -> int:
+    return sum(p.numel() for module in modules for p in module.parameters())
+
+
 def _blocks(module: torch.nn.Module) -> Dict[str, torch.nn.Module]:
     """The children of the outermost lists and sequences that have at least two with parameters, or
-    one, if no list has two."""
-    found: Dict[str, torch.nn.Module] = {}
+    one, if no list has two. In place of a child with most of the model there are the blocks in it,
+    if these have most of the model, too."""
+    half = _count(module) // 2
 
-    def visit(name: str, item: torch.nn.Module, least: int) -> None:
-        if isinstance(item, (torch.nn.ModuleList, torch.nn.Sequential)):
-            blocks = _children(name, item)
-            if len(blocks) >= least:
-                found.update(blocks)
-                return
-        for key, child in item.named_children():
-            visit(f"{name}.{key}" if name else key, child, least)
+    def visit(name: str, item: torch.nn.Module, least: int) -> Dict[str, torch.nn.Module]:
+        found: Dict[str, torch.nn.Module] = {}
+        is_list = isinstance(item, (torch.nn.ModuleList, torch.nn.Sequential))
+        blocks = _children(name, item) if is_list else []
+        for full, block in blocks if len(blocks) >= least else ():
+            inner = visit(full, block, 2) if _count(block) > half else {}
+            found.update(inner if _count(*inner.values()) > half else {full: block})
+        for key, child in item.named_children() if not found else ():
+            found.update(visit(f"{name}.{key}" if name else key, child, least))
+        return found
 
-    for least in (2, 1):
-        if not found:
-            visit("", module, least)
-    return found
+    return visit("", module, 2) or visit("", module, 1)
 
 
 def _large_leaves(
