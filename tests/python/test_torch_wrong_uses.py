@@ -62,7 +62,7 @@ class Steps(WrongUses):
                 self.step_is(1, run_dir=run)
 
     @unittest.mock.patch("sluice.torch._engine.return_free_memory", lambda: None)
-    @unittest.mock.patch("sluice.torch._engine._REPEATS", 0)
+    @unittest.mock.patch("sluice.torch._recording._REPEATS", 0)
     def test_ctrl_c_at_lines_of_an_end(self):
         """Of some lines of close() and commit(), also with an evaluation open: no step is lost, and
         the calls can be made again. test_torch_buffers has what the run itself does there."""

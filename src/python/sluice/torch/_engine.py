@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from statistics import median_low
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
@@ -19,16 +18,15 @@ from ._groups import Groups, group_units
 from ._holding import Holding, view_of
 from ._hooks import claim, guard, install
 from ._init import values_of
-from ._memory import as_tensor, plainly, return_free_memory
+from ._memory import plainly, return_free_memory
 from ._profile import Profile, profile_of
-from ._recording import Recorder, Unfit, copy_inputs, differentiable, keep_state, tensors_in
+from ._recording import Recorder, Unfit, copy_inputs, differentiable, keep_state, settle_times
+from ._recording import tensors_in
 from ._turns import Evaluating, Training, Turns, Use
 from ._unchanged import Unchanged
 from ._units import (
     Holder,
     Policy,
-    Seconds,
-    Slot,
     Stage,
     Unit,
     describe,
@@ -36,11 +34,7 @@ from ._units import (
     list_stages,
     make_holders,
 )
-from ._values import Values
-
-# A step is recorded again for its times, since first calls are slow: so often, until the repeats
-# took so long together, and not if the first took longer than the last number.
-_REPEATS, _REPEAT_SECONDS, _SLOW_SECONDS = 4, 6.0, 60.0
+from ._values import Values, state_of
 
 
 class Engine(Closing):
@@ -289,9 +283,7 @@ class Engine(Closing):
             self._open()
 
     def _forward(self, args: Any, kwargs: Any) -> Any:
-        if isinstance(self._driver, Evaluating):
-            self._driver.end()
-            self._driver = None
+        self._end_evaluation()
         if self._driver is not None:
             raise WrongJob(
                 "the forward before this one has had no backward: call engine.backward(loss) or "
@@ -431,15 +423,7 @@ class Engine(Closing):
                 f"time, outside of the budgets: {next(iter(self._unfit.values()))}; name other "
                 "units (units=...)"
             )
-        is_slow = self._recorder.total_seconds() > _SLOW_SECONDS
-        again: List[Seconds] = []
-        spent = 0.0
-        while not is_slow and len(again) < _REPEATS and spent < _REPEAT_SECONDS:
-            recorder = self._record_once(args, kwargs, False)
-            again.append(recorder.seconds)
-            spent += recorder.total_seconds()
-        for key in self._recorder.seconds if again else ():
-            self._recorder.seconds[key] = median_low(times.get(key, 0.0) for times in again)
+        settle_times(self._recorder, lambda: self._record_once(args, kwargs, False))
         return_free_memory()
 
     def _record_once(self, args: Any, kwargs: Any, checks: bool) -> Recorder:
@@ -475,9 +459,7 @@ class Engine(Closing):
         units = {unit.index: unit for holder in self._holders for unit in holder.units}
 
         def first(unit: int, begin: int, count: int, address: int) -> None:
-            target = as_tensor(None, address, count, torch.float32, torch.device("cpu"))
-            with torch.no_grad():
-                self._values.fill(units[unit], begin, target)
+            self._values.fill(units[unit], begin, count, address)
 
         self._core = self._open_core(job, first=first, **self._open_options)
         self._finalizer = weakref.finalize(self, close_at_end, self._core, self._turn_lock)
@@ -549,7 +531,6 @@ class Engine(Closing):
     def state_dict(self) -> Dict[str, torch.Tensor]:
         """All parameters and buffers, in new tensors: as large as the module."""
         self._need_core("state_dict")
-        found: Dict[str, torch.Tensor] = {}
         values: Dict[int, torch.Tensor] = {}
 
         def visit(holder: Holder, use: Use) -> None:
@@ -560,16 +541,7 @@ class Engine(Closing):
 
         with torch.no_grad():
             self._evaluation().each(visit)
-        for prefix, item in self.module.named_modules(remove_duplicate=False):
-            begin = f"{prefix}." if prefix else ""
-            for name, parameter in item._parameters.items():
-                if parameter is not None:
-                    own = values.get(id(parameter))
-                    found[begin + name] = parameter.detach().clone() if own is None else own
-            for name, buffer in item._buffers.items():
-                if buffer is not None and name not in item._non_persistent_buffers_set:
-                    found[begin + name] = buffer.detach().clone()
-        return found
+        return state_of(self.module, values)
 
     @alone
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:

@@ -101,9 +101,7 @@ class _Optimizer(torch.optim.Optimizer):
         values = Values([Holder("", None, self._units)], {})
 
         def first(unit: int, begin: int, count: int, address: int) -> None:
-            target = as_tensor(None, address, count, torch.float32, torch.device("cpu"))
-            with torch.no_grad():
-                values.fill(self._units[unit], begin, target)
+            values.fill(self._units[unit], begin, count, address)
 
         try:
             self._core = open_core(

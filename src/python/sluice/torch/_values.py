@@ -1,4 +1,5 @@
-"""The values with which parameters begin, until a run has taken them over."""
+"""The values with which parameters begin, until a run has taken them over; and those that they have
+later, by their names."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Callable, Dict, List, Optional, Tuple, Union
 import torch
 
 from .._errors import WrongJob
-from ._memory import placeholder_of
+from ._memory import as_tensor, placeholder_of
 from ._units import Holder, Slot, Unit
 
 #: A tensor with the values, or a function that makes it.
@@ -52,16 +53,33 @@ class Values:
             part.copy_(value.reshape(-1))
         return base
 
-    def fill(self, unit: Unit, begin: int, target: torch.Tensor) -> None:
-        """Writes elements from `begin` on of the padded flat vector into target, fp32."""
+    def fill(self, unit: Unit, begin: int, count: int, address: int) -> None:
+        """Writes elements [begin, begin + count) of the padded flat vector to the address, in fp32."""
+        target = as_tensor(None, address, count, torch.float32, torch.device("cpu"))
         if self._kept is None or self._kept[0] != unit.index:
             self._kept = (unit.index, self.flat(unit, torch.float32, torch.device("cpu")))
-        flat = self._kept[1]
-        count = max(min(target.numel(), flat.numel() - begin), 0)
-        target[:count] = flat[begin : begin + count]
-        target[count:] = 0
+        part = self._kept[1][begin : begin + count]
+        with torch.no_grad():
+            target[: part.numel()] = part
+            target[part.numel() :] = 0
 
     def forget(self) -> None:
         """The run has the values."""
         self._values.clear()
         self._kept = None
+
+
+def state_of(module: torch.nn.Module, values: Dict[int, torch.Tensor]) -> Dict[str, torch.Tensor]:
+    """The module's state_dict(), in new tensors. `values`: of the parameters that are elsewhere, by
+    id(parameter)."""
+    found: Dict[str, torch.Tensor] = {}
+    for prefix, item in module.named_modules(remove_duplicate=False):
+        begin = f"{prefix}." if prefix else ""
+        for name, parameter in item._parameters.items():
+            if parameter is not None:
+                own = values.get(id(parameter))
+                found[begin + name] = parameter.detach().clone() if own is None else own
+        for name, buffer in item._buffers.items():
+            if buffer is not None and name not in item._non_persistent_buffers_set:
+                found[begin + name] = buffer.detach().clone()
+    return found
