@@ -161,6 +161,55 @@ class Losses(Engines):
         self.assert_near(models.engine_losses(engine, data), expected)
         engine.close()
 
+    def test_frozen_parameters_of_other_types(self):
+        """As a base in bf16 below adapters in fp32. All their bits come back."""
+
+        class Adapted(torch.nn.Module):
+            def __init__(self, dtype):
+                super().__init__()
+                self.base = torch.nn.Linear(32, 32, dtype=dtype).requires_grad_(False)
+                self.down, self.up = torch.nn.Linear(32, 3), torch.nn.Linear(3, 32)
+                bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)  # all there are
+                self.bits = torch.nn.Parameter(bits.view(torch.bfloat16), requires_grad=False)
+                self.gain = torch.nn.Parameter(torch.ones(3, dtype=torch.float16), requires_grad=False)
+
+            def forward(self, x):
+                base = self.base(x.to(self.base.weight.dtype)).to(x.dtype)
+                return x + base + self.up(self.down(x) * self.gain)
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                types = (torch.bfloat16, torch.float64, torch.float32)
+                self.blocks = torch.nn.ModuleList([Adapted(dtype) for dtype in types])
+                self.shift = torch.nn.Parameter(torch.ones(5, 1).bfloat16(), requires_grad=False)
+
+            def forward(self, x):
+                for block in self.blocks:
+                    x = block(x + self.shift)
+                return x.square().mean()
+
+        data = [torch.randn(5, 32, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+        torch.manual_seed(3)
+        module = Model()
+        looped = copy.deepcopy(module)
+        learns = [p for p in looped.parameters() if p.requires_grad]
+        optimizer = sluice.torch.AdamW(learns, lr=1e-3, host="32MiB")
+        expected = models.loop_losses(looped, optimizer, data)
+        optimizer.close()
+        for config in (PLACEMENTS[1], PLACEMENTS[3]):
+            engine = self.engine(copy.deepcopy(module), config=config)
+            self.assertEqual(models.engine_losses(engine, data), expected)
+            engine.close()
+            engine = self.engine(Model(), config=config, name=f"run{self.count}")
+            engine.prepare(data[0])
+            state = engine.state_dict()
+            engine.close()
+            for name, value in looped.state_dict().items():
+                self.assertEqual(state[name].dtype, value.dtype)
+                same = torch.equal(state[name].view(torch.uint8), value.view(torch.uint8))
+                self.assertTrue(same, name)
+
     def test_bf16_learns(self):
         module = models.make(Language).bfloat16()
         losses = models.engine_losses(self.engine(module), models.batches(Language) * 3)

@@ -478,7 +478,8 @@ class Engine(Closing):
         self._turns = Turns(self._core, stages, root, self._holding, self._device)
         self._goes_back = find_learning(stages)
         for slot in self._root.slots:  # their own memory; what they were built with may be shared
-            slot.parameter.data = torch.empty(slot.shape, dtype=self._dtype, device=self._device)
+            dtype = slot.own_dtype or self._dtype
+            slot.parameter.data = torch.empty(slot.shape, dtype=dtype, device=self._device)
         self._values.forget()
         self._holding_is_over()
         self._buffers = Buffers(self.module, self._job["run"], info.rank)

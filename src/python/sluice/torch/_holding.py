@@ -160,7 +160,10 @@ def address_of(tensor: torch.Tensor) -> int:
 
 def view_of(base: torch.Tensor, slot: Slot) -> torch.Tensor:
     """The slot's part of its unit's flat vector, in the parameter's shape."""
-    return base[slot.offset : slot.offset + slot.elems].view(slot.shape)
+    part = base[slot.offset : slot.offset + slot.elems]
+    if slot.own_dtype is not None:
+        part = part.view(slot.own_dtype)[: slot.shape.numel()]
+    return part.view(slot.shape)
 
 
 def gaps_of(unit: Unit, elems: int) -> List[Tuple[int, int]]:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from .._errors import WrongJob
 from ._holding import Holding, address_of, changed_error
 from ._memory import placeholder_of
-from ._units import Holder, Seconds, Slot, Stage
+from ._units import Holder, Seconds, Slot, Stage, typical
 from ._values import Values
 
 
@@ -99,8 +99,8 @@ class _Watch(TorchDispatchMode):
     def _check_written(self, func: Any, tensor: torch.Tensor) -> None:
         unit = self._holding.owner(tensor)
         if unit is not None:
-            inside = tensor.storage_offset()
-            slot = [s for s in unit.slots if s.offset <= inside][-1]
+            begin = tensor.data_ptr()
+            slot = [s for s in unit.slots if s.parameter.data_ptr() <= begin][-1]
         elif address_of(tensor) in self._root:
             unit, slot = self._root[address_of(tensor)]
         else:
@@ -159,8 +159,8 @@ class Recorder:
         self._holding = holding
         self._values = values
         self._device = device
-        slot = next(slot for holder in holding.holders for slot in holder.slots)
-        self._copies = _Copies(slot.parameter.dtype, device)
+        self._dtype = typical(holding.holders).dtype
+        self._copies = _Copies(self._dtype, device)
         self.is_forward = True
         self._now: Optional[Tuple[str, str]] = None
         self._since = 0.0
@@ -260,8 +260,7 @@ class Recorder:
 
     def _take(self, stage: Stage) -> None:
         for unit in stage.holder.units:
-            dtype = unit.slots[0].parameter.dtype
-            self._holding.place(unit, self._values.flat(unit, dtype, self._device))
+            self._holding.place(unit, self._values.flat(unit, self._dtype, self._device))
         self._held = stage
         self._since = time.perf_counter()
 

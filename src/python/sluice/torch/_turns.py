@@ -31,7 +31,7 @@ import torch
 from .._errors import Error, WrongJob
 from ._holding import Holding, gaps_of, view_of
 from ._memory import as_tensor
-from ._units import Holder, Slot, Stage, Unit
+from ._units import Holder, Slot, Stage, Unit, typical
 
 FORWARD, BACKWARD = 0, 1
 
@@ -71,7 +71,7 @@ class Turns:
         self.holding = holding
         self.device = device
         self.lending = Lending()
-        self._dtype = next(s.parameter.dtype for stage in stages for s in stage.holder.slots)
+        self._dtype = typical(holding.holders).dtype
         self._use: Optional[Use] = None
         self._numbers: Dict[int, List[int]] = {}  # by id(holder), rising
         for i, stage in enumerate(stages):

@@ -10,14 +10,14 @@ import torch
 
 from .._errors import WrongJob
 from ._holding import Holding
-from ._units import Holder, check_kind, is_left
+from ._units import Holder, check_kind, is_left, typical
 
 
 class Unchanged:
     """What a module was when its engine was made."""
 
     def __init__(self, module: torch.nn.Module, holders: List[Holder], holding: Holding) -> None:
-        parameter = next(slot.parameter for holder in holders for slot in holder.slots)
+        parameter = typical(holders)
         self.dtype, self.device = parameter.dtype, parameter.device
         self._holders = holders
         self._holding = holding
@@ -43,7 +43,8 @@ class Unchanged:
         for unit, slot in ((unit, slot) for unit in units for slot in unit.slots):
             if slot.parameter.device != self.device:
                 raise _other(slot.name, slot.parameter.device, self.device, "move")
-            _check_kept(slot.name, slot.parameter, self.dtype, not unit.frozen)
+            dtype = slot.own_dtype or self.dtype
+            _check_kept(slot.name, slot.parameter, dtype, not unit.frozen)
         self._holding.check(units)
 
     def check_names(self, part: torch.nn.Module, name: str = "", recurse: bool = True) -> None:

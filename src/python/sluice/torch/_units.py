@@ -31,10 +31,14 @@ class Slot:
     shape: torch.Size
     offset: int = 0  #: in its unit's flat vector, in elements
     placeholder: Optional[torch.Tensor] = None  #: stands for the values while they are elsewhere
+    #: Its dtype, if it is not that of the unit, whose elements of fp32 then have its bits.
+    own_dtype: Optional[torch.dtype] = None
 
     @property
     def elems(self) -> int:
-        return self.shape.numel()
+        """Those of the unit that it takes."""
+        count = self.shape.numel()
+        return count if self.own_dtype is None else -(-count * self.own_dtype.itemsize // 4)
 
 
 @dataclass(eq=False)
@@ -240,10 +244,12 @@ def _check(name: str, parameter: torch.Tensor, first: torch.Tensor) -> None:
             f'the parameter "{name}" is on {parameter.device} and others are on {first.device}: a '
             "module has one device"
         )
-    if parameter.dtype != dtype:
+    may_differ = not parameter.requires_grad and dtype == torch.float32
+    if parameter.dtype != dtype and not may_differ:
         raise WrongJob(
             f'the parameter "{name}" is {parameter.dtype} and others are {dtype}: a module has one '
-            "dtype, so convert it (module.to(dtype))"
+            "dtype, so convert it (module.to(dtype)); frozen ones may have others if all that "
+            "learn are torch.float32"
         )
 
 
@@ -280,7 +286,7 @@ def make_holders(module: torch.nn.Module, policy: Policy) -> List[Holder]:
     check_kind(module)
     if not any(p.requires_grad for p in names):
         raise WrongJob("no parameter of the module learns: set requires_grad of some of them")
-    first = next((p for p in names if not p.is_complex()), next(iter(names)))
+    first = next((p for p in names if p.requires_grad and not p.is_complex()), next(iter(names)))
     for parameter, name in names.items():
         _check(name, parameter, first)
     if first.dtype not in _DTYPES:
@@ -302,7 +308,8 @@ def make_holders(module: torch.nn.Module, policy: Policy) -> List[Holder]:
     by_holder: Dict[str, List[Slot]] = {name: [] for name in ["", *chosen]}
     for parameter, name in names.items():
         owner = next(iter(owners[parameter])) if len(owners[parameter]) == 1 else ""
-        by_holder[owner].append(Slot(name, parameter, parameter.shape))
+        own_dtype = None if parameter.dtype == first.dtype else parameter.dtype
+        by_holder[owner].append(Slot(name, parameter, parameter.shape, own_dtype=own_dtype))
     holders: List[Holder] = []
     count = 0
     for owner, slots in by_holder.items():
@@ -317,6 +324,12 @@ def make_holders(module: torch.nn.Module, policy: Policy) -> List[Holder]:
             holders.append(holder)
     note_offsets(holders)
     return holders
+
+
+def typical(holders: List[Holder]) -> torch.Tensor:
+    """A parameter with the dtype and the device of all units."""
+    slots = (slot for holder in holders for slot in holder.slots)
+    return next(slot.parameter for slot in slots if slot.own_dtype is None)
 
 
 Seconds = Dict[Tuple[str, str], float]
@@ -350,7 +363,10 @@ def describe(
             "name": _short(unit.name),
             "group": unit.group,
             "frozen": unit.frozen,
-            "tensors": [{"name": _short(s.name), "shape": list(s.shape)} for s in unit.slots],
+            "tensors": [
+                {"name": _short(s.name), "shape": list(s.shape) if s.own_dtype is None else [s.elems]}
+                for s in unit.slots
+            ],
         }
         for holder in holders
         for unit in holder.units

@@ -8,6 +8,7 @@ from typing import Callable, Dict, List, Optional, Tuple, Union
 import torch
 
 from .._errors import WrongJob
+from ._holding import view_of
 from ._memory import as_tensor, placeholder_of
 from ._units import Holder, Slot, Unit
 
@@ -49,8 +50,7 @@ class Values:
                     "is open or was closed, or sluice.torch.init built it for an Engine; build the "
                     "module again, or load engine.state_dict() with assign=True before"
                 )
-            part = base[slot.offset : slot.offset + slot.elems]
-            part.copy_(value.reshape(-1))
+            view_of(base, slot).copy_(value)
         return base
 
     def fill(self, unit: Unit, begin: int, count: int, address: int) -> None:
