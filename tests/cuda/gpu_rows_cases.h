@@ -108,8 +108,9 @@ static inline void *draw_at_least(struct run *run, enum dtype type, uint64_t cou
 {
     float *x = mem_alloc(count, sizeof *x, "test");
     assert_non_null(x);
+    rng_normals(run->seed, stream, 0, count, x);
     for (uint64_t i = 0; i < count; i++) {
-        x[i] = scale * rng_normal(run->seed, stream, i);
+        x[i] *= scale;
         x[i] = least > 0.0f ? least + fabsf(x[i]) : x[i];
     }
     void *data = x;

@@ -60,8 +60,7 @@ static float *new_floats(uint64_t count)
 static float *new_normals(struct rig *rig, uint64_t count, uint64_t stream)
 {
     float *values = new_floats(count);
-    for (uint64_t i = 0; i < count; i++)
-        values[i] = rng_normal(rig->gpu->seed, stream, i);
+    rng_normals(rig->gpu->seed, stream, 0, count, values);
     gpu_round(values, rig->truth.desc.type, count);
     return values;
 }

@@ -45,8 +45,9 @@ static struct problem problem_init(const gpu_fixture *gpu, enum dtype type, uint
     struct problem p = {type, rows, vocab, 0.125f, in_place, NULL, NULL, 0.0f, 0.0f};
     p.logits = block(rows * vocab * sizeof(float));
     p.targets = block(rows * sizeof(int32_t));
+    rng_normals(gpu->seed, 1, 0, rows * vocab, p.logits);
     for (uint64_t i = 0; i < rows * vocab; i++)
-        p.logits[i] = scale * rng_normal(gpu->seed, 1, i);
+        p.logits[i] *= scale;
     for (uint64_t row = 0; row < rows; row++)
         p.targets[row] = row % 4 == 2 ? -1 : (int32_t)rng_below(gpu->seed, 2, row, vocab);
     p.targets[0] = (int32_t)vocab - 1;

@@ -64,8 +64,7 @@ static void *draw_tail(uint64_t width, uint64_t stream, uint64_t seed)
     uint64_t count = TAIL * width;
     float *x = host_room(count, sizeof *x);
     void *tail = host_room(count, dtype_bytes(type));
-    for (uint64_t i = width; i < count; i++)
-        x[i] = rng_normal(seed, stream, i);
+    rng_normals(seed, stream, width, count - width, x + width);
     gpu_narrow(x, tail, type, count);
     return tail;
 }

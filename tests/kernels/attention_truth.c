@@ -17,16 +17,20 @@
 
 enum { HEAD_DIM_MAX = 256 };
 
-struct element {
-    double value, rounded, summed;
+struct row {
+    double value[HEAD_DIM_MAX], rounded[HEAD_DIM_MAX], summed[HEAD_DIM_MAX];
 };
 
-static void add_term(struct element *element, double factor, double factor_magnitude,
-                     double operand)
+static void add_terms(struct row *row, double factor, double factor_magnitude,
+                      const float *operands, uint64_t count)
 {
-    element->value += factor * operand;
-    element->rounded += fabs(factor * operand);
-    element->summed += factor_magnitude * fabs(operand);
+#pragma omp simd
+    for (uint64_t i = 0; i < count; i++) {
+        double operand = (double)operands[i];
+        row->value[i] += factor * operand;
+        row->rounded[i] += fabs(factor * operand);
+        row->summed[i] += factor_magnitude * fabs(operand);
+    }
 }
 
 static double noise(const attention_desc *desc, double score_magnitude)
@@ -75,36 +79,37 @@ static double kept(const attention_case *self, uint64_t batch, uint64_t head, ui
 }
 
 static void expect_row(const attention_case *self, const char *what, const float *got,
-                       const struct element *row, uint64_t count, double row_noise,
+                       const struct row *row, uint64_t count, double row_noise,
                        const uint64_t place[3])
 {
     const attention_desc *d = &self->desc;
     double half_unit = d->type == DTYPE_FP32 ? 0x1p-24 : d->type == DTYPE_BF16 ? 0x1p-8 : 0x1p-11;
     double floor = d->type == DTYPE_FP16 ? 1e-5 : 1e-30; /* fp16's subnormals */
     for (uint64_t i = 0; i < count; i++) {
-        double limit = 1.02 * half_unit * (row[i].rounded + fabs(row[i].value)) +
-                       row_noise * row[i].summed + floor;
-        if (fabs((double)got[i] - row[i].value) <= limit)
+        double limit = 1.02 * half_unit * (row->rounded[i] + fabs(row->value[i])) +
+                       row_noise * row->summed[i] + floor;
+        if (fabs((double)got[i] - row->value[i]) <= limit)
             continue;
         print_error(
             "%s B=%d T=%d H=%d G=%d D=%d E=%d stride=%d: %s of batch %d head %d row %d element "
             "%d is %g, expected %g within %g\n",
             dtype_name(d->type), (int)d->batch, (int)d->tokens, (int)d->heads, (int)d->kv_heads,
             (int)d->head_dim, (int)d->value_dim, (int)d->qkv_stride, what, (int)place[0],
-            (int)place[1], (int)place[2], (int)i, (double)got[i], row[i].value, limit);
+            (int)place[1], (int)place[2], (int)i, (double)got[i], row->value[i], limit);
         fail();
     }
 }
 
 static double dot(const float *a, const float *b, uint64_t count, double *magnitude)
 {
-    double sum = 0;
-    *magnitude = 0;
+    double sum = 0, absolute = 0;
+#pragma omp simd reduction(+ : sum, absolute)
     for (uint64_t i = 0; i < count; i++) {
         double term = (double)a[i] * (double)b[i];
         sum += term;
-        *magnitude += fabs(term);
+        absolute += fabs(term);
     }
+    *magnitude = absolute;
     return sum;
 }
 
@@ -135,7 +140,7 @@ void truth_check_query(const attention_case *self, uint64_t batch, uint64_t head
                      kv_head * value_dim;
     const float *got = self->output + ((first + row) * d->heads + head) * value_dim;
     const float *output_grad = self->output_grad + ((first + row) * d->heads + head) * value_dim;
-    struct element output[HEAD_DIM_MAX] = {{0}}, q_grad[HEAD_DIM_MAX] = {{0}};
+    struct row output = {0}, q_grad = {0};
     double *p = mem_alloc(2 * d->tokens, sizeof *p, "true probabilities"), *slopes = p + d->tokens;
     assert_non_null(p);
     double largest = -INFINITY, sum = 0, score_magnitude = 0, magnitude, delta_magnitude;
@@ -159,10 +164,8 @@ void truth_check_query(const attention_case *self, uint64_t batch, uint64_t head
         double grad =
             weight * (factor * dot(output_grad, value, value_dim, &magnitude) - delta) * slopes[s];
         magnitude = weight * (factor * magnitude + delta_magnitude) * (double)d->scale;
-        for (uint64_t i = 0; i < value_dim; i++)
-            add_term(&output[i], weight * factor, weight * factor, (double)value[i]);
-        for (uint64_t i = 0; i < dim; i++)
-            add_term(&q_grad[i], grad, magnitude, (double)key[i]);
+        add_terms(&output, weight * factor, weight * factor, value, value_dim);
+        add_terms(&q_grad, grad, magnitude, key, dim);
     }
     mem_free(p);
     const uint64_t place[3] = {batch, head, row};
@@ -175,8 +178,8 @@ void truth_check_query(const attention_case *self, uint64_t batch, uint64_t head
                     got_lse, lse, lse_limit);
         fail();
     }
-    expect_row(self, "the output", got, output, value_dim, noise(d, score_magnitude), place);
-    expect_row(self, "dQ", self->grads + (first + row) * self->packed_elems + head * dim, q_grad,
+    expect_row(self, "the output", got, &output, value_dim, noise(d, score_magnitude), place);
+    expect_row(self, "dQ", self->grads + (first + row) * self->packed_elems + head * dim, &q_grad,
                dim, noise(d, score_magnitude), place);
 }
 
@@ -189,7 +192,7 @@ void truth_check_key(const attention_case *self, uint64_t batch, uint64_t kv_hea
     uint64_t v_place =
         (first + row) * self->packed_elems + (d->heads + d->kv_heads) * dim + kv_head * value_dim;
     const float *k = self->qkv + k_place, *v = self->qkv + v_place;
-    struct element k_grad[HEAD_DIM_MAX] = {{0}}, v_grad[HEAD_DIM_MAX] = {{0}};
+    struct row k_grad = {0}, v_grad = {0};
     double score_magnitude = 0, magnitude, delta_magnitude;
     for (uint64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
         for (uint64_t t = 0; t < d->tokens; t++) {
@@ -205,13 +208,11 @@ void truth_check_key(const attention_case *self, uint64_t batch, uint64_t kv_hea
             double factor = kept(self, batch, head, t, row);
             double score_grad = p * (factor * dot(grad, v, value_dim, &magnitude) - delta) * slope;
             magnitude = p * (factor * magnitude + delta_magnitude) * (double)d->scale;
-            for (uint64_t i = 0; i < value_dim; i++)
-                add_term(&v_grad[i], p * factor, p * factor, (double)grad[i]);
-            for (uint64_t i = 0; i < dim; i++)
-                add_term(&k_grad[i], score_grad, magnitude, (double)q[i]);
+            add_terms(&v_grad, p * factor, p * factor, grad, value_dim);
+            add_terms(&k_grad, score_grad, magnitude, q, dim);
         }
     const uint64_t place[3] = {batch, kv_head, row};
-    expect_row(self, "dK", self->grads + k_place, k_grad, dim, noise(d, score_magnitude), place);
-    expect_row(self, "dV", self->grads + v_place, v_grad, value_dim, noise(d, score_magnitude),
+    expect_row(self, "dK", self->grads + k_place, &k_grad, dim, noise(d, score_magnitude), place);
+    expect_row(self, "dV", self->grads + v_place, &v_grad, value_dim, noise(d, score_magnitude),
                place);
 }

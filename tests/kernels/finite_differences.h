@@ -19,8 +19,7 @@ static inline float *draw(uint64_t count, uint64_t stream)
 {
     float *x = mem_alloc(count, sizeof *x, "test");
     assert_non_null(x);
-    for (uint64_t i = 0; i < count; i++)
-        x[i] = rng_normal(SEED, stream, i);
+    rng_normals(SEED, stream, 0, count, x);
     return x;
 }
 

@@ -34,11 +34,13 @@ struct tensors {
 static void *fill(enum dtype type, uint64_t count, uint64_t stream, float factor)
 {
     char *data = mem_alloc(count, dtype_bytes(type), "test");
-    assert_non_null(data);
-    for (uint64_t i = 0; i < count; i++) {
-        float value = factor * rng_normal(SEED, stream, i);
-        dtype_convert(&value, DTYPE_FP32, data + i * dtype_bytes(type), type, 1);
-    }
+    float *values = mem_alloc(count, sizeof *values, "test");
+    assert_true(data && values);
+    rng_normals(SEED, stream, 0, count, values);
+    for (uint64_t i = 0; i < count; i++)
+        values[i] *= factor;
+    dtype_convert(values, DTYPE_FP32, data, type, count);
+    mem_free(values);
     return data;
 }
 

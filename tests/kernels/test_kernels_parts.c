@@ -27,8 +27,9 @@ static void *block(uint64_t bytes)
 static void *draw(enum dtype type, uint64_t count, uint64_t stream, float scale)
 {
     float *x = block(count * sizeof *x);
+    rng_normals(SEED, stream, 0, count, x);
     for (uint64_t i = 0; i < count; i++)
-        x[i] = scale * rng_normal(SEED, stream, i);
+        x[i] *= scale;
     if (type == DTYPE_FP32)
         return x;
     void *rounded = block(count * dtype_bytes(type));

@@ -26,8 +26,7 @@ static float *new_random(uint64_t count, uint64_t stream)
 {
     float *data = mem_alloc(count, sizeof *data, "test operand");
     assert_non_null(data);
-    for (uint64_t i = 0; i < count; i++)
-        data[i] = rng_normal(SEED, stream, i);
+    rng_normals(SEED, stream, 0, count, data);
     return data;
 }
 

@@ -25,6 +25,8 @@ sluice_test(test_kernels_matmul LIBS sluice_kernels LABELS cpu)
 sluice_test(test_kernels_product_fp32 LIBS sluice_kernels LABELS cpu debug)
 add_library(attention_truth STATIC kernels/attention_truth.c)
 target_link_libraries(attention_truth PUBLIC sluice_options sluice_base PkgConfig::CMOCKA)
+# Most of the time of attention's tests is spent in it.
+set_source_files_properties(kernels/attention_truth.c PROPERTIES COMPILE_OPTIONS -fopenmp-simd)
 sluice_test(test_kernels_attention LIBS attention_truth sluice_kernels LABELS cpu)
 sluice_test(test_kernels_cached LIBS sluice_kernels sluice_kernels_reference LABELS cpu debug
             INSTANCES cpu reference)
