@@ -1,8 +1,10 @@
 // Streams as host threads, events, and the fault that ends everything.
 //
-// All state is under one mutex, one condition tells of every change; work runs without the mutex.
+// All state is under one mutex; work runs without it. A stream's own condition tells its thread
+// that there is work. One for all others tells of what one of them may wait for.
 //   enqueue -> stream.queue -> its thread: [delay] run, drop, completed++
 //   an event's record is an object of its own: a wait holds on to the record made before it
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -47,6 +49,8 @@ struct CUstream_st {
     std::unique_ptr<stream_capture> capture; // NULL: work is queued
     std::deque<stream_work> queue;
     uint64_t enqueued, completed;
+    uint64_t awaited = UINT64_MAX; // the least number of completed work that somebody waits for
+    std::condition_variable filled; // the queue, or the end has come
     pthread_t thread;
     simulated::random_source random{0};
 };
@@ -56,7 +60,7 @@ namespace simulated
 
 struct runtime {
     std::mutex mutex;
-    std::condition_variable changed;
+    std::condition_variable changed; // an event, a stream that is waited for, a fault
     std::set<cudaStream_t> streams; // but the default one
     std::set<cudaEvent_t> events;
     cudaStream_t default_stream = NULL;
@@ -152,6 +156,7 @@ static void do_work(lock_type &lock, stream_work &work)
         } else if (!rt->has_fault) {
             work.record->time_ns = now_ns();
             work.record->is_complete = true;
+            rt->changed.notify_all();
         }
         return;
     }
@@ -181,7 +186,7 @@ static void *serve_stream(void *user)
     lock_type lock(rt->mutex);
     for (;;) {
         while (self->queue.empty() && !self->is_ending)
-            rt->changed.wait(lock);
+            self->filled.wait(lock);
         if (self->queue.empty())
             return NULL;
         stream_work work = std::move(self->queue.front());
@@ -190,8 +195,10 @@ static void *serve_stream(void *user)
         delay(self);
         lock.lock();
         do_work(lock, work);
-        self->completed++;
-        rt->changed.notify_all();
+        if (++self->completed >= self->awaited) {
+            self->awaited = UINT64_MAX;
+            rt->changed.notify_all();
+        }
     }
 }
 
@@ -219,8 +226,10 @@ static bool is_default(cudaStream_t stream)
 static cudaError_t wait_for(lock_type &lock, cudaStream_t stream)
 {
     uint64_t target = stream->enqueued;
-    while (stream->completed < target && !rt->has_fault)
+    while (stream->completed < target && !rt->has_fault) {
+        stream->awaited = std::min(stream->awaited, target);
         rt->changed.wait(lock);
+    }
     return rt->has_fault ? cudaErrorIllegalAddress : cudaSuccess;
 }
 
@@ -271,7 +280,7 @@ static cudaError_t put(lock_type &lock, cudaStream_t stream, stream_work work)
     }
     stream->queue.push_back(std::move(work));
     stream->enqueued++;
-    rt->changed.notify_all();
+    stream->filled.notify_one();
     if (waits) /* an error of the work itself is told by the next call */
         wait_for(lock, stream);
     return cudaSuccess;
@@ -377,7 +386,6 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
 {
     return cudaStreamCreateWithPriority(stream, flags, 0);
 }
-
 cudaError_t cudaStreamCreate(cudaStream_t *stream)
 {
     return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0);
@@ -393,7 +401,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
     if (!rt->streams.erase(stream))
         return report(cudaErrorInvalidResourceHandle);
     stream->is_ending = true;
-    rt->changed.notify_all();
+    stream->filled.notify_one();
     lock.unlock();
     pthread_join(stream->thread, NULL);
     delete stream;
