@@ -1,6 +1,6 @@
 /* Every test in C includes this file. It includes cmocka, the headers that cmocka wants before it
  * and those that nearly every test uses, and adds two checks of a call, whose messages have the
- * error's text, and the seed of tests that draw. */
+ * error's text, and how often and from which seed tests draw. */
 #ifndef SLUICE_TESTS_UNIT_H
 #define SLUICE_TESTS_UNIT_H
 
@@ -33,6 +33,13 @@
             fail_msg("%s: %s: %s, which is not %s with \"%s\"", #call, err_name(unit_rc),          \
                      err_text(), err_name(code), words);                                           \
     } while (0)
+
+/* How often a test draws: `few` times, or `many` times with SLUICE_TEST_MANY in the environment, as
+ * the lines slow.many.NAME have it. */
+static inline int unit_draws(int few, int many)
+{
+    return getenv("SLUICE_TEST_MANY") ? many : few;
+}
 
 /* The number in SLUICE_TEST_SEED, or else `usual`; printed. */
 static inline uint64_t unit_seed(uint64_t usual)

@@ -6,7 +6,7 @@
 #include "tests/plan/plan_fixture.h"
 #include "tests/unit.h"
 
-enum { SEEDS = 250 };
+static int seeds; /* 1 to this number are drawn */
 
 static bool is_in_memory(const random_job *r, uint32_t unit)
 {
@@ -167,7 +167,7 @@ static bool can_commit_so(const random_job *r, enum plan_commit commit)
 static void commits_are_where_the_update_wants_them(void **state)
 {
     int fitted = 0, counts[3] = {0}, staged = 0;
-    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+    for (uint64_t seed = 1; seed <= (uint64_t)seeds; seed++) {
         random_job r;
         fixture_committing_job(&r, seed);
         plan_set set;
@@ -197,11 +197,11 @@ static void commits_are_where_the_update_wants_them(void **state)
     print_message(
         "seeds 1 to %d: %d compiled, %d apart, %d first, %d behind, %d tiles saved from the "
         "device\n",
-        SEEDS, fitted, counts[PLAN_COMMIT_APART], counts[PLAN_COMMIT_FIRST],
+        seeds, fitted, counts[PLAN_COMMIT_APART], counts[PLAN_COMMIT_FIRST],
         counts[PLAN_COMMIT_BEHIND], staged);
-    assert_true(fitted > 200 && staged > 100);
+    assert_true(fitted > seeds * 4 / 5 && staged > seeds * 2 / 5);
     for (int c = 0; c < 3; c++)
-        assert_true(counts[c] > 30);
+        assert_true(counts[c] > seeds / 10);
 }
 
 /* ---- jobs that do not commit ----------------------------------------------------------------- */
@@ -404,6 +404,7 @@ static void a_refusal_names_the_second_places(void **state)
 
 int main(void)
 {
+    seeds = unit_draws(100, 250);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(commits_are_where_the_update_wants_them),
         cmocka_unit_test(other_ops_are_the_same),

@@ -31,11 +31,11 @@ static uint64_t count_behind(const program *prog)
 }
 
 /* With `frozen` some units of each job do not learn. With `split` masters are split. */
-static void try_random_jobs(uint64_t first, uint64_t last, bool frozen, bool split, int least)
+static void try_random_jobs(int first, int last, bool frozen, bool split, int least)
 {
     int fitted = 0, refused = 0, cut = 0, committing = 0, orders[2] = {0}, updates[4] = {0};
     uint64_t behind = 0;
-    for (uint64_t seed = first; seed <= last; seed++) {
+    for (uint64_t seed = (uint64_t)first; seed <= (uint64_t)last; seed++) {
         random_job r;
         fixture_random_job(&r, seed);
         if (frozen)
@@ -97,8 +97,7 @@ static void try_random_jobs(uint64_t first, uint64_t last, bool frozen, bool spl
     }
     print_message("seeds %d to %d: %d compiled (%d cut, %d that commit), %d refused; %llu ops "
                   "behind others\n",
-                  (int)first, (int)last, fitted, cut, committing, refused,
-                  (unsigned long long)behind);
+                  first, last, fitted, cut, committing, refused, (unsigned long long)behind);
     assert_true(behind > (uint64_t)least);
     assert_true(fitted > 5 * least && refused > least && cut > least && committing > least);
     for (int o = 0; o < 2; o++)
@@ -109,18 +108,19 @@ static void try_random_jobs(uint64_t first, uint64_t last, bool frozen, bool spl
 
 static void random_jobs(void **state)
 {
-    try_random_jobs(1, 400, false, false, 20);
+    int share = unit_draws(4, 1);
+    try_random_jobs(1, 400 / share, false, false, 20 / share);
 }
 
 static void random_jobs_with_frozen_units(void **state)
 {
-    try_random_jobs(401, 600, true, false, 8);
+    try_random_jobs(401, unit_draws(450, 600), true, false, unit_draws(2, 8));
 }
 
 static void random_jobs_with_split_masters(void **state)
 {
-    try_random_jobs(601, 800, false, true, 8);
-    try_random_jobs(801, 900, true, true, 2);
+    try_random_jobs(601, unit_draws(650, 800), false, true, unit_draws(2, 8));
+    try_random_jobs(801, unit_draws(850, 900), true, true, unit_draws(1, 2));
 }
 
 static void nothing_leaks(void **state)

@@ -1,7 +1,7 @@
 /* Automatic placement: never slower than hand placements, rules win, reasons are true, a model of
  * 1000 billion parameters is placed with bounded work, refusals name what fits.
  *
- * test_plan_place [JOBS [DRAWS]]: how many jobs, and random placements of each (2 and 50). */
+ * test_plan_place [JOBS [DRAWS]]: how many jobs, and random placements of each (2 and 12). */
 #include <time.h>
 
 #include "base/rng.h"
@@ -14,7 +14,7 @@
 
 enum { UNITS_MAX = LARGE_UNITS_MAX, WORK_MOST = 16250000 };
 
-static uint64_t job_count = 2, draw_count = 25;
+static uint64_t job_count = 2, draw_count = 12;
 
 struct placed {
     plan_job job;
@@ -97,15 +97,19 @@ static double seconds_now(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static double placed_ns(struct placed *l, double *work)
+/* Returns 0, or ERR_NO_FIT without a time. */
+static int placed_ns(struct placed *l, double *ns, double *work)
 {
-    assert_int_equal(plan_place(&l->asked, &l->found), 0);
+    int rc = plan_place(&l->asked, &l->found);
+    assert_true(rc == 0 || rc == ERR_NO_FIT);
+    *work = (double)l->found.work_ops;
+    if (rc < 0)
+        return rc;
     plan_job job = l->job;
     job.update = l->found.update;
-    double ns = plan_mean_step_ns(&job, &l->found.set);
-    *work = (double)l->found.work_ops;
+    *ns = plan_mean_step_ns(&job, &l->found.set);
     plan_set_fini(&l->found.set);
-    return ns;
+    return 0;
 }
 
 static void hand_placements_are_not_faster(void **state)
@@ -113,26 +117,19 @@ static void hand_placements_are_not_faster(void **state)
     static struct placed automatic, hand;
     uint64_t fitting = 0, worse = 0;
     for (uint64_t seed = 1; seed <= job_count; seed++) {
-        double work, begin = seconds_now(), nearest = 1e9;
+        double work, begin = seconds_now(), nearest = 1e9, best;
         draw_job(&automatic, seed);
-        if (plan_place(&automatic.asked, &automatic.found) == ERR_NO_FIT)
+        if (placed_ns(&automatic, &best, &work) == ERR_NO_FIT)
             continue;
-        plan_set_fini(&automatic.found.set);
-        double best = placed_ns(&automatic, &work);
         assert_true(work < WORK_MOST);
         uint64_t fits = 0;
         for (uint64_t round = 0; round < draw_count; round++) {
             draw_job(&hand, seed);
             draw_placement(&hand, seed, round);
             hand.job.no_advice = true;
-            int rc = plan_place(&hand.asked, &hand.found);
-            if (rc == ERR_NO_FIT)
+            double ns, unused;
+            if (placed_ns(&hand, &ns, &unused) == ERR_NO_FIT)
                 continue;
-            assert_int_equal(rc, 0);
-            plan_job job = hand.job;
-            job.update = hand.found.update;
-            double ns = plan_mean_step_ns(&job, &hand.found.set);
-            plan_set_fini(&hand.found.set);
             nearest = ns / best < nearest ? ns / best : nearest;
             fits++;
             if (best > 1.001 * ns) {
@@ -240,8 +237,8 @@ static void the_order_is_chosen(void **state)
 static void it_is_deterministic(void **state)
 {
     static struct placed one, other;
-    draw_job(&one, 3);
-    draw_job(&other, 3);
+    draw_job(&one, 1);
+    draw_job(&other, 1);
     assert_int_equal(plan_place(&one.asked, &one.found), 0);
     assert_int_equal(plan_place(&other.asked, &other.found), 0);
     assert_memory_equal(one.homes, other.homes, sizeof one.homes);
@@ -419,7 +416,7 @@ static void activations_are_kept_selectively(void **state)
         memset(l.wanted[STATE_INNER_ACTIVATIONS], i == 0 ? TIER_AUTO : TIER_RECOMPUTE, UNITS_MAX);
         for (uint64_t s = 1; i == 2 && s <= whole; s++)
             l.wanted[STATE_INNER_ACTIVATIONS][s] = TIER_DEVICE;
-        ns[i] = placed_ns(&l, &work);
+        assert_int_equal(placed_ns(&l, &ns[i], &work), 0);
         for (uint32_t s = 1; s <= LAYERS && i == 0; s++)
             assert_int_equal(l.homes[STATE_INNER_ACTIVATIONS][s], TIER_SELECTIVE);
     }

@@ -216,7 +216,7 @@ static void modes_give_equal_bits(void **state)
     assert_int_equal(baseline.skipped[0], is_group("fp16"));
     assert_false(baseline.skipped[last] && baseline.skipped[last - 1]);
     /* Six have each order with each update. Few are three, with both orders and two updates. */
-    unsigned step = are_few() ? 5 : 1, end = are_few() ? 11 : getenv("SLUICE_TEST_MANY") ? 30 : 6;
+    unsigned step = are_few() ? 5 : 1, end = are_few() ? 11 : (unsigned)unit_draws(6, 30);
     for (unsigned i = 0; i < end; i += step) {
         make_combination(&c, i, baseline.plan.unit_count);
         if (c.is_tight)
