@@ -75,6 +75,7 @@ set(paranoid_modes gpt2-fp16-untied gpt2-bf16-unclipped llama-bf16-untied-cut ll
 again_test(paranoid SLUICE_TEST_PARANOID test_train_invariance ${paranoid_shapes})
 again_test(paranoid SLUICE_TEST_PARANOID test_train_modes ${paranoid_modes})
 again_test(slow.many SLUICE_TEST_MANY test_train_modes ${train_modes})
+again_test(slow.many SLUICE_TEST_MANY test_train_invariance ${train_shapes})
 list(REMOVE_ITEM train_shapes ${paranoid_shapes})
 list(REMOVE_ITEM train_modes ${paranoid_modes})
 again_test(slow.paranoid SLUICE_TEST_PARANOID test_train_invariance ${train_shapes})
