@@ -318,11 +318,12 @@ int file_write_with(const char *path, int mode, int (*fill)(void *user, FILE *ou
         unlink(temporary);
         return err_errno(failed, "cannot write %s", temporary);
     }
+    errno = 0;
     int rc = fill(user, out);
     assert(rc <= 0);
-    /* A stream keeps only that there was an error; the code is EIO unless the flush sets one. */
-    errno = 0;
-    if (rc == 0 && (fflush(out) != 0 || ferror(out) || fsync(fileno(out)) != 0))
+    /* A stream keeps only that a write failed. It was the last thing to fail, or the disk is full
+     * and all later writes failed, too. */
+    if (rc == 0 && (ferror(out) || fflush(out) != 0 || fsync(fileno(out)) != 0))
         rc = err_errno(errno ? errno : EIO, "cannot write %s", path);
     if (fclose(out) != 0 && rc == 0)
         rc = err_errno(errno, "cannot write %s", path);

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <strings.h>
 
 int size_mul(uint64_t a, uint64_t b, uint64_t *out)
@@ -45,6 +46,8 @@ int size_parse(const char *text, uint64_t *bytes)
         return err_set(-EINVAL, "\"%s\" is not a size: write a number and a unit, as in 16GiB",
                        text);
     double value = strtod(text, &end);
+    if (strcspn(text, "xX") < (size_t)(end - text)) /* it reads hexadecimal numbers, too */
+        end = strpbrk(text, "xX");
     while (*end == ' ')
         end++;
     for (size_t i = 0; i < sizeof size_units / sizeof size_units[0]; i++) {

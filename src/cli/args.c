@@ -188,6 +188,8 @@ int cli_parse(const cli_command *command, int argc, char **argv, cli_texts *oper
     if (operands->count == 0)
         return err_set(ERR_USAGE, "%s: %s is missing; sluice %s --help says more", command->name,
                        command->operand, command->name);
-    return err_set(ERR_USAGE, "%s: takes %s, and was given %u of these; sluice %s --help says more",
-                   command->name, command->operand, operands->count, command->name);
+    return err_set(
+        ERR_USAGE,
+        "%s: takes %s, at least %u arguments, and was given %u; sluice %s --help says more",
+        command->name, command->operand, command->operands_min, operands->count, command->name);
 }

@@ -47,14 +47,15 @@ static const char *list_reason(const state_found_slabs *slabs)
     if (slabs->owner[0] == '\0')
         return "no note says whose they are; a run that is not listed may name them";
     return access(slabs->owner, F_OK) == 0 ? "this run does not name them any more: "
-                                           : "this run is not there: ";
+                                           : "their run is not there, or not mounted: ";
 }
 
 static void list_print_slabs(const state_found *found)
 {
     char size[SIZE_TEXT_BYTES];
     if (found->slabs_count > 0)
-        printf("%sslabs that no run names (rm -r removes them):\n", found->run_count ? "\n" : "");
+        printf("%sslabs that no run here names (if none will need them, rm -r removes them):\n",
+               found->run_count ? "\n" : "");
     for (uint32_t i = 0; i < found->slabs_count; i++) {
         const state_found_slabs *slabs = &found->slabs[i];
         printf("%12s  %s\n%14s%s%s\n", size_format(slabs->bytes, size), slabs->path, "",

@@ -297,6 +297,11 @@ static int open_header(const char *path, int fd, uint64_t file_bytes, safetensor
     TRY(read_at(path, fd, 0, sizeof bytes, bytes));
     for (int i = SAFETENSORS_LENGTH_BYTES - 1; i >= 0; i--)
         length = length << 8 | bytes[i];
+    if (memcmp(bytes, "version ", sizeof bytes) == 0)
+        return err_set(ERR_INPUT,
+                       "%s is a pointer of Git LFS in place of the weights: git lfs pull, in its "
+                       "repository, fetches them",
+                       path);
     if (length > SAFETENSORS_HEADER_MAX_BYTES)
         return err_set(ERR_INPUT,
                        "%s: a header of %" PRIu64 " bytes is more than the %" PRIu64

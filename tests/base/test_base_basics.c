@@ -24,6 +24,7 @@ static void sizes_parse(void **state)
     assert_int_equal(bytes, 4096);
     assert_int_equal(size_parse("-1", &bytes), -EINVAL);
     assert_int_equal(size_parse("12 parsecs", &bytes), -EINVAL);
+    assert_int_equal(size_parse("0x10", &bytes), -EINVAL);
     assert_int_equal(size_parse("9e30GiB", &bytes), -EOVERFLOW);
     assert_int_equal(size_mul(UINT64_MAX, 2, &bytes), -EOVERFLOW);
     assert_int_equal(size_add(UINT64_MAX, 1, &bytes), -EOVERFLOW);

@@ -147,7 +147,7 @@ done
 rm -rf runs/gone
 call "$sluice" list
 exits 0 "list"
-for text in runs/a runs/deep/b "committed" "slabs that no run names" "this run is not there: $scratch/runs/gone"; do
+for text in runs/a runs/deep/b "committed" "slabs that no run here names" "their run is not there, or not mounted: $scratch/runs/gone"; do
     says out "$text" "list"
 done
 # The deleted run leaves its slabs and those of two kept commits on each drive.

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "hf/weights.h"
@@ -234,6 +235,9 @@ static void a_file_that_is_cut_short_is_an_error(void **state)
                  "before its header says");
     hf_weights_close(opened);
     assert_error(hf_weights_open(dir, net, &opened), ERR_INPUT, "cut short, or damaged");
+    assert_ok(
+        file_write(hf_fixture_path("cut/model.safetensors"), 0600, "version https://git-lfs", 23));
+    assert_error(hf_weights_open(dir, net, &opened), ERR_INPUT, "git lfs pull");
     model_destroy(net);
 }
 
