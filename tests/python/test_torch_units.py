@@ -92,13 +92,13 @@ class Simulated(OverTheStandIn):
             recorder = real(args, kwargs, checks)
             seconds = 0.5 if checks else 0.1 * (1 + len(recorded))  # 0.2, 0.3, 0.4
             recorder.seconds = {key: seconds for key in recorder.seconds}
-            recorded.append(checks)
+            recorded.append((checks, recorder))
             return recorder
 
         engine._record_once = record_once
         engine.prepare(models.batches(Language)[0])
-        self.assertEqual(recorded, [True, False, False, False])
-        self.assertEqual({round(s, 6) for s in engine._recorder.seconds.values()}, {0.3})
+        self.assertEqual([checks for checks, _ in recorded], [True, False, False, False])
+        self.assertEqual({round(s, 6) for s in recorded[0][1].seconds.values()}, {0.3})
 
     def test_a_state_has_one_copy_of_a_block_that_is_used_again(self):
         engine, visited = self.engine(models.make(models.Again)), []

@@ -279,8 +279,8 @@ class Engine(Closing):
         if self._core is None:
             self._unchanged.check(self.module)
             with torch.enable_grad():
-                self._record(args, kwargs)
-            self._open()
+                recorder = self._record(args, kwargs)
+            self._open(recorder)
 
     def _forward(self, args: Any, kwargs: Any) -> Any:
         self._end_evaluation()
@@ -407,10 +407,10 @@ class Engine(Closing):
 
     # ---- the first call ----
 
-    def _record(self, args: Any, kwargs: Any) -> None:
+    def _record(self, args: Any, kwargs: Any) -> Recorder:
         while True:
             try:
-                self._recorder = self._record_once(args, kwargs, True)
+                recorder = self._record_once(args, kwargs, True)
                 break
             except Unfit as error:
                 if self._policy is not None:
@@ -423,8 +423,9 @@ class Engine(Closing):
                 f"time, outside of the budgets: {next(iter(self._unfit.values()))}; name other "
                 "units (units=...)"
             )
-        settle_times(self._recorder, lambda: self._record_once(args, kwargs, False))
+        settle_times(recorder, lambda: self._record_once(args, kwargs, False))
         return_free_memory()
+        return recorder
 
     def _record_once(self, args: Any, kwargs: Any, checks: bool) -> Recorder:
         state = keep_state(self.module, self._device)
@@ -447,14 +448,14 @@ class Engine(Closing):
             self._holding.forget()
         return recorder
 
-    def _open(self) -> None:
+    def _open(self, recorder: Recorder) -> None:
         name = type(self.module).__name__
         job = {**self._job, **dtype_blocks(self._job, self._dtype, self._device)}
-        stages = list_stages(self._holders, self._recorder.order)
-        module = describe(self._holders, stages, self._recorder.seconds, name)
+        stages = list_stages(self._holders, recorder.order)
+        module = describe(self._holders, stages, recorder.seconds, name)
         # on the CPU, updates in the backward read gradients where torch has them (sluice.h), unless
         # torch would add up several of a parameter in 16 bits
-        module["lends_grads"] = self._device.type == "cpu" and not self._recorder.rounds_sums
+        module["lends_grads"] = self._device.type == "cpu" and not recorder.rounds_sums
         job["model"] = {"module": module}
         units = {unit.index: unit for holder in self._holders for unit in holder.units}
 
