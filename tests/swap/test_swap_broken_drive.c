@@ -80,24 +80,42 @@ static int make_file_system(const char *device)
     return -ENOENT;
 }
 
+/* Makes a free loop device one on the medium. Returns its descriptor. -EBUSY: another process was
+ * faster. */
+static int take_loop(char device[64])
+{
+    struct loop_config config = {
+        .fd = (uint32_t)medium, .block_size = 4096, .info.lo_flags = LO_FLAGS_AUTOCLEAR};
+    int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
+    if (control < 0)
+        return -errno;
+    int number = ioctl(control, LOOP_CTL_GET_FREE);
+    close(control);
+    snprintf(device, 64, "/dev/loop%d", number);
+    int loop = number >= 0 ? open(device, O_RDWR | O_CLOEXEC) : -1;
+    if (loop < 0)
+        return -errno;
+    if (ioctl(loop, LOOP_CONFIGURE, &config) == 0)
+        return loop;
+    int rc = -errno;
+    close(loop);
+    return rc;
+}
+
 /* Mounts a file system on a loop device on memory. The device frees itself when the mount is
  * gone. */
 static int mount_medium(void)
 {
-    medium = memfd_create("sluice-medium", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
-    if (medium < 0 || control < 0 || ftruncate(medium, MEDIUM_BYTES) != 0)
-        return -errno;
-    int number = ioctl(control, LOOP_CTL_GET_FREE);
-    close(control);
     char device[64];
-    snprintf(device, sizeof device, "/dev/loop%d", number);
-    int loop = number >= 0 ? open(device, O_RDWR | O_CLOEXEC) : -1;
-    if (loop < 0)
+    medium = memfd_create("sluice-medium", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (medium < 0 || ftruncate(medium, MEDIUM_BYTES) != 0)
         return -errno;
-    struct loop_config config = {
-        .fd = (uint32_t)medium, .block_size = 4096, .info.lo_flags = LO_FLAGS_AUTOCLEAR};
-    int rc = ioctl(loop, LOOP_CONFIGURE, &config) == 0 ? make_file_system(device) : -errno;
+    int loop = -EBUSY;
+    for (int i = 0; i < 100 && loop == -EBUSY; i++)
+        loop = take_loop(device);
+    if (loop < 0)
+        return loop;
+    int rc = make_file_system(device);
     if (rc == 0 && mount(device, mount_point, "ext4", 0, NULL) != 0)
         rc = -errno;
     close(loop);
