@@ -42,7 +42,8 @@ int api_begin(int verbose, bool computes) MUST_CHECK;
 enum api_use { API_USE_NOTHING, API_USE_POSTED, API_USE_HELD, API_USE_PAUSED };
 
 /* An open run. A thread of its own makes all calls of the session, so that the caller's threads
- * keep their cores and their scheduling. `lock` guards all members below it. */
+ * keep their cores and their scheduling. `lock` guards all members below it. A worker's own lock
+ * may be taken within it (use->pause.is_wanted), never the other way round. */
 struct sluice_run {
     struct api_inputs inputs; /* of the run's thread while it works */
     train_session *session;

@@ -47,6 +47,7 @@ static void run_pause(sluice_run *self)
 int api_run_pass(void *user, model_use *use)
 {
     sluice_run *self = user;
+    bool is_done = false; /* a step that is given up after its last use counts */
     pthread_mutex_lock(&self->lock);
     if (!self->is_given_up) {
         self->use = use;
@@ -57,9 +58,10 @@ int api_run_pass(void *user, model_use *use)
                 run_pause(self);
             else
                 wait_for_caller(self);
+        is_done = self->use == NULL;
         self->use = NULL;
     }
-    int rc = self->is_given_up;
+    int rc = self->is_given_up && !is_done;
     if (rc)
         err_set(-ECANCELED, "%s", self->why);
     pthread_mutex_unlock(&self->lock);
@@ -157,7 +159,7 @@ int sluice_module_wait(sluice_run *run, struct sluice_use *use)
         return api_status_of(rc);
     char text[192];
     pthread_mutex_lock(&run->lock);
-    if (run->use_state == API_USE_HELD)
+    if (run->use_state == API_USE_HELD || run->use_state == API_USE_PAUSED)
         rc = err_set(ERR_USAGE, "%s is not over: call sluice_module_done before the next use",
                      name_use(run, run->use, text));
     else if (wait_use(run)) {
@@ -230,6 +232,7 @@ int sluice_module_done(sluice_run *run, const double *loss)
     pthread_mutex_lock(&run->lock);
     if (run->use_state == API_USE_HELD) {
         run->use->loss = loss ? *loss : (double)NAN;
+        run->use = NULL;
         run->use_state = API_USE_NOTHING;
         pthread_cond_broadcast(&run->told);
     } else {

@@ -117,8 +117,8 @@ static bool do_updates_wait(void *user)
     return lane_worker_is_pause_wanted(((struct engine *)user)->core_lane);
 }
 
-/* True if updates may run in pauses of the worker that computes: it has no thread of a test, and
- * not run.paranoid, which has scratch for one op at a time. */
+/* True if updates may run in pauses of the worker that computes: it does both, no test has another
+ * in its place, and run.paranoid is off, whose scratch is for one op at a time. */
 static bool may_pause(const struct engine *self)
 {
     return self->core_lane && !self->update_lane && !self->test && !self->setup->job->run.paranoid;
@@ -175,10 +175,9 @@ static void fill_call(struct engine *self, const program *prog, const op *item, 
         .sent = enginei_role_address(self, prog, item, ROLE_SENT),
         .received = enginei_role_address(self, prog, item, ROLE_RECEIVED),
         .parcels = enginei_parcels_of(self, item->micro_batch),
-        .pause = {.run = may_pause(self) ? run_updates : NULL,
-                  .is_wanted = do_updates_wait,
-                  .user = self},
     };
+    if (may_pause(self))
+        call->pause = (model_pause){run_updates, do_updates_wait, self};
     fill_hits(self, prog, item, call);
 }
 

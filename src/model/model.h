@@ -180,8 +180,10 @@ typedef struct model_unit model_unit;
 
 /* Other work of the thread that runs a pass, which it may do in the middle of one. */
 struct model_pause {
-    void (*run)(void *user);       /* does what waits, and returns; NULL: there is no such work */
-    bool (*is_wanted)(void *user); /* whether something waits; from any thread */
+    void (*run)(void *user); /* does what waits, and returns; NULL: there is no such work */
+    /* Whether something waits; not called where there is no such work. From any thread, also within
+     * a lock: it takes none that is held across a callback. */
+    bool (*is_wanted)(void *user);
     void *user;
 };
 typedef struct model_pause model_pause;
@@ -201,7 +203,7 @@ struct model_use {
      * contiguous and in the working dtype. An address that stays NULL stands for zeros. NULL: the
      * pass lends none. */
     const void **lent;
-    model_pause pause; /* `run` on the thread of the op alone */
+    model_pause pause; /* only the thread of the op calls `run` */
     double loss;       /* the program fills it in the last stage */
 };
 typedef struct model_use model_use;
@@ -360,9 +362,9 @@ struct model_call {
     uint64_t dropout_seed;
     uint32_t micro_batch; /* of the step, for modules alone, as is the next one */
     bool trains;          /* false: an evaluation */
-    /* Run between two layers, and between two chunks of the head's rows; the runner of a module
-     * gets it. There the caller of model_run may compute something else with the same
-     * kernel_context. So a layer keeps nothing for the next one outside the buffers of the call. */
+    /* Run between two layers, and between two chunks of the head's rows: the caller of model_run may
+     * then compute something else with the same kernel_context. So a layer keeps nothing for the
+     * next one outside the buffers of the call. The runner of a module gets it, too. */
     model_pause pause;
 };
 typedef struct model_call model_call;
@@ -396,8 +398,8 @@ static inline bool model_is_matrix(const model_tensor *tensor)
  * and the last stage. */
 uint64_t model_block_of(const model *self, uint32_t stage);
 
-/* True if calls of the stage must wait for the device to know their work: a stage of experts, whose
- * rows depend on what the router chose. */
+/* True if calls of the stage know their work only when the device has done the one before: a stage
+ * of experts, whose rows depend on what the router chose. */
 bool model_waits_for_device(const model *self, uint32_t stage);
 
 /* True if a matrix of the model is kept in another format than the working dtype. */

@@ -390,8 +390,10 @@ void toy_train(toy *self, uint64_t until)
             uint32_t at = i % (2 * HEAD + 1);
             assert_int_equal(use.stage, at < HEAD ? at : 2 * HEAD - at);
             double loss = toy_compute(self, &use);
-            for (uint32_t k = 0; k < self->asked_pauses; k++, sched_yield())
-                self->pauses += sluice_module_pause(self->run) != 0;
+            bool has_paused = false;
+            for (uint32_t k = 0; k < self->asked_pauses && !has_paused; k++, sched_yield())
+                has_paused = sluice_module_pause(self->run) != 0;
+            self->pauses += has_paused;
             assert_done(sluice_module_done(self->run, use.stage == HEAD ? &loss : NULL));
         }
         assert_done(sluice_module_end(self->run, &made));

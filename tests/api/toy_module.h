@@ -53,7 +53,7 @@ struct toy {
     double norms[TOY_STEPS_MAX];
     float lent[2][TOY_ELEMS_MAX + 1]; /* gradients of the last two uses that lend, in `type` */
     uint64_t lent_count;              /* uses so far that lend */
-    uint32_t asked_pauses;            /* toy_train calls sluice_module_pause so often in each use */
+    uint32_t asked_pauses;            /* toy_train asks so often in each use, until updates ran */
     uint64_t pauses;                  /* of these in which updates ran */
 };
 typedef struct toy toy;
