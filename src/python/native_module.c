@@ -162,8 +162,10 @@ PyObject *native_module_pause(PyObject *session, PyObject *unused)
 {
     (void)unused;
     sluice_run *run = native_session_enter(session);
-    if (!run)
-        return NULL;
+    if (!run) { /* closed, or another thread is in a call: then updates wait */
+        PyErr_Clear();
+        Py_RETURN_FALSE;
+    }
     PyThreadState *thread = PyEval_SaveThread();
     int has_run = sluice_module_pause(run);
     PyEval_RestoreThread(thread);

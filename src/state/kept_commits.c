@@ -76,6 +76,7 @@ static int name_step(state_keeper *self, uint64_t step)
     snprintf(self->step_name, sizeof self->step_name, "step-%09" PRIu64, step);
     snprintf(self->buffers_name, sizeof self->buffers_name, "buffers/%s.pt", self->step_name);
     TRY(file_join(self->step_dir, sizeof self->step_dir, self->keep_dir, self->step_name));
+    TRY(file_join(self->state_dir, sizeof self->state_dir, self->step_dir, self->buffers_name));
     return file_join(self->state_dir, sizeof self->state_dir, self->step_dir, "state");
 }
 
@@ -302,16 +303,18 @@ static int copy_file(state_keeper *self, const char *name)
     return rc;
 }
 
-/* Copies what the run has beside its state: the job, and a module's buffers after the step. */
+/* Copies what the run has beside its state: the job, and a module's buffers after the step. Where
+ * these are missing, the copy has their folder without them, and is refused like the run. */
 static int copy_files(state_keeper *self)
 {
     char buffers[FILE_PATH_BYTES];
     TRY(copy_file(self, "job.json"));
-    if (has_file(self->run_dir, self->buffers_name)) {
+    if (has_file(self->run_dir, "buffers")) {
         TRY(file_join(buffers, sizeof buffers, self->step_dir, "buffers"));
         TRY(file_make_directories(buffers, self->asked->run.mode, NULL));
-        TRY(copy_file(self, self->buffers_name));
     }
+    if (has_file(self->run_dir, self->buffers_name))
+        TRY(copy_file(self, self->buffers_name));
     return file_sync_directory(self->step_dir);
 }
 

@@ -7,6 +7,8 @@ import types
 
 import torch
 
+from sluice.torch._core import Core
+
 FORWARD, BACKWARD = 0, 1
 
 
@@ -29,6 +31,7 @@ class SimulatedCore:
         self.use = None
         self.is_training = None
         self.is_closed = False
+        self._session = types.SimpleNamespace(close=self.close_session)
         self.has_failed = False
         self.memory = None
         self.at_end = None
@@ -143,9 +146,10 @@ class SimulatedCore:
     def is_open(self):
         return not self.is_closed
 
-    def close(self, forget=lambda: None):
+    close = Core.close
+
+    def close_session(self):
         self.is_closed = True
-        forget()
 
     def set_at_end(self, call):
         self.at_end = call

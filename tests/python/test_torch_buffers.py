@@ -37,6 +37,24 @@ class Counting(torch.nn.Module):
         return batch.square().mean()
 
 
+class Late(Counting):
+    """Makes a buffer in its first forward, and one that a None announces."""
+
+    def __init__(self):
+        super().__init__()
+        del self.count, self.table
+        self.register_buffer("scale", None)
+
+    def forward(self, batch):
+        if self.scale is None:
+            self.register_buffer("scale", torch.zeros(()))
+            self.blocks[0].register_buffer("count", torch.zeros(()))
+        if torch.is_grad_enabled():
+            self.scale += 2
+            self.blocks[0].count += 1
+        return torch.nn.Sequential(*self.blocks)(batch).square().mean()
+
+
 def full():
     return OSError(errno.ENOSPC, "No space left on device")
 
@@ -69,6 +87,17 @@ class Runs(Engines):
     def saved(self, step, name="run"):
         path = os.path.join(self.directory, name, "buffers", f"step-{step:09}.pt")
         return int(torch.load(path)["count"])
+
+    def test_buffers_that_a_step_makes(self):
+        for until in (2, 4):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                engine = self.engine(Late(), name="late", commit_every=1)
+                engine.prepare(self.BATCH)
+            self.train(engine, 2)
+            self.assertEqual(int(engine.module.scale), 2 * until)
+            self.assertEqual(int(engine.module.blocks[0].count), until)
+            engine.close()
 
     def test_commits_between_the_scheduled_ones(self):
         engine = self.begun(1)

@@ -171,7 +171,8 @@ class Losses(Engines):
                 self.down, self.up = torch.nn.Linear(32, 3), torch.nn.Linear(3, 32)
                 bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)  # all there are
                 self.bits = torch.nn.Parameter(bits.view(torch.bfloat16), requires_grad=False)
-                self.gain = torch.nn.Parameter(torch.ones(3, dtype=torch.float16), requires_grad=False)
+                # an odd number of elements comes last
+                self.gain = torch.nn.Parameter(torch.ones(3), requires_grad=False)
 
             def forward(self, x):
                 base = self.base(x.to(self.base.weight.dtype)).to(x.dtype)
@@ -201,14 +202,19 @@ class Losses(Engines):
             engine = self.engine(copy.deepcopy(module), config=config)
             self.assertEqual(models.engine_losses(engine, data), expected)
             engine.close()
-            engine = self.engine(Model(), config=config, name=f"run{self.count}")
+            name = f"run{self.count}"
+            engine = self.engine(Model(), config=config, name=name)
             engine.prepare(data[0])
             state = engine.state_dict()
             engine.close()
-            for name, value in looped.state_dict().items():
-                self.assertEqual(state[name].dtype, value.dtype)
-                same = torch.equal(state[name].view(torch.uint8), value.view(torch.uint8))
-                self.assertTrue(same, name)
+            for key, value in looped.state_dict().items():
+                self.assertEqual(state[key].dtype, value.dtype)
+                same = torch.equal(state[key].view(torch.uint8), value.view(torch.uint8))
+                self.assertTrue(same, key)
+        other = Model()
+        other.blocks[0].base.half()  # as many bytes, which are other numbers
+        engine = self.engine(other, config=config, name=name)
+        self.assertRaisesRegex(sluice.WrongJob, "other settings", engine.prepare, data[0])
 
     def test_bf16_learns(self):
         module = models.make(Language).bfloat16()

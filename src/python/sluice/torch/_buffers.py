@@ -44,6 +44,7 @@ class Buffers:
         self._every: int = run["commit_every"]
         self._rank = rank
         self._step = 0
+        self._has_folder = os.path.isdir(self._folder)
         self._values: Dict[int, _Values] = {}  # by step, those without a file: two at most
         #: Large ones that are as the module was built: their versions and sums.
         self._unchanged: Dict[str, Tuple[torch.Tensor, int, int]] = {}
@@ -52,22 +53,21 @@ class Buffers:
     def begin(self, step: int) -> None:
         """The run is open. If it goes on, the module gets the buffers of this step."""
         self._step = step
-        for name, _, value in self._each() if self._rank == 0 else ():
+        for name, value in self._each() if self._rank == 0 else ():
             if value.nbytes > _SMALL_BYTES:
                 self._unchanged[name] = (value, value._version, _sum_bits(value))
-        if not any(True for _ in self._each()):
-            return
         is_restored = step == 0 or self._restore(step)
         if self._rank != 0:
             return
-        self._make_folder()
         for later, path in _files(self._folder):
             if later > step:  # of an earlier run, or of a step that was not committed
                 with suppress(OSError):
                     os.unlink(path)
-        if not is_restored:
-            self._note(step, False)
-            self._write(step)
+        if any(True for _ in self._each()):
+            self._make_folder()
+            if not is_restored:
+                self._note(step, False)
+                self._write(step)
 
     def end_step(self) -> None:
         """Before the end of a step, after its last backward. It may turn out not to count."""
@@ -94,6 +94,7 @@ class Buffers:
     def _write(self, step: int) -> None:
         path = os.path.join(self._folder, _name(step))
         temporary = os.path.join(self._folder, "step-next.partial")
+        self._make_folder()
         try:
             mode = stat.S_IMODE(os.stat(self._folder).st_mode) & 0o666
             with suppress(FileNotFoundError):
@@ -113,8 +114,9 @@ class Buffers:
         del self._values[step]
 
     def _make_folder(self) -> None:
-        """From the first step on, so that a run without it is one whose module had no buffers."""
-        if os.path.isdir(self._folder):
+        """As soon as the module has buffers. From then on each commit has a file, even if the module
+        has none any more: a run without the folder never had any."""
+        if self._has_folder:
             return
         try:
             # what a run makes has the permissions of run.mode, and so has this directory
@@ -124,22 +126,23 @@ class Buffers:
             _sync(self._run_dir)
         except OSError as error:
             raise Failed(f"{self._folder} cannot be made: {error}") from None
+        self._has_folder = True
 
-    def _each(self) -> Iterator[Tuple[str, Dict[str, Any], torch.Tensor]]:
-        """Name, owner's dict and value of all that module.state_dict() would have."""
+    def _each(self) -> Iterator[Tuple[str, torch.Tensor]]:
+        """Name and value of all that module.state_dict() would have."""
         module = self._module()
         for prefix, item in module.named_modules() if module is not None else ():
             for name, value in item._buffers.items():
                 is_stored = name not in item._non_persistent_buffers_set
                 if is_stored and type(value) is torch.Tensor:
-                    yield (f"{prefix}.{name}" if prefix else name), item._buffers, value
+                    yield (f"{prefix}.{name}" if prefix else name), value
 
     def _note(self, step: int, compares: bool) -> None:
         each = list(self._each())
-        if each:
+        if each or self._has_folder:
             self._values[step] = {
                 name: value.detach().to("cpu", copy=True)
-                for name, _, value in each
+                for name, value in each
                 if value.nbytes <= _SMALL_BYTES or self._is_changed(name, value, compares)
             }
 
@@ -156,12 +159,13 @@ class Buffers:
         path = os.path.join(self._folder, _name(step))
         if not os.path.exists(path):
             what = f"{self._folder} has no buffers of step {step}, at which the run goes on"
-            if self._rank == 0 and os.path.isdir(self._folder):
+            if self._rank == 0 and self._has_folder:
                 older = [_name(number) for number, _ in _files(self._folder) if number < step]
                 ways = [f"copy {name} to {_name(step)} there" for name in older[-1:]]
                 ways += ["remove that folder to go on with those that the program makes"]
                 raise WrongJob(f"{what}: {', or '.join(ways)}")
-            warn(f"{what}: they are as the program has made them")
+            if any(True for _ in self._each()):
+                warn(f"{what}: they are as the program has made them")
             return False
         try:
             values = torch.load(path, map_location="cpu", weights_only=True)
@@ -170,17 +174,29 @@ class Buffers:
                 f"the buffers in {path} cannot be read ({type(error).__name__}): remove the file, "
                 "and the next start says how to go on without it"
             ) from None
-        there = {name: (owner, value) for name, owner, value in self._each()}
-        with torch.no_grad():
-            for name, value in values.items():
-                owner, now = there.get(name, (None, None))
-                if owner is None or now is None:
-                    continue
-                if now.shape == value.shape and now.dtype == value.dtype:
-                    now.copy_(value)
-                else:
-                    owner[name.rpartition(".")[2]] = value.to(now.device)
+        for name, value in values.items():
+            self._set(name, value)
         return True
+
+    def _set(self, name: str, value: torch.Tensor) -> None:
+        """Also one that the module has not made yet, as its first step did."""
+        module = self._module()
+        if module is None:
+            return
+        prefix, _, leaf = name.rpartition(".")
+        try:
+            item = module.get_submodule(prefix)
+        except AttributeError:
+            return
+        now = item._buffers.get(leaf)
+        if now is None and leaf not in item._buffers and hasattr(item, leaf):
+            return
+        if now is not None and now.shape == value.shape and now.dtype == value.dtype:
+            with torch.no_grad():
+                now.copy_(value)
+        else:
+            like = now if now is not None else next(module.parameters(), value)
+            item._buffers[leaf] = value.to(like.device)
 
 
 def _name(step: int) -> str:

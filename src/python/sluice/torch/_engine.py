@@ -24,16 +24,8 @@ from ._recording import Recorder, Unfit, copy_inputs, differentiable, keep_state
 from ._recording import tensors_in
 from ._turns import Evaluating, Training, Turns, Use
 from ._unchanged import Unchanged
-from ._units import (
-    Holder,
-    Policy,
-    Stage,
-    Unit,
-    describe,
-    find_learning,
-    list_stages,
-    make_holders,
-)
+from ._units import Holder, Policy, Stage, Unit, describe, find_learning, list_stages
+from ._units import make_holders
 from ._values import Values, state_of
 
 

@@ -39,7 +39,7 @@ class Holding:
         self._marks: Dict[int, Tuple[int, int]] = {}
         #: The backward needs this unit: called to bring it.
         self.bring: Callable[[Unit], None] = lambda unit: None
-        #: Called before and after most operations of a forward and its backward.
+        #: Called where autograd keeps a tensor, and where the backward takes it.
         self.pause: Callable[[], None] = lambda: None
 
     def place(self, unit: Unit, base: torch.Tensor) -> None:
@@ -134,7 +134,8 @@ class Holding:
                 "the engine of this forward was dropped or closed"
             )
         if base.dtype != kept.dtype:
-            base = base.view(kept.dtype)
+            each = max(kept.dtype.itemsize // base.itemsize, 1)
+            base = base[: base.numel() // each * each].view(kept.dtype)
         return base.as_strided(kept.size, kept.stride, base.storage_offset() + kept.offset)
 
 

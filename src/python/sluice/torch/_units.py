@@ -364,7 +364,13 @@ def describe(
             "group": unit.group,
             "frozen": unit.frozen,
             "tensors": [
-                {"name": _short(s.name), "shape": list(s.shape) if s.own_dtype is None else [s.elems]}
+                {"name": _short(s.name), "shape": list(s.shape)}
+                if s.own_dtype is None
+                # a run tells tensors apart by name and shape, and must not take other bits for these
+                else {
+                    "name": _short(f"{s.name} ({str(s.own_dtype)[6:]} {list(s.shape)})"),
+                    "shape": [s.elems],
+                }
                 for s in unit.slots
             ],
         }
