@@ -52,7 +52,7 @@ const char *err_name(int code);
 /* Copies `code` and this thread's text to *record. */
 void err_save(err_record *record, int code);
 
-/* The same if `code` is an error and *first holds none yet. Returns `code`. */
+/* err_save, if `code` is an error and *first holds none yet. Returns `code`. */
 int err_keep(err_record *first, int code);
 
 /* Makes the text of *record this thread's text and returns its code. */

@@ -321,8 +321,8 @@ int file_write_with(const char *path, int mode, int (*fill)(void *user, FILE *ou
     errno = 0;
     int rc = fill(user, out);
     assert(rc <= 0);
-    /* A stream keeps only that a write failed. It was the last thing to fail, or the disk is full
-     * and all later writes failed, too. */
+    /* A stream keeps only that a write failed; errno is that of the write, unless `fill` failed at
+     * something else after it. */
     if (rc == 0 && (ferror(out) || fflush(out) != 0 || fsync(fileno(out)) != 0))
         rc = err_errno(errno ? errno : EIO, "cannot write %s", path);
     if (fclose(out) != 0 && rc == 0)
@@ -339,7 +339,6 @@ struct bytes {
 static int write_bytes(void *user, FILE *out)
 {
     const struct bytes *self = user;
-    errno = 0;
     if (fwrite(self->data, 1, self->count, out) != self->count)
         return err_errno(errno ? errno : EIO, "cannot write %s", self->path);
     return 0;

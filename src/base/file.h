@@ -75,7 +75,7 @@ int file_write(const char *path, int mode, const void *data, uint64_t data_bytes
 
 /* The same, but `fill` writes the bytes to `out`. `fill` returns 0, or a negative code with its
  * text set: that ends the write and becomes the result. A positive result is not allowed. `fill`
- * need not check `out` for errors. */
+ * need not check `out` for errors; if it does other work that may fail after a write, it does. */
 int file_write_with(const char *path, int mode, int (*fill)(void *user, FILE *out),
                     void *user) MUST_CHECK;
 
@@ -89,7 +89,7 @@ int file_open_temporary(const char *path, int mode, char temporary[FILE_PATH_BYT
  * afterwards. On failure the temporary is removed. -errno. */
 int file_publish(int *fd, const char *temporary, const char *path) MUST_CHECK;
 
-/* Removes <directory>/<name>. That it is not there is no error. -errno. */
+/* Removes <directory>/<name>. That there is no such file is no error. -errno. */
 int file_remove(const char *directory, const char *name) MUST_CHECK;
 
 /* ---- directories ---- */

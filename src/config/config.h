@@ -26,15 +26,16 @@
 
 /* Reads the file `path` ("-": standard input), applies set[set_count] ("key.path=value", where the
  * value is JSON or a bare word) and checks everything; `world`: the number of ranks, which batch
- * sizes must fit. `text`: the content of the file, which is then not read; messages use `path`, and
- * a preset may lie beside it. The caller destroys *out. Errors:
+ * sizes must fit. `text`: the content of the file, which is then not read, though messages name it
+ * and a preset may lie beside it; NULL: the file is read. The caller destroys *out. Errors:
  * - ERR_CONFIG: one sentence that names file, key path, value, rule and, for an unknown key, the
  *   nearest known key.
  * - ERR_INPUT: the file cannot be read. */
 int job_read(const char *path, const char *text, const char *const *set, uint32_t set_count,
              uint32_t world, job **out) MUST_CHECK;
 
-/* comm.timeout_seconds of the job, for ranks that must meet before one of them reads it. Checks
+/* comm.timeout_seconds of the job, for ranks that must meet before one of them reads it; path and
+ * text as in job_read. Checks
  * nothing else and reports nothing: job_read does both. The default holds if the job is wrong,
  * cannot be read here (other hosts need not see it), or is no regular file (standard input and
  * pipes are read only once). `set` counts in any case. */

@@ -84,8 +84,8 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path)
 
 /* Traits of families: defaults, and options, which are keys that other families refuse. */
 enum {
-    TABLE = 1 << 0, /* of positions; the others have rotary positions */
-    WIDE_FFN = 1 << 1,
+    TABLE = 1 << 0,    /* of positions; the others have rotary positions */
+    WIDE_FFN = 1 << 1, /* ffn_size is four times hidden_size by default, not 8/3 */
     TIED = 1 << 2,
     BRANCH_DROPOUT = 1 << 3,
     ROW_DROPOUT = 1 << 4, /* of the embedding's rows */
@@ -99,7 +99,7 @@ enum {
     EXPERTS = 1 << 12, /* a mixture of experts */
     SHARED = 1 << 13,  /* with an expert for all tokens */
     DENSE = 1 << 14,   /* whose first blocks may be no mixture */
-    LIMIT = 1 << 15,
+    LIMIT = 1 << 15,   /* swiglu_limit */
     SINKS = 1 << 16,
     LATENTS = 1 << 17,
 };

@@ -198,7 +198,7 @@ struct plan_job {
     /* ---- experts ---------------------------------------------------------------------------- */
     /* Whether units that are not hit (struct pass) are fetched all the same. */
     enum fetch experts;
-    uint64_t call_tokens; /* of a micro-batch, as a rule, that choose experts */
+    uint64_t call_tokens; /* that choose experts in one call: as a rule those of a micro-batch */
 
     /* ---- the schedule ----------------------------------------------------------------------- */
     uint64_t tile_elems;     /* 0: chosen by simulated time */

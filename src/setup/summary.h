@@ -161,7 +161,7 @@ struct setup_summary {
  * copy, and may be named. ERR_CONFIG. */
 int setup_keep_job_file(const char *path, const char *run_dir) MUST_CHECK;
 
-/* Rank 0 calls job_read; the other ranks get the job's text, and use `path` for messages alone. A
+/* Rank 0 calls job_read; the other ranks get the job from it, and use `path` for messages alone. A
  * bad job, or one that setup_keep_job_file refuses, is refused on all ranks, and the comm can still
  * be used. *fresh: run.fresh. The caller destroys *out. Collective. */
 int setup_read_job(struct comm *members, const char *path, const char *text, const char *const *set,

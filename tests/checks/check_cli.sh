@@ -110,7 +110,7 @@ run 2 'needs what the user says' generate "$scratch" --chat
 run 2 'more than 256' generate "$scratch" --prompt x --stop "$(printf '%0300d' 0)"
 run 2 "$scratch is no run directory: it has no job.json; and no checkpoint" generate "$scratch" --prompt x
 run 2 "$scratch is no run directory: it has no job.json; and no checkpoint" eval "$scratch" x
-run 2 'eval: takes RUN|HF_DIR FILE..., and was given 1' eval "$scratch"
+run 2 'eval: takes RUN|HF_DIR FILE..., at least 2 arguments, and was given 1' eval "$scratch"
 run 2 'number from' eval "$scratch" x --stride 0
 
 # Commands that compute start themselves again once, so that idle OpenMP threads sleep soon. They never do

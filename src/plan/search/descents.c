@@ -15,8 +15,8 @@
  * share of units that keep theirs, spread evenly; and last from the best point of all, with trades
  * between the device and the drives. So none of these makes a step longer.
  *
- * A setting that the job gives only takes coordinates away. Where all homes are given, those are
- * left that say how programs use them. */
+ * A setting that the job gives only takes coordinates away. Where all homes are given, those
+ * settings are left that say how programs use them. */
 #include <math.h>
 #include <string.h>
 
@@ -46,8 +46,8 @@ static const double near_way_selective = 1.02;
 static const double near_own_bound = 1.02;
 /* A way whose best start takes so many times the best step so far ends there. */
 static const double near_way = 3;
-/* A way whose best point is above the best of all by this factor ends there. */
-static const double near_settings = 1.1;
+/* A way whose best point is above the best of all by this factor ends without changed settings. */
+static const double near_way_settings = 1.1;
 
 /* One way to search: an order and an update, as if no other were open. A job that names its update
  * is therefore searched as that way is in a job that leaves it open. */
@@ -242,8 +242,9 @@ static int improve_best(plani_search *self)
     return 0;
 }
 
-/* The same for how far ahead memory is reserved. With more memory the shortest steps may
- * have coarser tiles and reserve less far ahead, and neither gains alone. */
+/* Descents with another value, frozen at first, of how far ahead memory is reserved. With more
+ * memory the shortest steps may have coarser tiles and reserve less far ahead, and neither gains
+ * alone. */
 static int try_ahead_settings(plani_search *self)
 {
     bool gained = false;
@@ -573,7 +574,7 @@ int plani_search_ways(plani_search *self)
         way = nearest_way(ways, count, done, INFINITY);
     uint64_t work_left = 0, tries_left = 0;
     for (uint32_t i = 0; i < count; i++)
-        if (!(ways[i].best.score < near_settings * all.score)) {
+        if (!(ways[i].best.score < near_way_settings * all.score)) {
             work_left += ways[i].work_left;
             tries_left += ways[i].tries_left;
         }
@@ -586,7 +587,7 @@ int plani_search_ways(plani_search *self)
         done |= UINT32_C(1) << (way - ways);
         if (way->best.score < all.score)
             all = way->best;
-        way = nearest_way(ways, count, done, near_settings * all.score);
+        way = nearest_way(ways, count, done, near_way_settings * all.score);
     }
     TRY(improve_near_ways(self, ways, count, &all));
     way = self->is_closed ? NULL : nearest_way(ways, count, 0, INFINITY);
