@@ -1,13 +1,14 @@
 #!/bin/sh
-# Runs the commands of README.md, and then those of src/README.md, as a reader does, and compares what they print with
-# what the documents show: check_readme.sh ROOT BUILD, or check_readme.sh --self-test
+# Runs the commands of README.md, src/README.md and src/plan/README.md, as a reader does, and compares what they print
+# with what the documents show: check_readme.sh ROOT BUILD, or check_readme.sh --self-test
 #
 # The rules for these documents. In a block that begins with ```console
 #   - a line "$ COMMAND" is run in a copy of the clone, one after the other in one shell. Its exit status must be 0; a
 #     command that ends otherwise is followed by `; echo "exit status $?"`;
 #   - the lines below it are its output, standard error included. A line "..." stands for any number of lines, "..."
 #     within a line for any text. Words must be equal. Numbers vary with the machine: a number with any unit, or the "-"
-#     of a table, takes the place of another, except in "exit status N".
+#     of a table, takes the place of another, except in "exit status N". A plan for a machine that is only described
+#     is the same everywhere: after "sluice plan ... --machine ..." numbers must be equal, too.
 # A block that begins with ```sh is not run: it may hold only the commands of `not_run`, which install and build for
 # minutes. CI is the second of them, and it has made BUILD by then.
 #
@@ -37,9 +38,10 @@ run_blocks()
         # shellcheck disable=SC2294 # the text is what a reader types
         eval "$command" >"$got" 2>&1 </dev/null
         status=$?
+        case $command in "sluice plan "*--machine*) exact=1 ;; *) exact= ;; esac
         if [ $status -ne 0 ]; then
             found="$line: exit status $status"
-        elif found=$(awk -v mode=compare -v line="$line" -f "$here/console_blocks.awk" "$scratch/want" "$got"); then
+        elif found=$(awk -v mode=compare -v line="$line" -v exact=$exact -f "$here/console_blocks.awk" "$scratch/want" "$got"); then
             continue
         fi
         bad_count=$((bad_count + 1))
@@ -107,6 +109,11 @@ end")"
 ...
 home 4
 ...")"
+    expects pass "$(block '$ sluice() { echo 4; }; sluice plan; sluice plan --machine a
+5
+6')"
+    expects '4: ' "$(block '$ sluice plan --machine a 2>/dev/null || echo 4
+5')"
     expects pass "$(block '$ x=1; cd /; false; echo "exit status $?"
 exit status 1
 $ echo "$x $PWD"
@@ -157,6 +164,8 @@ awk '$2 == "sluice" && $3 == "eval" { print $1 }' "$scratch/commands" | while re
 done >"$scratch/losses"
 awk 'NR > 1 && $1 >= before { exit 1 } { before = $1 } END { if (NR < 2) exit 1 }' "$scratch/losses" ||
     fail "the loss does not fall from one sluice eval of README.md to the next: $(cat "$scratch/losses")"
-run_blocks src/README.md "$clone" || failures=$((failures + bad_count))
+for document in src/README.md src/plan/README.md; do
+    run_blocks $document "$clone" || failures=$((failures + bad_count))
+done
 [ "$(wc -l <README.md)" -le 300 ] || fail "README.md has more than 300 lines"
-finish "commands of README.md and src/README.md"
+finish "commands of three documents"

@@ -3,13 +3,13 @@
 #
 #   awk -v mode=list -f console_blocks.awk FILE.md               a line "LINE COMMAND" for each command
 #   awk -v mode=want -v line=LINE -f console_blocks.awk FILE.md  the output that FILE.md shows for that command
-#   awk -v mode=compare -v line=LINE -f console_blocks.awk WANT GOT
+#   awk -v mode=compare -v line=LINE [-v exact=1] -f console_blocks.awk WANT GOT
 #       prints "LINE: what is wrong", and exits with 1, if the output GOT is not what WANT shows
 
-# The line with each number, with the unit behind it, as "#".
+# The line with each number, with the unit behind it, as "#". `exact`: the line as it is.
 function plain(text)
 {
-    if (text ~ /^exit status [0-9]+$/)
+    if (exact || text ~ /^exit status [0-9]+$/)
         return text
     gsub(/[0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f]+/, "#", text) # a checksum
     gsub(/[-+]?[0-9]+([.,][0-9]+)*(e[-+]?[0-9]+)?/, "#", text)
