@@ -33,8 +33,8 @@ struct kernel_context {
     char description[256];
 };
 
-/* The threads for so many blocks of about 2 us each: for few, starting workers costs more than it
- * saves. */
+/* The threads for so many blocks of about 2 us each: for fewer than 8, starting workers costs more
+ * than it saves. */
 static inline int cpui_threads_for(const kernel_context *context, uint64_t block_count)
 {
     return block_count < 8 ? 1 : context->thread_count;
