@@ -24,7 +24,8 @@ class Engines(unittest.TestCase):
         name = options.pop("name", f"run{self.count}")
         options.setdefault("optimizer", sluice.AdamW(lr=1e-3))
         engine = sluice.torch.Engine(
-            module, device=options.pop("device", "32MiB"), host="32MiB",
+            module, device=options.pop("device", "32MiB"),
+            host=options.pop("host", "32MiB"),
             nvme=[os.path.join(self.directory, "drive")],
             run_dir=os.path.join(self.directory, name), **options,
         )
