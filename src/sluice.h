@@ -379,8 +379,9 @@ int sluice_module_lend(sluice_run *run, const void *const *grads, uint32_t tenso
 /* Runs all updates that are ready. Call it in a use that takes long, between two parts of its
  * computing. Otherwise updates wait for the end of the use, and drives wait for their memory.
  * Returns not 0 if updates waited; 0 at once, after two short locks, if none did or no use is held.
- * With a GPU, and where update.threads gives updates cores of their own, none waits. If an update
- * fails, sluice_module_wait or sluice_module_end gives its error once the use is done. */
+ * None waits with a GPU, nor where update.cores or update.threads differ from those that compute:
+ * updates then have a worker of their own. If an update fails, sluice_module_wait or
+ * sluice_module_end gives its error once the use is done. */
 int sluice_module_pause(sluice_run *run);
 
 /* The use is over. `loss`: of the last stage, the micro-batch's own loss without the scale, for
