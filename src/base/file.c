@@ -331,7 +331,6 @@ int file_write_with(const char *path, int mode, int (*fill)(void *user, FILE *ou
 }
 
 struct bytes {
-    const char *path;
     const void *data;
     uint64_t count;
 };
@@ -339,14 +338,13 @@ struct bytes {
 static int write_bytes(void *user, FILE *out)
 {
     const struct bytes *self = user;
-    if (fwrite(self->data, 1, self->count, out) != self->count)
-        return err_errno(errno ? errno : EIO, "cannot write %s", self->path);
+    fwrite(self->data, 1, self->count, out);
     return 0;
 }
 
 int file_write(const char *path, int mode, const void *data, uint64_t data_bytes)
 {
-    return file_write_with(path, mode, write_bytes, &(struct bytes){path, data, data_bytes});
+    return file_write_with(path, mode, write_bytes, &(struct bytes){data, data_bytes});
 }
 
 int file_remove(const char *directory, const char *name)

@@ -75,7 +75,8 @@ int file_write(const char *path, int mode, const void *data, uint64_t data_bytes
 
 /* The same, but `fill` writes the bytes to `out`. `fill` returns 0, or a negative code with its
  * text set: that ends the write and becomes the result. A positive result is not allowed. `fill`
- * need not check `out` for errors; if it does other work that may fail after a write, it does. */
+ * need not check `out` for errors. But the error names the last thing that failed in it: other work
+ * that may fail comes before its writes. */
 int file_write_with(const char *path, int mode, int (*fill)(void *user, FILE *out),
                     void *user) MUST_CHECK;
 

@@ -46,8 +46,9 @@ int size_parse(const char *text, uint64_t *bytes)
         return err_set(-EINVAL, "\"%s\" is not a size: write a number and a unit, as in 16GiB",
                        text);
     double value = strtod(text, &end);
-    if (strcspn(text, "xX") < (size_t)(end - text)) /* it reads hexadecimal numbers, too */
-        end = strpbrk(text, "xX");
+    char *hex = strpbrk(text, "xX");
+    if (hex && hex < end) /* strtod reads hexadecimal numbers, too */
+        end = hex;
     while (*end == ' ')
         end++;
     for (size_t i = 0; i < sizeof size_units / sizeof size_units[0]; i++) {

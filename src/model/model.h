@@ -362,9 +362,9 @@ struct model_call {
     uint64_t dropout_seed;
     uint32_t micro_batch; /* of the step, for modules alone, as is the next one */
     bool trains;          /* false: an evaluation */
-    /* Run between two layers, and between two chunks of the head's rows: the caller of model_run may
-     * then compute something else with the same kernel_context. So a layer keeps nothing for the
-     * next one outside the buffers of the call. The runner of a module gets it, too. */
+    /* Run between two layers, and between two chunks of the head's rows: the caller of model_run
+     * may then compute something else with the same kernel_context. So a layer keeps nothing for
+     * the next one outside the buffers of the call. The runner of a module gets it, too. */
     model_pause pause;
 };
 typedef struct model_call model_call;

@@ -46,8 +46,8 @@ struct state_keeper {
     char run_dir[FILE_PATH_BYTES], keep_dir[FILE_PATH_BYTES];
     /* The current copy: */
     char step_name[KEEP_NAME_BYTES], step_dir[FILE_PATH_BYTES], state_dir[FILE_PATH_BYTES];
-    char buffers_name[KEEP_NAME_BYTES + 16]; /* below the run directory */
-    slab_drive drives[DRIVES_MAX];           /* of the current rank */
+    char buffers_name[KEEP_NAME_BYTES + 16], buffers_dir[FILE_PATH_BYTES]; /* name: below the run */
+    slab_drive drives[DRIVES_MAX];                                         /* of the current rank */
     /* The copy's manifest, or one that was read. Its extents are borrowed, except those that were
      * read. */
     manifest record;
@@ -70,13 +70,13 @@ bool state_is_kept(const struct job *asked, uint64_t step)
 
 /* ---- names ---- */
 
-/* Sets the names of the copy of a step: step_name, step_dir, state_dir, buffers_name. */
+/* Sets the names of the copy of a step: those that begin with step, state and buffers. */
 static int name_step(state_keeper *self, uint64_t step)
 {
     snprintf(self->step_name, sizeof self->step_name, "step-%09" PRIu64, step);
     snprintf(self->buffers_name, sizeof self->buffers_name, "buffers/%s.pt", self->step_name);
     TRY(file_join(self->step_dir, sizeof self->step_dir, self->keep_dir, self->step_name));
-    TRY(file_join(self->state_dir, sizeof self->state_dir, self->step_dir, self->buffers_name));
+    TRY(file_join(self->buffers_dir, sizeof self->buffers_dir, self->step_dir, "buffers"));
     return file_join(self->state_dir, sizeof self->state_dir, self->step_dir, "state");
 }
 
@@ -143,8 +143,7 @@ static int discard_slabs(state_keeper *self, uint32_t rank)
  * far as they are visible here. The note goes last. Files that others put there stay. */
 static void discard(state_keeper *self)
 {
-    char buffers[FILE_PATH_BYTES];
-    int rc = file_join(buffers, sizeof buffers, self->step_dir, "buffers");
+    int rc = 0;
     for (uint32_t r = 0; rc == 0 && r < rank_slabs_world(&self->record); r++)
         rc = discard_slabs(self, r);
     if (rc < 0) {
@@ -154,7 +153,7 @@ static void discard(state_keeper *self)
     }
     remove_copied(self, "job.json");
     remove_copied(self, self->buffers_name);
-    rmdir(buffers);
+    rmdir(self->buffers_dir);
     remove_file(self->state_dir, "lock");
     remove_file(self->state_dir, "manifest-0.new"); /* slots being written */
     remove_file(self->state_dir, "manifest-1.new");
@@ -307,12 +306,9 @@ static int copy_file(state_keeper *self, const char *name)
  * these are missing, the copy has their folder without them, and is refused like the run. */
 static int copy_files(state_keeper *self)
 {
-    char buffers[FILE_PATH_BYTES];
     TRY(copy_file(self, "job.json"));
-    if (has_file(self->run_dir, "buffers")) {
-        TRY(file_join(buffers, sizeof buffers, self->step_dir, "buffers"));
-        TRY(file_make_directories(buffers, self->asked->run.mode, NULL));
-    }
+    if (has_file(self->run_dir, "buffers"))
+        TRY(file_make_directories(self->buffers_dir, self->asked->run.mode, NULL));
     if (has_file(self->run_dir, self->buffers_name))
         TRY(copy_file(self, self->buffers_name));
     return file_sync_directory(self->step_dir);

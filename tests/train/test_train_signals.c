@@ -124,8 +124,8 @@ static void begin_case(uint64_t seed)
 }
 
 /* Stops and restarts the run at random instants until it is done. Returns the number of stops. A
- * signal that comes before the program listens ends it, and the next one comes later: a machine that
- * got slow would never go past its start. */
+ * signal that comes before the program listens ends it, and the next one comes later: a machine
+ * that got slow would never go past its start. */
 static uint64_t stop_until_done(double seconds)
 {
     for (uint64_t stops = 0;;) {

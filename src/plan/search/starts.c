@@ -308,8 +308,8 @@ int plani_home_excess(plani_search *self, double bytes[TIER_COUNT])
     return 0;
 }
 
-/* Finds self->is_hopeless: the states need more bytes than all tiers together have, or those that
- * every placement leaves on the device or on the host need more than that tier has. */
+/* Finds self->is_hopeless: all tiers together are too small for the states, or the device or the
+ * host is too small for what every placement leaves there. */
 static int look_for_hope(plani_search *self)
 {
     struct plani_point far = plani_first_point(self);

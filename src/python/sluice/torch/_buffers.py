@@ -63,7 +63,7 @@ class Buffers:
             if later > step:  # of an earlier run, or of a step that was not committed
                 with suppress(OSError):
                     os.unlink(path)
-        if any(True for _ in self._each()):
+        if any(self._each()):
             self._make_folder()
             if not is_restored:
                 self._note(step, False)
@@ -164,7 +164,7 @@ class Buffers:
                 ways = [f"copy {name} to {_name(step)} there" for name in older[-1:]]
                 ways += ["remove that folder to go on with those that the program makes"]
                 raise WrongJob(f"{what}: {', or '.join(ways)}")
-            if any(True for _ in self._each()):
+            if any(self._each()):
                 warn(f"{what}: they are as the program has made them")
             return False
         try:

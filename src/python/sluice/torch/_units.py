@@ -348,6 +348,14 @@ def _short(name: str) -> str:
     return number + data[len(number) - _NAME_BYTES :].decode(errors="ignore")
 
 
+def _describe_tensor(slot: Slot) -> Dict[str, Any]:
+    """A run tells tensors apart by name and shape, and must not take other bits for these."""
+    if slot.own_dtype is None:
+        return {"name": _short(slot.name), "shape": list(slot.shape)}
+    kind = f"{str(slot.own_dtype)[6:]} {list(slot.shape)}"
+    return {"name": _short(f"{slot.name} ({kind})"), "shape": [slot.elems]}
+
+
 def describe(
     holders: List[Holder], stages: List[Stage], seconds: Seconds, name: str
 ) -> Dict[str, Any]:
@@ -363,16 +371,7 @@ def describe(
             "name": _short(unit.name),
             "group": unit.group,
             "frozen": unit.frozen,
-            "tensors": [
-                {"name": _short(s.name), "shape": list(s.shape)}
-                if s.own_dtype is None
-                # a run tells tensors apart by name and shape, and must not take other bits for these
-                else {
-                    "name": _short(f"{s.name} ({str(s.own_dtype)[6:]} {list(s.shape)})"),
-                    "shape": [s.elems],
-                }
-                for s in unit.slots
-            ],
+            "tensors": [_describe_tensor(slot) for slot in unit.slots],
         }
         for holder in holders
         for unit in holder.units
