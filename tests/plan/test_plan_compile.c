@@ -179,6 +179,35 @@ static double update_seconds(uint64_t seed, uint32_t streams)
     return seconds;
 }
 
+/* Of the machine's cores an update has the share that its arithmetic needs; where they also compute,
+ * all of them, since nothing is computed while it waits for memory. */
+static void updates_keep_cores_from_computing(void **state)
+{
+    uint32_t compared[2] = {0};
+    for (uint64_t seed = 1; seed <= 24; seed++) {
+        random_job r;
+        plan_set set;
+        fixture_random_job(&r, seed);
+        plan_machine *machine = &r.job.machine;
+        bool is_cpu = machine->device_is_cpu;
+        machine->update_core_seconds = 1e-15;
+        if (plan_compile(&r.job, &set) != 0)
+            continue;
+        const program *steady = &set.programs[PROGRAM_STEADY];
+        for (uint32_t i = 0; i < steady->op_count; i++) {
+            const op_demand *asked = &steady->ops[i].demand;
+            if (steady->ops[i].kind != OP_UPDATE || asked->dram_bytes == 0) /* on a GPU */
+                continue;
+            double share = asked->core_seconds * machine->dram_bytes_per_second /
+                           (machine->core_count * (double)asked->dram_bytes);
+            assert_true(is_cpu ? fabs(share - 1) < 1e-9 : share < 0.01);
+            compared[is_cpu]++;
+        }
+        plan_set_fini(&set);
+    }
+    assert_true(compared[0] > 0 && compared[1] > 0);
+}
+
 /* Moments that are rounded stochastically take more arithmetic than the fp32 update that was
  * measured. */
 static void packed_updates_cost_more(void **state)
@@ -349,6 +378,7 @@ int main(void)
         cmocka_unit_test(nothing_leaks),
         cmocka_unit_test(equal_jobs_give_equal_programs),
         cmocka_unit_test(packed_updates_cost_more),
+        cmocka_unit_test(updates_keep_cores_from_computing),
         cmocka_unit_test(fp32_gradients_are_closed_in_place),
         cmocka_unit_test(reading_back_takes_time),
         cmocka_unit_test(telling_hits_takes_time),
