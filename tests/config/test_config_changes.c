@@ -18,11 +18,11 @@ static uint32_t changes(const char *keys, const char *was_set, const char *is_se
 
 static void each_change_is_told(void **state)
 {
-    static const char keys[] = "\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": 1e-3}}, ";
+    static const char keys[] = "'optimizer': {'type': 'Adam', 'params': {'lr': 1e-3}}, ";
     static const struct {
         const char *set, *told;
     } rows[] = {
-        {"data.train=[\"a\",\"b\",\"c\"]", "data.train was none and is a and 2 more"},
+        {"data.train=['a','b','c']", "data.train was none and is a and 2 more"},
         {"data.seed=2", "data.seed was 1 and is 2"},
         {"gradient_accumulation_steps=3", "gradient_accumulation_steps was 1 and is 3"},
         {"gradient_clipping=0.5", "gradient_clipping was 1 and is 0.5"},
@@ -35,7 +35,7 @@ static void each_change_is_told(void **state)
         {"optimizer.params.bias_correction=false",
          "optimizer.params.bias_correction was true and is false"},
         {"schedule.update=delayed_one_step", "schedule.update was exact and is delayed_one_step"},
-        {"scheduler={\"type\":\"WarmupLR\",\"params\":{\"warmup_num_steps\":50}}",
+        {"scheduler={'type':'WarmupLR','params':{'warmup_num_steps':50}}",
          "scheduler.type was none and is WarmupLR"},
     };
     log_set_level(LOG_QUIET);
@@ -52,7 +52,7 @@ static void each_change_is_told(void **state)
 static void muons_second_rate_is_told(void **state)
 {
     static const char muon[] =
-        "\"optimizer\": {\"type\": \"Muon\", \"params\": {\"lr\": 0.02, \"adam_lr\": 0.001}}, ";
+        "'optimizer': {'type': 'Muon', 'params': {'lr': 0.02, 'adam_lr': 0.001}}, ";
     assert_int_equal(changes(muon, NULL, "optimizer.params.adam_lr=0.002", sizeof told), 1);
     assert_string_equal(told, "optimizer.params.adam_lr was 0.001 and is 0.002");
     assert_int_equal(changes(muon, NULL, "optimizer.params.muon_lr=0.03", sizeof told), 1);
@@ -63,9 +63,8 @@ static void muons_second_rate_is_told(void **state)
 static void rates_are_compared(void **state)
 {
     static const char keys[] =
-        "\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_max_lr\": 1e-3, "
-        "\"warmup_num_steps\": 4}}, \"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": "
-        "1e-3}}, ";
+        "'scheduler': {'type': 'WarmupLR', 'params': {'warmup_max_lr': 1e-3, 'warmup_num_steps': "
+        "4}}, 'optimizer': {'type': 'Adam', 'params': {'lr': 1e-3}}, ";
     assert_int_equal(changes(keys, NULL, "scheduler.params.warmup_num_steps=5", sizeof told), 0);
     assert_int_equal(changes(keys, NULL, "scheduler.params.warmup_num_steps=50", sizeof told), 1);
     assert_string_equal(told, "scheduler.params give other learning rates");
@@ -75,7 +74,7 @@ static void rates_are_compared(void **state)
 /* The warm-up of a delayed update counts where both jobs delay it. */
 static void a_warm_up_is_told(void **state)
 {
-    static const char delayed[] = "\"schedule\": {\"update\": \"delayed_one_step\"}, ";
+    static const char delayed[] = "'schedule': {'update': 'delayed_one_step'}, ";
     log_set_level(LOG_QUIET);
     assert_int_equal(changes(delayed, NULL, "schedule.delayed_from_step=40", sizeof told), 1);
     assert_string_equal(told, "schedule.delayed_from_step was 0 and is 40");
@@ -103,7 +102,7 @@ static void what_changes_no_bit_is_not_told(void **state)
 /* Keys that count only at the start are listed by themselves. */
 static void late_keys_are_told(void **state)
 {
-    static const char fp16[] = "{\"fp16\": {\"enabled\": true}, " SMALL_MODEL ", " SMALL_REST "}";
+    static const char fp16[] = "{'fp16': {'enabled': true}, " SMALL_MODEL ", " SMALL_REST "}";
     job *was = read_good(fp16, NULL), *is = read_good(fp16, "fp16.initial_scale_power=8");
     assert_int_equal(job_list_late_keys(was, is, told, sizeof told), 1);
     assert_string_equal(told, "fp16.initial_scale_power was 16 and is 8");
@@ -121,7 +120,7 @@ static void late_keys_are_told(void **state)
 static void text_is_cut_where_there_is_no_room(void **state)
 {
     static const char set[] =
-        "optimizer={\"type\":\"Adam\",\"params\":{\"lr\":0.5,\"eps\":0.5,\"weight_decay\":0.5}}";
+        "optimizer={'type':'Adam','params':{'lr':0.5,'eps':0.5,'weight_decay':0.5}}";
     for (size_t room = 16; room < 200; room++) {
         memset(told, 'x', sizeof told);
         assert_int_equal(changes("", NULL, set, room), 3);

@@ -10,11 +10,11 @@
 #include "config/config.h"
 #include "tests/unit.h"
 
-/* The least that is a job. */
+/* The least that is a job. JSON in these tests has ' for ", which read_text and quoted replace. */
 #define SMALL_MODEL                                                                                \
-    "\"model\": {\"family\": \"gpt2\", \"num_layers\": 2, \"hidden_size\": 64, \"num_heads\": 4, " \
-    "\"seq_length\": 32}"
-#define SMALL_REST "\"run\": {\"dir\": \"runs/test\"}, \"train_micro_batch_size_per_gpu\": 1"
+    "'model': {'family': 'gpt2', 'num_layers': 2, 'hidden_size': 64, 'num_heads': 4, "             \
+    "'seq_length': 32}"
+#define SMALL_REST "'run': {'dir': 'runs/test'}, 'train_micro_batch_size_per_gpu': 1"
 #define SMALL_JOB  "{" SMALL_MODEL ", " SMALL_REST "}"
 /* The same with further keys, each ending in a comma. */
 #define SMALL_WITH(keys) "{" keys SMALL_MODEL ", " SMALL_REST "}"
@@ -46,9 +46,27 @@ static void write_job(const char *text, size_t text_bytes)
     assert_int_equal(fclose(file), 0);
 }
 
+/* The text with " for each '. A text that has a " is what a job was written as, and stays as it is.
+ * The result is valid until the third call after this one. */
+static const char *quoted(const char *text)
+{
+    static char rooms[3][8192];
+    static uint32_t calls;
+    if (!text || strchr(text, '"'))
+        return text;
+    char *room = rooms[calls++ % 3];
+    assert_true(strlen(text) < sizeof rooms[0]);
+    strcpy(room, text);
+    for (char *at = strchr(room, '\''); at; at = strchr(at, '\''))
+        *at = '"';
+    return room;
+}
+
 /* Reads a job from text; at most one --set. */
 static int read_text(const char *text, const char *set, job **out)
 {
+    text = quoted(text);
+    set = quoted(set);
     write_job(text, strlen(text));
     return job_read(test_file, NULL, &set, set ? 1 : 0, 1, out);
 }
@@ -109,7 +127,17 @@ __attribute__((unused)) static bool field_holds(const struct field *field, const
     return false;
 }
 
-enum { TEST_LOG_BYTES = 32768 };
+enum { ROW_FIELDS_MAX = 12, TEST_LOG_BYTES = 32768 };
+
+/* The fields hold, up to one at offset 0: struct job begins with the preset's name, which no table
+ * asks for. */
+__attribute__((unused)) static void check_fields(const struct field fields[ROW_FIELDS_MAX],
+                                                 const job *self, const char *what, size_t idx)
+{
+    for (size_t k = 0; k < ROW_FIELDS_MAX && fields[k].offset; k++)
+        if (!field_holds(&fields[k], self))
+            fail_msg("%s %zu: field %zu has another value", what, idx, k);
+}
 
 /* Collects what is logged, at the level info, from capture_begin to capture_end. */
 struct capture {

@@ -55,53 +55,70 @@ static void canonical(const char *set, char path[256])
     }
 }
 
-static bool fate_holds(const struct key *key)
+/* The log names the key once, with its reason. */
+static bool is_named(enum base base, const char *set, const char *reason)
 {
     static char log[TEST_LOG_BYTES];
     char path[256];
-    job *plain = read_good(bases[key->base], NULL), *self;
-    int rc = read_text(bases[key->base], key->set, &self);
-    bool holds = key->fate == REFUSED ? rc == ERR_CONFIG && strstr(err_text(), key->says) : rc == 0;
+    canonical(set, path);
+    read_logged(bases[base], set, log);
+    uint32_t count = count_named(log, path, reason);
+    if (count != 1)
+        print_error("%s: named %u times with its reason\n", set, count);
+    return count == 1;
+}
+
+static bool is_honoured(const struct honoured *key)
+{
+    job *plain = read_good(bases[key->base], NULL), *self = read_good(bases[key->base], key->set);
+    bool has_value = field_holds(&key->field, self), had_value = field_holds(&key->field, plain);
+    if (!has_value || had_value)
+        print_error("%s: the field has %s\n", key->set,
+                    has_value ? "the value without the key" : "another value");
+    job_destroy(plain);
+    job_destroy(self);
+    return has_value && !had_value && (!key->alone || is_named(key->base, key->set, key->alone));
+}
+
+/* The --set changes nothing, and its fate is as told. */
+static bool is_unused(enum fate fate, enum base base, const char *says, const char *set)
+{
+    job *plain = read_good(bases[base], NULL), *self;
+    int rc = read_text(bases[base], set, &self);
+    bool holds = fate == REFUSED ? rc == ERR_CONFIG && strstr(err_text(), says) : rc == 0;
     if (!holds)
-        print_error("%s: %s\n", key->set, rc == 0 ? "accepted" : err_text());
-    if (rc == 0 && (key->fate == HONOURED || key->fate == ALONE) &&
-        !field_holds(&key->field, self)) {
-        print_error("%s: the field has another value\n", key->set);
+        print_error("%s: %s\n", set, rc == 0 ? "accepted" : err_text());
+    if (rc == 0 && !jobs_equal(plain, self)) {
+        print_error("%s: changes the job\n", set);
         holds = false;
-    } else if (rc == 0 && (key->fate == HONOURED || key->fate == ALONE) &&
-               field_holds(&key->field, plain)) {
-        print_error("%s: the field has the value without the key\n", key->set);
-        holds = false;
-    } else if (rc == 0 && key->fate != HONOURED && key->fate != ALONE && !jobs_equal(plain, self)) {
-        print_error("%s: changes the job\n", key->set);
-        holds = false;
-    }
-    if (rc == 0 && (key->fate == IDLE || key->fate == ALONE)) {
-        canonical(key->set, path);
-        read_logged(bases[key->base], key->set, log);
-        uint32_t count = count_named(log, path, key->says);
-        if (count != 1) {
-            print_error("%s: named %u times with its reason\n", key->set, count);
-            holds = false;
-        }
     }
     job_destroy(plain);
     job_destroy(self);
-    return holds;
+    return holds && (fate != IDLE || is_named(base, set, says));
 }
 
 static void every_key_has_its_fate(void **state)
 {
-    uint32_t counts[REFUSED + 1] = {0}, good = 0;
-    for (size_t i = 0; i < KEY_COUNT; i++) {
-        counts[keys[i].fate]++;
-        good += fate_holds(&keys[i]);
-    }
-    print_message("%d keys: %u honoured, %u say what holds, %u without effect, %u of them on one "
-                  "rank alone, %u refused\n",
-                  (int)KEY_COUNT, counts[HONOURED], counts[SAME], counts[IDLE] + counts[ALONE],
-                  counts[ALONE], counts[REFUSED]);
-    assert_int_equal(good, KEY_COUNT);
+    uint32_t counts[REFUSED + 1] = {0}, wrong = 0;
+    for (size_t i = 0; i < HONOURED_COUNT; i++)
+        wrong += !is_honoured(&honoured[i]);
+    for (size_t i = 0; i < UNUSED_COUNT; i++)
+        for (size_t k = 0; k < SETS_MAX && unused[i].sets[k]; k++) {
+            counts[unused[i].fate]++;
+            wrong += !is_unused(unused[i].fate, unused[i].base, unused[i].says, unused[i].sets[k]);
+        }
+    print_message("keys: %d honoured, %u say what holds, %u without effect, %u refused\n",
+                  (int)HONOURED_COUNT, counts[SAME], counts[IDLE], counts[REFUSED]);
+    assert_int_equal(wrong, 0);
+}
+
+static bool lists(const configi_key *row, const char *set)
+{
+    char path[256];
+    canonical(set, path);
+    enum configi_relation relation = configi_relate(row->path, path);
+    return relation == CONFIGI_EQUAL || relation == CONFIGI_BELOW ||
+           (relation == CONFIGI_ABOVE && strchr(set, '{'));
 }
 
 /* No row of the options table is left out above, so that a new one comes with its line. */
@@ -111,13 +128,11 @@ static void every_row_is_listed(void **state)
     const configi_key *row;
     for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++) {
         bool is_listed = configi_key_is_own(row);
-        for (size_t i = 0; i < KEY_COUNT && !is_listed; i++) {
-            char path[256];
-            canonical(keys[i].set, path);
-            enum configi_relation relation = configi_relate(row->path, path);
-            is_listed = relation == CONFIGI_EQUAL || relation == CONFIGI_BELOW ||
-                        (relation == CONFIGI_ABOVE && strchr(keys[i].set, '{'));
-        }
+        for (size_t i = 0; i < HONOURED_COUNT && !is_listed; i++)
+            is_listed = lists(row, honoured[i].set);
+        for (size_t i = 0; i < UNUSED_COUNT; i++)
+            for (size_t k = 0; k < SETS_MAX && unused[i].sets[k] && !is_listed; k++)
+                is_listed = lists(row, unused[i].sets[k]);
         if (!is_listed) {
             print_error("%s is in no line\n", row->path);
             left_out++;
@@ -129,19 +144,20 @@ static void every_row_is_listed(void **state)
 /* Canary: the lines above can fail. */
 static void wrong_fates_are_noticed(void **state)
 {
-    static const struct key wrong[] = {
-        {HONOURED, "gradient_clipping=0.5", PLAIN, NULL, FIELD(gradient_clipping, 0.25)},
-        {HONOURED, "gradient_clipping=1.0", PLAIN, NULL, FIELD(gradient_clipping, 1.0)},
-        {SAME, "gradient_clipping=0.5", PLAIN, NULL, {0}},
-        {IDLE, "gradient_clipping=1.0", PLAIN, "", {0}},
-        {IDLE, "dump_state=true", PLAIN, "another reason", {0}},
-        {ALONE, "communication_data_type=fp16", PLAIN, "one rank", FIELD(comm.wire, DTYPE_BF16)},
-        {REFUSED, "dump_state=true", PLAIN, "", {0}},
-        {REFUSED, "gradient_clipping=-1", PLAIN, "another sentence", {0}},
+    static const struct honoured wrong[] = {
+        {PLAIN, "gradient_clipping=0.5", FIELD(gradient_clipping, 0.25)},
+        {PLAIN, "gradient_clipping=1.0", FIELD(gradient_clipping, 1.0)},
+        {PLAIN, "communication_data_type=fp16", FIELD(comm.wire, DTYPE_BF16), "one rank"},
+        {PLAIN, "communication_data_type=fp16", FIELD(comm.wire, DTYPE_FP16), "another reason"},
     };
     print_message("the next lines are meant to complain\n");
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
-        assert_false(fate_holds(&wrong[i]));
+        assert_false(is_honoured(&wrong[i]));
+    assert_false(is_unused(SAME, PLAIN, NULL, "gradient_clipping=0.5"));
+    assert_false(is_unused(IDLE, PLAIN, "", "gradient_clipping=1.0"));
+    assert_false(is_unused(IDLE, PLAIN, "another reason", "dump_state=true"));
+    assert_false(is_unused(REFUSED, PLAIN, "", "dump_state=true"));
+    assert_false(is_unused(REFUSED, PLAIN, "another sentence", "gradient_clipping=-1"));
 }
 
 /* DeepSpeed's _set_batch_related_parameters and _batch_assertion, written out again: false is an
@@ -225,7 +241,7 @@ static void batch_values_are_checked(void **state)
     configi_reader reader = {.file = "job"};
     uint64_t train = 0, micro = UINT64_MAX / 2, accumulation = 4;
     assert_int_equal(configi_resolve_batch(&reader, 2, &train, &micro, &accumulation), ERR_CONFIG);
-    self = read_good(SMALL_WITH("\"train_batch_size\": 8, \"gradient_accumulation_steps\": null,"),
+    self = read_good(SMALL_WITH("'train_batch_size': 8, 'gradient_accumulation_steps': null,"),
                      "train_micro_batch_size_per_gpu=auto");
     assert_int_equal(self->micro_batch, 8);
     assert_int_equal(self->accumulation, 1);
@@ -236,10 +252,10 @@ static void batch_values_are_checked(void **state)
 static void auto_is_named(void **state)
 {
     static char log[TEST_LOG_BYTES];
-    read_logged(SMALL_WITH("\"optimizer\": {\"params\": {\"eps\": \"auto\", \"betas\": \"auto\"}},"
-                           "\"bf16\": {\"enabled\": \"auto\"}, \"train_batch_size\": \"auto\","
-                           "\"gradient_accumulation_steps\": \"auto\","),
-                NULL, log);
+    read_logged(
+        SMALL_WITH("'optimizer': {'params': {'eps': 'auto', 'betas': 'auto'}},'bf16': {'enabled': "
+                   "'auto'}, 'train_batch_size': 'auto','gradient_accumulation_steps': 'auto',"),
+        NULL, log);
     assert_non_null(strstr(log, "optimizer.params.eps (1e-08)"));
     assert_non_null(strstr(log, "optimizer.params.betas ([0.9,0.999])"));
     assert_non_null(strstr(log, "bf16.enabled (false)"));
@@ -248,9 +264,9 @@ static void auto_is_named(void **state)
 }
 
 #define HF_MODEL                                                                                   \
-    "{\"model\": {\"family\": \"gpt2\", \"num_layers\": 2, \"hidden_size\": 64, \"num_heads\": "   \
+    "{'model': {'family': 'gpt2', 'num_layers': 2, 'hidden_size': 64, 'num_heads': "               \
     "4, "                                                                                          \
-    "\"seq_length\": 32}, \"run\": {\"dir\": \"runs/test\", \"steps\": 40}"
+    "'seq_length': 32}, 'run': {'dir': 'runs/test', 'steps': 40}"
 
 /* The defaults of transformers' TrainingArguments, as its integration of DeepSpeed fills them
  * in. */
@@ -258,17 +274,14 @@ static void auto_of_hugging_face(void **state)
 {
     static char log[TEST_LOG_BYTES];
     static const char all[] = HF_MODEL
-        ", \"train_batch_size\": \"auto\", \"train_micro_batch_size_per_gpu\": \"auto\", "
-        "\"gradient_accumulation_steps\": \"auto\", \"gradient_clipping\": \"auto\", "
-        "\"fp16\": {\"enabled\": \"auto\"}, \"bf16\": {\"enabled\": \"auto\"}, \"optimizer\": "
-        "{\"type\": "
-        "\"AdamW\", \"params\": {\"lr\": \"auto\", \"betas\": \"auto\", \"eps\": \"auto\", "
-        "\"weight_decay\": \"auto\"}}, \"scheduler\": {\"type\": \"WarmupDecayLR\", \"params\": "
-        "{\"warmup_min_lr\": \"auto\", \"warmup_max_lr\": \"auto\", \"warmup_num_steps\": "
-        "\"auto\", "
-        "\"total_num_steps\": \"auto\"}}, \"zero_optimization\": {\"stage\": 3, "
-        "\"reduce_bucket_size\": \"auto\", \"stage3_prefetch_bucket_size\": \"auto\", "
-        "\"stage3_param_persistence_threshold\": \"auto\"}}";
+        ", 'train_batch_size': 'auto', 'train_micro_batch_size_per_gpu': 'auto', "
+        "'gradient_accumulation_steps': 'auto', 'gradient_clipping': 'auto', 'fp16': {'enabled': "
+        "'auto'}, 'bf16': {'enabled': 'auto'}, 'optimizer': {'type': 'AdamW', 'params': {'lr': "
+        "'auto', 'betas': 'auto', 'eps': 'auto', 'weight_decay': 'auto'}}, 'scheduler': {'type': "
+        "'WarmupDecayLR', 'params': {'warmup_min_lr': 'auto', 'warmup_max_lr': 'auto', "
+        "'warmup_num_steps': 'auto', 'total_num_steps': 'auto'}}, 'zero_optimization': {'stage': "
+        "3, 'reduce_bucket_size': 'auto', 'stage3_prefetch_bucket_size': 'auto', "
+        "'stage3_param_persistence_threshold': 'auto'}}";
     job *self = read_good(all, "auto=hf");
     assert_true(self->optimizer.lr == 5e-5 && self->optimizer.beta1 == 0.9);
     assert_true(self->optimizer.beta2 == 0.999 && self->optimizer.epsilon == 1e-8);
@@ -305,7 +318,7 @@ static void auto_of_hugging_face(void **state)
  * over the trainer's. */
 static void hugging_face_fills_gaps(void **state)
 {
-    job *self = read_good(HF_MODEL ", \"optimizer\": \"auto\"}", "auto=hf");
+    job *self = read_good(HF_MODEL ", 'optimizer': 'auto'}", "auto=hf");
     assert_true(self->optimizer.lr == 5e-5 && self->micro_batch == 8);
     job_destroy(self);
     self = read_good(HF_MODEL "}", "auto=hf");
@@ -319,18 +332,16 @@ static void hugging_face_fills_gaps(void **state)
     assert_true(job_learning_rate(self, 5) == 5e-5 && job_learning_rate(self, 23) == 5e-5 / 2);
     job_destroy(self);
     self = read_good(HF_MODEL
-                     ", \"train_batch_size\": 12, \"optimizer\": {\"params\": {\"lr\": 1e-4}}, "
-                     "\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_max_lr\": "
-                     "\"auto\"}}}",
+                     ", 'train_batch_size': 12, 'optimizer': {'params': {'lr': 1e-4}}, "
+                     "'scheduler': {'type': 'WarmupLR', 'params': {'warmup_max_lr': 'auto'}}}",
                      "auto=hf");
     assert_true(self->micro_batch == 12 && self->optimizer.lr == 1e-4);
     assert_true(self->scheduler.type == JOB_WARMUP_LR && self->scheduler.warmup_max_lr == 1e-4);
     job_destroy(self);
     /* An optimizer without a rate has that of DeepSpeed, and the schedule that of the trainer. */
-    self = read_good(
-        HF_MODEL ", \"optimizer\": {\"type\": \"AdamW\"}, \"scheduler\": {\"type\": \"WarmupLR\", "
-                 "\"params\": {\"warmup_max_lr\": \"auto\"}}}",
-        "auto=hf");
+    self = read_good(HF_MODEL ", 'optimizer': {'type': 'AdamW'}, 'scheduler': {'type': 'WarmupLR', "
+                              "'params': {'warmup_max_lr': 'auto'}}}",
+                     "auto=hf");
     assert_true(self->optimizer.lr == 1e-3 && self->scheduler.warmup_max_lr == 5e-5);
     job_destroy(self);
 }
@@ -342,22 +353,21 @@ static void other_spellings_are_read(void **state)
         const char *keys, *says;
         struct field field;
     } cases[] = {
-        {"\"_comment\": \"x\", ", "taken for remarks: _comment", FIELD(zero_stage, 0)},
-        {"\"//\": [1], \"#\": {}, \"comment\": 1, ", "//, #, comment", FIELD(zero_stage, 0)},
-        {"\"fp16\": {\"enabled\": 1}, ", "fp16.enabled 1 as true", FIELD(type, DTYPE_FP16)},
-        {"\"fp16\": {\"enabled\": \"True\"}, ", "as true", FIELD(type, DTYPE_FP16)},
-        {"\"bf16\": {\"enabled\": 0}, ", "bf16.enabled 0 as false", FIELD(type, DTYPE_FP32)},
-        {"\"zero_optimization\": {\"stage\": \"3\"}, ", "stage \"3\" as 3", FIELD(zero_stage, 3)},
-        {"\"optimizer\": {\"params\": {\"lr\": \"2e-4\"}}, ", "lr \"2e-4\" as",
-         FIELD(optimizer.lr, 2e-4)},
-        {"\"zero_optimization\": {\"sub_group_size\": 0}, ", "sub_group_size 0 is no size",
+        {"'_comment': 'x', ", "taken for remarks: _comment", FIELD(zero_stage, 0)},
+        {"'//': [1], '#': {}, 'comment': 1, ", "//, #, comment", FIELD(zero_stage, 0)},
+        {"'fp16': {'enabled': 1}, ", "fp16.enabled 1 as true", FIELD(type, DTYPE_FP16)},
+        {"'fp16': {'enabled': 'True'}, ", "as true", FIELD(type, DTYPE_FP16)},
+        {"'bf16': {'enabled': 0}, ", "bf16.enabled 0 as false", FIELD(type, DTYPE_FP32)},
+        {"'zero_optimization': {'stage': '3'}, ", "stage \"3\" as 3", FIELD(zero_stage, 3)},
+        {"'optimizer': {'params': {'lr': '2e-4'}}, ", "lr \"2e-4\" as", FIELD(optimizer.lr, 2e-4)},
+        {"'zero_optimization': {'sub_group_size': 0}, ", "sub_group_size 0 is no size",
          FIELD(sub_group_size, 1000000000)},
-        {"\"optimiser\": {\"type\": \"Lion\"}, ",
+        {"'optimiser': {'type': 'Lion'}, ",
          "optimiser: an unknown key, which is ignored as in DeepSpeed; the nearest known key is "
          "\"optimizer\"",
          FIELD(optimizer.type, JOB_ADAM)},
-        {"\"learning_rate\": 1, ", "here it is called optimizer.params.lr", FIELD(zero_stage, 0)},
-        {"\"flops_profiler\": {\"end_step\": 5}, ", "flops_profiler.end_step: an unknown key",
+        {"'learning_rate': 1, ", "here it is called optimizer.params.lr", FIELD(zero_stage, 0)},
+        {"'flops_profiler': {'end_step': 5}, ", "flops_profiler.end_step: an unknown key",
          FIELD(zero_stage, 0)},
     };
     static char log[TEST_LOG_BYTES], text[1024];
@@ -400,8 +410,7 @@ static void optimizers_have_names_of_transformers(void **state)
         assert_true(self->optimizer.decoupled);
         job_destroy(self);
     }
-    job *self =
-        read_good(SMALL_WITH("\"state\": {\"moments\": \"fp32\"},"), "optimizer.type=adamw_8bit");
+    job *self = read_good(SMALL_WITH("'state': {'moments': 'fp32'},"), "optimizer.type=adamw_8bit");
     assert_int_equal(self->state.moments, TILE_FP32);
     job_destroy(self);
 }

@@ -113,7 +113,7 @@ static void broken_set(void **state)
         "compression_training={\"a\": {\"b\": {\"enabled\": false}}}",
     };
     enum { SET_COUNT = sizeof sets / sizeof sets[0] };
-    write_job(SMALL_JOB, strlen(SMALL_JOB));
+    write_job(quoted(SMALL_JOB), strlen(SMALL_JOB));
     for (uint64_t round = 0; round < MUTATIONS; round++) {
         char text[TEXT_BYTES_MAX + 1];
         size_t bytes = strlen(sets[round % SET_COUNT]);

@@ -8,14 +8,14 @@
  * parts. */
 static void jobs_may_repeat(void **state)
 {
-    static const char keys[] = LLAMA ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}";
+    static const char keys[] = "llama 'rope_scaling': {'type': 'linear', 'factor': 2}";
     static const char *const sets[] = {"model.num_layers=3",
                                        "model.family=llama",
                                        "model.rope_theta=1e4",
                                        "model.mlp_bias=false",
                                        "model.activation=default",
                                        "model.scoring_func=softmax",
-                                       "model.rope_scaling={\"factor\": 2, \"type\": \"linear\"}"};
+                                       "model.rope_scaling={'factor': 2, 'type': 'linear'}"};
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++)
         job_destroy(read_right(keys, sets[i]));
     job *self = read_right(keys, "model.seq_length=4096");
@@ -36,7 +36,7 @@ static void jobs_choose_dropout(void **state)
     self = read_right(GPT2, "model.hidden_dropout=0.3");
     assert_true(self->model.hidden_dropout == 0.3 && self->model.attention_dropout == 0.1);
     job_destroy(self);
-    self = read_right(LLAMA, "train.dropout=0.2");
+    self = read_right("llama", "train.dropout=0.2");
     assert_true(self->model.hidden_dropout == 0 && self->model.embedding_dropout == 0 &&
                 self->model.attention_dropout == 0.2);
     job_destroy(self);
@@ -46,14 +46,13 @@ static void jobs_choose_dropout(void **state)
  * place. */
 static void a_runs_copy_needs_no_checkpoint(void **state)
 {
-    static const char *const keys[] = {
-        LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", " LLAMA3 "}",
-        LLAMA ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.5, \"truncate\": false}",
-        "\"model_type\": \"phi3\", " SIZES ", \"partial_rotary_factor\": 0.75, "
-        "\"rope_scaling\": {\"type\": \"longrope\", " LISTS "}",
+    static const char *const files[] = {
+        "llama 'rope_scaling': {'rope_type': 'llama3', " LLAMA3 "}",
+        "llama 'rope_scaling': {'type': 'yarn', 'factor': 2.5, 'truncate': false}",
+        "phi3 'partial_rotary_factor': 0.75, 'rope_scaling': {'type': 'longrope', " LISTS "}",
     };
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        job *self = read_right(keys[i], "model.seq_length=77");
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        job *self = read_right(files[i], "model.seq_length=77");
         job *again = read_good(self->text, NULL);
         assert_jobs_equal(self, again);
         assert_string_equal(again->model.hf, test_dir);
@@ -66,13 +65,11 @@ static void a_runs_copy_needs_no_checkpoint(void **state)
 static void hand_written_blocks(void **state)
 {
     static const char model[] =
-        "{\"model\": {\"family\": \"llama\", \"num_layers\": 2, \"hidden_size\": 64, "
-        "\"num_heads\": 4, "
-        "\"seq_length\": 32, \"head_dim\": 24, \"qkv_bias\": true, \"qk_norm\": true, "
-        "\"rope_scaling\": {\"type\": \"llama3\", " LLAMA3 "}}, " SMALL_REST "}";
-    static const char bert[] =
-        "{\"model\": {\"family\": \"bert\", \"num_layers\": 2, \"hidden_size\": 64, "
-        "\"num_heads\": 4, \"seq_length\": 32}, " SMALL_REST "}";
+        "{'model': {'family': 'llama', 'num_layers': 2, 'hidden_size': 64, 'num_heads': 4, "
+        "'seq_length': 32, 'head_dim': 24, 'qkv_bias': true, 'qk_norm': true, 'rope_scaling': "
+        "{'type': 'llama3', " LLAMA3 "}}, " SMALL_REST "}";
+    static const char bert[] = "{'model': {'family': 'bert', 'num_layers': 2, 'hidden_size': 64, "
+                               "'num_heads': 4, 'seq_length': 32}, " SMALL_REST "}";
     job *self = read_good(bert, NULL);
     assert_true(self->model.qkv_bias && self->model.tie_embeddings);
     assert_int_equal(self->model.ffn_size, 256);
@@ -94,7 +91,7 @@ static void hand_written_blocks(void **state)
         {model, "model.rope_scaling.type=default", "no such number"},
         {model, "model.rope_scaling.type=yarn", "no such number"},
         {model, "model.rope_scaling.beta_fast=16", "no such number"},
-        {model, "model.rope_scaling={\"type\": \"yarn\", \"factor\": 2}", "missing"},
+        {model, "model.rope_scaling={'type': 'yarn', 'factor': 2}", "missing"},
         {model, "model.partial_rotary_factor=1.5", "model.partial_rotary_factor"},
         {SMALL_JOB, "model.partial_rotary_factor=0.5", "no such option"},
         {model, "model.position_count=40", "model.position_count"},
@@ -104,16 +101,16 @@ static void hand_written_blocks(void **state)
         {SMALL_JOB, "model.type_count=2", "no such option"},
         {bert, "model.tie_embeddings=false", "is the embedding"},
         {bert, "model.qkv_bias=false", "the bert family always has"},
-        {bert, "model.rope_scaling={\"type\": \"linear\", \"factor\": 2}", "bert family has no"},
+        {bert, "model.rope_scaling={'type': 'linear', 'factor': 2}", "bert family has no"},
         {SMALL_JOB, "model.nope_interval=2", "no such option"},
         {model, "model.logits_scaling=1e-40", "model.logits_scaling"},
         {model, "model.embedding_multiplier=1e39", "model.embedding_multiplier"},
         {model, "model.family=gemma", "the gemma family has no such option"},
-        {SMALL_JOB, "model.rope_scaling={\"type\": \"linear\", \"factor\": 2}", "no such option"},
+        {SMALL_JOB, "model.rope_scaling={'type': 'linear', 'factor': 2}", "no such option"},
         {model, "model.window_pattern=wf", "there is no window"},
         {SMALL_JOB, "model.window_rope_theta=5", "no rotary"},
         {SMALL_JOB, "model.position_count=31", "below model.seq_length, 32"},
-        {SMALL_JOB, "model.rope_scaling={\"type\": \"linear\"}", "rope_scaling.factor"},
+        {SMALL_JOB, "model.rope_scaling={'type': 'linear'}", "rope_scaling.factor"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         assert_int_equal(read_text(bad[i].text, bad[i].set, &self), ERR_CONFIG);
@@ -130,13 +127,13 @@ static void hand_written_blocks(void **state)
 static void a_run_keeps_its_tokenizer(void **state)
 {
     char set[160], dir[160], file[200];
-    job *first = read_right(LLAMA, NULL), *again;
+    job *first = read_right("llama", NULL), *again;
     snprintf(set, sizeof set, "run.dir=%s", test_dir);
     snprintf(dir, sizeof dir, "%s/hf", test_dir);
     snprintf(file, sizeof file, "%s/tokenizer.json", dir);
     assert_string_equal(first->data.tokenizer, "bytes");
     assert_false(first->data.tokenizer_is_given);
-    job *named = read_right(LLAMA, "data.tokenizer=bytes");
+    job *named = read_right("llama", "data.tokenizer=bytes");
     assert_true(named->data.tokenizer_is_given);
     assert_int_equal(read_text(named->text, NULL, &again),
                      0); /* a run's job.json has the same effect */

@@ -4,432 +4,303 @@
 #include "config/config.h"
 #include "config/config_internal.h"
 
-static void defaults_hold(void **state)
-{
-    job *self = read_good(SMALL_JOB, NULL);
-    assert_string_equal(self->model.family, "gpt2");
-    assert_string_equal(self->model.preset, "");
-    assert_int_equal(self->model.num_kv_heads, 4);
-    assert_int_equal(self->model.ffn_size, 256);
-    assert_int_equal(self->model.vocab_size, 256);
-    assert_true(self->model.tie_embeddings);
-    assert_true(self->model.rope_theta == 10000.0 && self->model.norm_epsilon == 1e-5);
-    assert_true(self->model.init_std == 0.02);
-    assert_int_equal(self->data.train.count, 0);
-    assert_string_equal(self->data.tokenizer, "bytes");
-    assert_int_equal(self->data.seed, 1);
-    assert_int_equal(self->run.steps, 1000);
-    assert_int_equal(self->run.seed, 1);
-    assert_int_equal(self->run.commit_every, 50);
-    assert_int_equal(self->run.keep_every, 0);
-    assert_int_equal(self->run.keep_count, 0);
-    assert_int_equal(self->run.log_every, 1);
-    assert_false(self->run.fresh);
-    assert_string_equal(self->device.backend, "auto");
-    assert_int_equal(self->tiers.nvme_count, 0);
-    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        assert_int_equal(self->tiers.place[kind], TIER_AUTO);
-    assert_int_equal(self->schedule.order, ORDER_LAYER_MAJOR);
-    assert_int_equal(self->schedule.update, UPDATE_AUTO);
-    assert_string_equal(self->io.backend, "auto");
-    assert_int_equal(self->io.block_bytes, 1048576);
-    assert_int_equal(self->io.queue_depth, 8);
-    assert_int_equal(self->train_batch_size, 1);
-    assert_int_equal(self->accumulation, 1);
-    assert_true(self->gradient_clipping == 1.0);
-    assert_int_equal(self->type, DTYPE_FP32);
-    assert_int_equal(self->grad_dtype, DTYPE_FP32);
-    assert_int_equal(self->sub_group_size, 1000000000);
-    assert_true(self->optimizer.decoupled && self->optimizer.bias_correction);
-    assert_true(self->optimizer.lr == 1e-3 && self->optimizer.beta1 == 0.9);
-    assert_true(self->optimizer.beta2 == 0.999 && self->optimizer.epsilon == 1e-8);
-    assert_true(self->optimizer.weight_decay == 0.0);
-    assert_int_equal(self->scheduler.type, JOB_SCHEDULE_NONE);
-    assert_error(job_check_for_training(self), ERR_CONFIG, "data.train");
-    job_destroy(self);
-}
-
-/* Counts texts in what a job's reading logs. */
-static uint32_t count_logged(const char *job_text, const char *const *wanted, uint32_t *counts)
-{
-    static char log[TEST_LOG_BYTES];
-    size_t bytes = read_logged(job_text, NULL, log);
-    for (; *wanted; wanted++, counts++) {
-        *counts = 0;
-        for (const char *at = strstr(log, *wanted); at; at = strstr(at + 1, *wanted))
-            (*counts)++;
-    }
-    return (uint32_t)bytes;
-}
-
-/* The keys of fp16, and what each mode of a step is called. */
-static void modes_are_read(void **state)
-{
-    log_set_level(LOG_QUIET); /* delayed_one_step warns */
-    job *self = read_good(
-        SMALL_WITH("\"fp16\": {\"enabled\": true},\"schedule\": {\"order\": \"Batch_Major\","
-                   "\"update\": \"delayed_one_step\"},"),
-        "tiers.place.inner_activations=host");
-    assert_int_equal(self->type, DTYPE_FP16);
-    assert_int_equal(self->grad_dtype, DTYPE_FP16);
-    assert_true(self->fp16.loss_scale == 0.0 && self->fp16.min_loss_scale == 1.0);
-    assert_int_equal(self->fp16.initial_scale_power, 16);
-    assert_int_equal(self->fp16.loss_scale_window, 1000);
-    assert_int_equal(self->fp16.hysteresis, 2);
-    assert_false(self->fp16.consecutive_hysteresis);
-    assert_true(self->check_grad_overflow);
-    assert_int_equal(self->schedule.order, ORDER_BATCH_MAJOR);
-    assert_int_equal(self->schedule.update, UPDATE_DELAYED_ONE_STEP);
-    assert_int_equal(self->tiers.place[STATE_INNER_ACTIVATIONS], TIER_HOST);
-    job_destroy(self);
-    log_set_level(LOG_WARN);
-    /* A static scale makes the dynamic keys idle, as in DeepSpeed. */
-    self =
-        read_good(SMALL_WITH("\"fp16\": {\"enabled\": true, \"loss_scale\": 128,"
-                             "\"loss_scale_window\": 0, \"min_loss_scale\": 0, \"hysteresis\": 3,"
-                             "\"consecutive_hysteresis\": true, \"initial_scale_power\": 8},"),
-                  "data_types.grad_accum_dtype=fp32");
-    assert_true(self->fp16.loss_scale == 128.0);
-    assert_int_equal(self->fp16.hysteresis, 3);
-    assert_int_equal(self->fp16.initial_scale_power, 8);
-    assert_true(self->fp16.consecutive_hysteresis);
-    assert_int_equal(self->grad_dtype, DTYPE_FP32);
-    job_destroy(self);
-    static const char bf16[] = SMALL_WITH("\"bf16\": {\"enabled\": true, \"check_grad_overflow\": "
-                                          "false}, \"gradient_clipping\": 0,");
-    self = read_good(bf16, "schedule.update=in_backward");
-    assert_int_equal(self->schedule.update, UPDATE_IN_BACKWARD);
-    assert_false(self->check_grad_overflow);
-    job_destroy(self);
-    self = read_good(SMALL_WITH("\"gradient_clipping\": 0,"), "schedule.update=in_backward");
-    assert_int_equal(self->type, DTYPE_FP32);
-    assert_false(self->check_grad_overflow);
-    job_destroy(self);
-    self = read_good(SMALL_WITH("\"bf16\": {\"enabled\": true},"), "data_types.param_dtype=bf16");
-    assert_true(self->check_grad_overflow);
-    job_destroy(self);
-}
-
-/* The warning about an approximate update is logged once, and only if the job asks for it. */
-static void delayed_update_warns(void **state)
-{
-    static const char *const wanted[] = {"approximate", NULL};
-    static const char *const idle[] = {"delayed_from_step has no effect", NULL};
-    uint32_t count;
-    count_logged(SMALL_WITH("\"schedule\": {\"update\": \"delayed_one_step\"},"), wanted, &count);
-    assert_int_equal(count, 1);
-    count_logged(SMALL_WITH("\"schedule\": {\"update\": \"in_next_forward\"},"), wanted, &count);
-    assert_int_equal(count, 0);
-    count_logged(SMALL_WITH("\"schedule\": {\"delayed_from_step\": 40},"), idle, &count);
-    assert_int_equal(count, 1);
-}
-
-static const char block_job[] = SMALL_WITH(
-    "\"quantization_config\": {\"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"nf4\", "
-    "\"llm_int8_skip_modules\": [\"lm_head\", \"multi_modal_projector\"]},");
-
-/* Each format of state is accepted. Moments that are not fp32 cause one warning, wherever the job
- * sets them. */
-static void state_formats_are_read(void **state)
-{
-    static const char bf16[] = SMALL_WITH("\"bf16\": {\"enabled\": true},");
-    static const char *const wanted[] = {"moments in bf16 are approximate", NULL};
-    uint32_t count;
-    job *self = read_good(SMALL_JOB, NULL);
-    assert_int_equal(self->state.master, TILE_FP32);
-    assert_int_equal(self->state.moments, TILE_FP32);
-    job_destroy(self);
-    self = read_good(bf16, "state.master=split");
-    assert_int_equal(self->state.master, TILE_LOW16);
-    assert_int_equal(self->state.moments, TILE_FP32);
-    job_destroy(self);
-    log_set_level(LOG_QUIET);
-    self = read_good(SMALL_JOB, "state.moments=8bit"); /* no dtype of parameters is needed */
-    assert_int_equal(self->state.moments, TILE_INT8);
-    job_destroy(self);
-    self = read_good(bf16, "state={\"moments\": \"bf16\", \"master\": \"split\"}");
-    assert_int_equal(self->state.master, TILE_LOW16);
-    assert_int_equal(self->state.moments, TILE_BF16);
-    job_destroy(self);
-    log_set_level(LOG_WARN);
-    count_logged(SMALL_WITH("\"state\": {\"moments\": \"bf16\"},"), wanted, &count);
-    assert_int_equal(count, 1);
-    count_logged(SMALL_WITH("\"bf16\": {\"enabled\": true, \"bf16_optimizer_states\": true},"),
-                 wanted, &count);
-    assert_int_equal(count, 1);
-    count_logged(SMALL_JOB, wanted, &count);
-    assert_int_equal(count, 0);
-}
-
-/* A job's quantization_config gives the formats. It may name modules that the model lacks, as those
- * of checkpoints do, and the rules of a job may not. */
-static void block_of_formats_is_read(void **state)
-{
-    job *self = read_good(block_job, NULL);
-    assert_int_equal(self->state.params, STORED_NF4);
-    assert_int_equal(self->state.rule_count, 1);
-    assert_string_equal(self->state.rules[0].tensors, "multi_modal_projector");
-    assert_int_equal(self->state.rules[0].format, STORED_WORKING);
-    assert_true(self->state.is_of_block && !self->state.is_of_checkpoint);
-    job_destroy(self);
-    self = read_good(SMALL_JOB, "state.params=nf4");
-    assert_false(self->state.is_of_block);
-    job_destroy(self);
-}
-
-static void machine_keys_are_read(void **state)
-{
-    job *self = read_good(SMALL_JOB, NULL);
-    assert_true(self->io.stuck_seconds == 30.0 && self->io.stop_seconds == 600.0);
-    assert_true(self->io.verify_reads && !self->io.polled_completions);
-    assert_int_equal(self->io.threads, 0);
-    assert_int_equal(self->update.threads, 0);
-    assert_string_equal(self->device.cores, "");
-    assert_int_equal(self->data.format, DATA_AUTO);
-    assert_int_equal(self->model.max_part_bytes, 0);
-    assert_false(self->run.paranoid);
-    job_destroy(self);
-    self = read_good(
-        SMALL_WITH(
-            "\"io\": {\"cores\": \"3\", \"stuck_seconds\": 0, \"verify_reads\": false,"
-            " \"polled_completions\": true},"
-            "\"debug\": {\"io\": {\"threads\": 4, \"stop_seconds\": 0.5}},"
-            "\"update\": {\"threads\": 6, \"cores\": \"0-7,16\"},"
-            "\"device\": {\"cores\": \"8-15\"},"
-            "\"tiers\": {\"place\": {\"rules\": [{\"units\": 1, \"kind\": \"inner_activations\","
-            " \"tier\": \"recompute\"}]}},"
-            "\"data\": {\"format\": \"text\"},"),
-        "run.paranoid=true");
-    assert_true(self->io.stuck_seconds == 0.0 && self->run.paranoid);
-    assert_true(self->io.stop_seconds == 0.5 && !self->io.verify_reads);
-    assert_true(self->io.polled_completions);
-    assert_int_equal(self->io.threads, 4);
-    assert_int_equal(self->update.threads, 6);
-    assert_string_equal(self->io.cores, "3");
-    assert_string_equal(self->update.cores, "0-7,16");
-    assert_string_equal(self->device.cores, "8-15");
-    assert_int_equal(self->tiers.rules[0].kind, STATE_INNER_ACTIVATIONS);
-    assert_int_equal(self->tiers.rules[0].tier, TIER_RECOMPUTE);
-    job_destroy(self);
-    static const char tokens[] =
-        "{\"model\": {\"family\": \"gpt2\", \"num_layers\": 2, \"hidden_size\": 64, "
-        "\"num_heads\": 4, \"seq_length\": 32, \"vocab_size\": 100, "
-        "\"max_part_bytes\": \"2MiB\"}, " SMALL_REST "}";
-    static const char *const formats[] = {"llmc", "u16", "u32", "megatron"};
-    for (int i = 0; i < 4; i++) {
-        char set[64];
-        snprintf(set, sizeof set, "data.format=%s", formats[i]);
-        self = read_good(tokens, set);
-        assert_int_equal(self->data.format, DATA_LLMC + i);
-        assert_int_equal(self->model.vocab_size, 100);
-        assert_int_equal(self->model.max_part_bytes, 2 << 20);
-        job_destroy(self);
-    }
-}
-
-static void llama_follows_its_rules(void **state)
-{
-    job *self = read_good("{\"model\": {\"family\": \"LLaMA\", \"num_layers\": 1, "
-                          "\"hidden_size\": 4096, \"num_heads\": 32, \"num_kv_heads\": 8, "
-                          "\"seq_length\": 16}, " SMALL_REST "}",
-                          NULL);
-    assert_string_equal(self->model.family, "llama");
-    assert_int_equal(self->model.ffn_size, 11008); /* as Llama 7B */
-    assert_int_equal(self->model.num_kv_heads, 8);
-    assert_false(self->model.tie_embeddings);
-    job_destroy(self);
-}
-
-static void what_learns_is_read(void **state)
-{
-    job *self = read_good(SMALL_JOB, NULL);
-    assert_false(self->train.is_given);
-    assert_int_equal(self->train.lora_rank, 0);
-    job_destroy(self);
-    self = read_good(SMALL_JOB, "train.only=[\"blocks.20-31\", \"blocks.5\", \"norms\"]");
-    assert_true(self->train.is_given && self->train.norms);
-    assert_false(self->train.all || self->train.embed || self->train.head);
-    assert_int_equal(self->train.range_count, 2);
-    assert_int_equal(self->train.blocks[0].first, 20);
-    assert_int_equal(self->train.blocks[0].last, 31);
-    assert_int_equal(self->train.blocks[1].first, 5);
-    assert_int_equal(self->train.blocks[1].last, 5);
-    job_destroy(self);
-    self = read_good(SMALL_JOB, "train.only=embed");
-    assert_true(self->train.is_given && self->train.embed);
-    job_destroy(self);
-    self = read_good(SMALL_JOB, "train.lora={}");
-    assert_false(self->train.is_given);
-    assert_int_equal(self->train.lora_rank, 8);
-    assert_true(self->train.lora_alpha == 8);
-    assert_true(self->train.lora_dropout == 0);
-    assert_int_equal(self->train.lora_target_count, 0);
-    job_destroy(self);
-    self = read_good(SMALL_JOB, "train.lora={\"rank\": 16, \"alpha\": 32, \"dropout\": 0.05, "
-                                "\"targets\": [\"q_proj\", \"down_proj\"]}");
-    assert_int_equal(self->train.lora_rank, 16);
-    assert_true(self->train.lora_alpha == 32);
-    assert_true(self->train.lora_dropout == 0.05);
-    assert_int_equal(self->train.lora_target_count, 2);
-    assert_string_equal(self->train.lora_targets[1], "down_proj");
-    job_destroy(self);
-}
-
-static void own_blocks_are_read(void **state)
-{
-    job *self = read_good(
-        "# a remark\n{" SMALL_MODEL ", /* // # */\n"
-        "\"data\": {\"train\": [\"a#b\", \"c//d\",], \"valid\": \"e/*f*/\", \"seed\": 7},\n"
-        "\"run\": {\"dir\": \"auto\", \"steps\": 5e2, \"eval_every\": 10, \"fresh\": true},\n"
-        "\"device\": {\"backend\": \"cpu\", \"threads\": 3},\n"
-        "\"tiers\": {\"device\": {\"budget\": \"1.5GiB\"}, \"host\": {\"budget\": 4096},\n"
-        "  \"nvme\": [{\"path\": \"/a\", \"budget\": \"2 GB\"}, {\"path\": \"/b\"}],\n"
-        "  \"place\": {\"optimizer\": \"nvme\", \"activations\": \"host\", \"rules\": [\n"
-        "    {\"units\": \"0-11\", \"kind\": \"params\", \"tier\": \"device\"},\n"
-        "    {\"units\": 3, \"kind\": \"grads\", \"tier\": \"host\"},\n"
-        "    {\"units\": \"all\", \"kind\": \"activations\", \"tier\": \"nvme\"}]}},\n"
-        "\"schedule\": {\"update\": \"in_next_forward\", \"tile_elems\": 65536},\n"
-        "\"debug\": {\"schedule\": {\"lookahead\": 4}},\n"
-        "\"io\": {\"backend\": \"pool\"},\n"
-        "\"train_batch_size\": 12, \"gradient_accumulation_steps\": 3,\n"
-        "\"bf16\": {\"enabled\": true}, // the end\n}\n",
-        NULL);
-    assert_int_equal(self->data.train.count, 2);
-    assert_string_equal(self->data.train.path[0], "a#b");
-    assert_string_equal(self->data.train.path[1], "c//d");
-    assert_string_equal(self->data.valid.path[0], "e/*f*/");
-    assert_int_equal(self->data.seed, 7);
-    assert_string_equal(self->run.dir, "auto");
-    assert_int_equal(self->run.steps, 500);
-    assert_true(self->run.fresh);
-    assert_string_equal(self->device.backend, "cpu");
-    assert_int_equal(self->device.threads, 3);
-    assert_int_equal(self->tiers.device_budget, 3ull << 29);
-    assert_int_equal(self->tiers.host_budget, 4096);
-    assert_int_equal(self->tiers.nvme_count, 2);
-    assert_int_equal(self->tiers.nvme[0].budget_bytes, 2000000000);
-    assert_string_equal(self->tiers.nvme[1].path, "/b");
-    assert_int_equal(self->tiers.place[STATE_PARAMS], TIER_AUTO);
-    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_NVME);
-    assert_int_equal(self->tiers.place[STATE_ACTIVATIONS], TIER_HOST);
-    assert_int_equal(self->tiers.rule_count, 3);
-    assert_int_equal(self->tiers.rules[0].unit_last, 11);
-    assert_int_equal(self->tiers.rules[0].kind, STATE_PARAMS);
-    assert_int_equal(self->tiers.rules[0].tier, TIER_DEVICE);
-    assert_int_equal(self->tiers.rules[1].unit_first, 3);
-    assert_int_equal(self->tiers.rules[1].unit_last, 3);
-    assert_int_equal(self->tiers.rules[2].unit_last, UINT32_MAX);
-    assert_int_equal(self->schedule.update, UPDATE_IN_NEXT_FORWARD);
-    assert_int_equal(self->schedule.tile_elems, 65536);
-    assert_int_equal(self->schedule.lookahead, 4);
-    assert_string_equal(self->io.backend, "pool");
-    assert_int_equal(self->micro_batch, 4);
-    assert_int_equal(self->grad_dtype, DTYPE_BF16);
-    assert_int_equal(job_check_for_training(self), 0);
-    job_destroy(self);
-}
+static const char block_job[] =
+    SMALL_WITH("'quantization_config': {'load_in_4bit': true, 'bnb_4bit_quant_type': 'nf4', "
+               "'llm_int8_skip_modules': ['lm_head', 'multi_modal_projector']},");
 
 /* A typical job of DeepSpeed: aliases, "auto", string booleans, deprecated keys, blocks that are
  * off. */
 static const char deepspeed_job[] =
-    "{" SMALL_MODEL ", \"run\": {\"dir\": \"r\"},\n"
-    "\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 4,\n"
-    "\"gradient_accumulation_steps\": \"auto\", \"steps_per_print\": 2000,\n"
-    "\"optimizer\": {\"type\": \"adam\", \"params\": {\"lr\": 2e-4, \"betas\": [0.8, 0.99],\n"
-    "  \"eps\": 1e-7, \"weight_decay\": 3e-7, \"adam_w_mode\": false}},\n"
-    "\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_min_lr\": 0,\n"
-    "  \"warmup_max_lr\": \"auto\", \"warmup_num_steps\": 10}},\n"
-    "\"bfloat16\": {\"enabled\": true}, \"fp16\": {\"enabled\": false, \"loss_scale\": 0},\n"
-    "\"data_types\": {\"grad_accum_dtype\": \"fp32\"}, \"amp\": {\"enabled\": false},\n"
-    "\"zero_optimization\": {\"stage\": 3, \"overlap_comm\": true, \"sub_group_size\": 5e8,\n"
-    "  \"stage3_model_persistence_threshold\": 9223372036854775807,\n"
-    "  \"prefetch_bucket_size\": \"auto\", \"offload_param\": {\"device\": \"cpu\"},\n"
-    "  \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"/nvme\",\n"
-    "     \"buffer_count\": 4, \"fast_init\": false}, \"zenflow\": null},\n"
-    "\"aio\": {\"single_submit\": \"false\", \"overlap_events\": \"true\", \"thread_count\": 1,\n"
-    "  \"block_size\": 262144, \"queue_depth\": 32},\n"
-    "\"activation_checkpointing\": {\"cpu_checkpointing\": true},\n"
-    "\"wandb\": {\"enabled\": false}, \"elasticity\": {\"enabled\": false, \"x\": 1},\n"
-    "\"wall_clock_breakdown\": false, \"dump_state\": true}";
+    "{" SMALL_MODEL
+    ", 'run': {'dir': 'r'},\n'train_batch_size': 32, 'train_micro_batch_size_per_gpu': "
+    "4,\n'gradient_accumulation_steps': 'auto', 'steps_per_print': 2000,\n'optimizer': {'type': "
+    "'adam', 'params': {'lr': 2e-4, 'betas': [0.8, 0.99],\n  'eps': 1e-7, 'weight_decay': 3e-7, "
+    "'adam_w_mode': false}},\n'scheduler': {'type': 'WarmupLR', 'params': {'warmup_min_lr': 0,\n  "
+    "'warmup_max_lr': 'auto', 'warmup_num_steps': 10}},\n'bfloat16': {'enabled': true}, 'fp16': "
+    "{'enabled': false, 'loss_scale': 0},\n'data_types': {'grad_accum_dtype': 'fp32'}, 'amp': "
+    "{'enabled': false},\n'zero_optimization': {'stage': 3, 'overlap_comm': true, "
+    "'sub_group_size': 5e8,\n  'stage3_model_persistence_threshold': 9223372036854775807,\n  "
+    "'prefetch_bucket_size': 'auto', 'offload_param': {'device': 'cpu'},\n  'offload_optimizer': "
+    "{'device': 'nvme', 'nvme_path': '/nvme',\n     'buffer_count': 4, 'fast_init': false}, "
+    "'zenflow': null},\n'aio': {'single_submit': 'false', 'overlap_events': 'true', "
+    "'thread_count': 1,\n  'block_size': 262144, 'queue_depth': 32},\n'activation_checkpointing': "
+    "{'cpu_checkpointing': true},\n'wandb': {'enabled': false}, 'elasticity': {'enabled': false, "
+    "'x': 1},\n'wall_clock_breakdown': false, 'dump_state': true}";
 
-static void deepspeed_file_works(void **state)
+static const char machine_job[] = SMALL_WITH(
+    "'io': {'cores': '3', 'stuck_seconds': 0, 'verify_reads': false, 'polled_completions': true},"
+    "'debug': {'io': {'threads': 4, 'stop_seconds': 0.5}},"
+    "'update': {'threads': 6, 'cores': '0-7,16'}, 'device': {'cores': '8-15'},"
+    "'tiers': {'place': {'rules': [{'units': 1, 'kind': 'inner_activations',"
+    " 'tier': 'recompute'}]}}, 'data': {'format': 'text'},");
+
+static const char own_blocks_job[] =
+    "# a remark\n{" SMALL_MODEL ", /* // # */\n"
+    "'data': {'train': ['a#b', 'c//d',], 'valid': 'e/*f*/', 'seed': 7},\n"
+    "'run': {'dir': 'auto', 'steps': 5e2, 'eval_every': 10, 'fresh': true},\n"
+    "'device': {'backend': 'cpu', 'threads': 3},\n"
+    "'tiers': {'device': {'budget': '1.5GiB'}, 'host': {'budget': 4096},\n"
+    "  'nvme': [{'path': '/a', 'budget': '2 GB'}, {'path': '/b'}],\n"
+    "  'place': {'optimizer': 'nvme', 'activations': 'host', 'rules': [\n"
+    "    {'units': '0-11', 'kind': 'params', 'tier': 'device'},\n"
+    "    {'units': 3, 'kind': 'grads', 'tier': 'host'},\n"
+    "    {'units': 'all', 'kind': 'activations', 'tier': 'nvme'}]}},\n"
+    "'schedule': {'update': 'in_next_forward', 'tile_elems': 65536},\n"
+    "'debug': {'schedule': {'lookahead': 4}}, 'io': {'backend': 'pool'},\n"
+    "'train_batch_size': 12, 'gradient_accumulation_steps': 3,\n"
+    "'bf16': {'enabled': true}, // the end\n}\n";
+
+#define BF16 SMALL_WITH("'bf16': {'enabled': true},")
+#define TOKENS                                                                                     \
+    "{'model': {'family': 'gpt2', 'num_layers': 2, 'hidden_size': 64, 'num_heads': 4, "            \
+    "'seq_length': 32, 'vocab_size': 100, 'max_part_bytes': '2MiB'}, " SMALL_REST "}"
+
+/* Jobs, a --set or NULL, and members of the job that follow. test_config_keys.h has DeepSpeed's keys
+ * one by one. */
+static const struct {
+    const char *text, *set;
+    struct field fields[ROW_FIELDS_MAX];
+} readings[] = {
+    /* defaults */
+    {SMALL_JOB,
+     NULL,
+     {FIELD_IS_TEXT(model.family, "gpt2"), FIELD(model.num_kv_heads, 4), FIELD(model.ffn_size, 256),
+      FIELD(model.vocab_size, 256), FIELD(model.tie_embeddings, true),
+      FIELD(model.rope_theta, 10000), FIELD(model.norm_epsilon, 1e-5), FIELD(model.init_std, 0.02),
+      FIELD(model.max_part_bytes, 0)}},
+    {SMALL_JOB,
+     NULL,
+     {FIELD(data.train.count, 0), FIELD_IS_TEXT(data.tokenizer, "bytes"), FIELD(data.seed, 1),
+      FIELD(data.format, DATA_AUTO), FIELD(run.steps, 1000), FIELD(run.seed, 1),
+      FIELD(run.commit_every, 50), FIELD(run.keep_every, 0), FIELD(run.keep_count, 0),
+      FIELD(run.log_every, 1), FIELD(run.fresh, false), FIELD(run.paranoid, false)}},
+    {SMALL_JOB,
+     NULL,
+     {FIELD_IS_TEXT(device.backend, "auto"), FIELD_IS_TEXT(device.cores, ""),
+      FIELD(tiers.nvme_count, 0), FIELD(tiers.place[STATE_PARAMS], TIER_AUTO),
+      FIELD(tiers.place[STATE_GRADS], TIER_AUTO), FIELD(tiers.place[STATE_OPTIMIZER], TIER_AUTO),
+      FIELD(tiers.place[STATE_ACTIVATIONS], TIER_AUTO),
+      FIELD(tiers.place[STATE_INNER_ACTIVATIONS], TIER_AUTO),
+      FIELD(schedule.order, ORDER_LAYER_MAJOR), FIELD(schedule.update, UPDATE_AUTO)}},
+    {SMALL_JOB,
+     NULL,
+     {FIELD_IS_TEXT(io.backend, "auto"), FIELD(io.block_bytes, 1048576), FIELD(io.queue_depth, 8),
+      FIELD(io.stuck_seconds, 30), FIELD(io.stop_seconds, 600), FIELD(io.verify_reads, true),
+      FIELD(io.polled_completions, false), FIELD(io.threads, 0), FIELD(update.threads, 0)}},
+    {SMALL_JOB,
+     NULL,
+     {FIELD(train_batch_size, 1), FIELD(accumulation, 1), FIELD(gradient_clipping, 1),
+      FIELD(type, DTYPE_FP32), FIELD(grad_dtype, DTYPE_FP32), FIELD(sub_group_size, 1000000000),
+      FIELD(train.is_given, false), FIELD(train.lora_rank, 0), FIELD(state.master, TILE_FP32),
+      FIELD(state.moments, TILE_FP32), FIELD(scheduler.type, JOB_SCHEDULE_NONE)}},
+    {SMALL_JOB,
+     NULL,
+     {FIELD(optimizer.decoupled, true), FIELD(optimizer.bias_correction, true),
+      FIELD(optimizer.lr, 1e-3), FIELD(optimizer.beta1, 0.9), FIELD(optimizer.beta2, 0.999),
+      FIELD(optimizer.epsilon, 1e-8), FIELD(optimizer.weight_decay, 0)}},
+    /* the keys of fp16, and what each mode of a step is called */
+    {SMALL_WITH("'fp16': {'enabled': true}, 'schedule': {'order': 'Batch_Major', 'update': "
+                "'delayed_one_step'},"),
+     "tiers.place.inner_activations=host",
+     {FIELD(type, DTYPE_FP16), FIELD(grad_dtype, DTYPE_FP16), FIELD(fp16.loss_scale, 0),
+      FIELD(fp16.min_loss_scale, 1), FIELD(fp16.initial_scale_power, 16),
+      FIELD(fp16.loss_scale_window, 1000), FIELD(fp16.hysteresis, 2),
+      FIELD(fp16.consecutive_hysteresis, false), FIELD(check_grad_overflow, true),
+      FIELD(schedule.order, ORDER_BATCH_MAJOR), FIELD(schedule.update, UPDATE_DELAYED_ONE_STEP),
+      FIELD(tiers.place[STATE_INNER_ACTIVATIONS], TIER_HOST)}},
+    /* A static scale makes the dynamic keys idle, as in DeepSpeed. */
+    {SMALL_WITH("'fp16': {'enabled': true, 'loss_scale': 128, 'loss_scale_window': 0, "
+                "'min_loss_scale': 0, 'hysteresis': 3, 'consecutive_hysteresis': true, "
+                "'initial_scale_power': 8},"),
+     "data_types.grad_accum_dtype=fp32",
+     {FIELD(fp16.loss_scale, 128), FIELD(fp16.hysteresis, 3), FIELD(fp16.initial_scale_power, 8),
+      FIELD(fp16.consecutive_hysteresis, true), FIELD(grad_dtype, DTYPE_FP32)}},
+    {SMALL_WITH("'bf16': {'enabled': true, 'check_grad_overflow': false}, 'gradient_clipping': 0,"),
+     "schedule.update=in_backward",
+     {FIELD(schedule.update, UPDATE_IN_BACKWARD), FIELD(check_grad_overflow, false)}},
+    {SMALL_WITH("'gradient_clipping': 0,"),
+     "schedule.update=in_backward",
+     {FIELD(type, DTYPE_FP32), FIELD(check_grad_overflow, false)}},
+    {BF16, "data_types.param_dtype=bf16", {FIELD(check_grad_overflow, true)}},
+    /* formats of state */
+    {BF16,
+     "state.master=split",
+     {FIELD(state.master, TILE_LOW16), FIELD(state.moments, TILE_FP32)}},
+    {SMALL_JOB, "state.moments=8bit", {FIELD(state.moments, TILE_INT8)}}, /* no dtype is needed */
+    {BF16,
+     "state={'moments': 'bf16', 'master': 'split'}",
+     {FIELD(state.master, TILE_LOW16), FIELD(state.moments, TILE_BF16)}},
+    /* A job's quantization_config gives the formats. It may name modules that the model lacks, as
+     * those of checkpoints do, and the rules of a job may not. */
+    {block_job,
+     NULL,
+     {FIELD(state.params, STORED_NF4), FIELD(state.rule_count, 1),
+      FIELD_IS_TEXT(state.rules[0].tensors, "multi_modal_projector"),
+      FIELD(state.rules[0].format, STORED_WORKING), FIELD(state.is_of_block, true),
+      FIELD(state.is_of_checkpoint, false)}},
+    {SMALL_JOB, "state.params=nf4", {FIELD(state.is_of_block, false)}},
+    /* the machine, and the form of data */
+    {machine_job,
+     "run.paranoid=true",
+     {FIELD(io.stuck_seconds, 0), FIELD(io.stop_seconds, 0.5), FIELD(io.verify_reads, false),
+      FIELD(io.polled_completions, true), FIELD(io.threads, 4), FIELD_IS_TEXT(io.cores, "3"),
+      FIELD(update.threads, 6), FIELD_IS_TEXT(update.cores, "0-7,16"),
+      FIELD_IS_TEXT(device.cores, "8-15"), FIELD(run.paranoid, true),
+      FIELD(tiers.rules[0].kind, STATE_INNER_ACTIVATIONS),
+      FIELD(tiers.rules[0].tier, TIER_RECOMPUTE)}},
+    {TOKENS,
+     "data.format=llmc",
+     {FIELD(data.format, DATA_LLMC), FIELD(model.vocab_size, 100),
+      FIELD(model.max_part_bytes, 2 << 20)}},
+    {TOKENS, "data.format=u16", {FIELD(data.format, DATA_LLMC + 1), FIELD(model.vocab_size, 100)}},
+    {TOKENS, "data.format=u32", {FIELD(data.format, DATA_LLMC + 2)}},
+    {TOKENS, "data.format=megatron", {FIELD(data.format, DATA_LLMC + 3)}},
+    {"{'model': {'family': 'LLaMA', 'num_layers': 1, 'hidden_size': 4096, 'num_heads': 32, "
+     "'num_kv_heads': 8, 'seq_length': 16}, " SMALL_REST "}",
+     NULL,
+     {FIELD_IS_TEXT(model.family, "llama"), FIELD(model.ffn_size, 11008), /* as Llama 7B */
+      FIELD(model.num_kv_heads, 8), FIELD(model.tie_embeddings, false)}},
+    /* what learns */
+    {SMALL_JOB,
+     "train.only=['blocks.20-31', 'blocks.5', 'norms']",
+     {FIELD(train.is_given, true), FIELD(train.norms, true), FIELD(train.all, false),
+      FIELD(train.embed, false), FIELD(train.head, false), FIELD(train.range_count, 2),
+      FIELD(train.blocks[0].first, 20), FIELD(train.blocks[0].last, 31),
+      FIELD(train.blocks[1].first, 5), FIELD(train.blocks[1].last, 5)}},
+    {SMALL_JOB, "train.only=embed", {FIELD(train.is_given, true), FIELD(train.embed, true)}},
+    {SMALL_JOB,
+     "train.lora={}",
+     {FIELD(train.is_given, false), FIELD(train.lora_rank, 8), FIELD(train.lora_alpha, 8),
+      FIELD(train.lora_dropout, 0), FIELD(train.lora_target_count, 0)}},
+    {SMALL_JOB,
+     "train.lora={'rank': 16, 'alpha': 32, 'dropout': 0.05, 'targets': ['q_proj', 'down_proj']}",
+     {FIELD(train.lora_rank, 16), FIELD(train.lora_alpha, 32), FIELD(train.lora_dropout, 0.05),
+      FIELD(train.lora_target_count, 2), FIELD_IS_TEXT(train.lora_targets[1], "down_proj")}},
+    /* Sluice's own blocks, with remarks */
+    {own_blocks_job,
+     NULL,
+     {FIELD(data.train.count, 2), FIELD_IS_TEXT(data.train.path[0], "a#b"),
+      FIELD_IS_TEXT(data.train.path[1], "c//d"), FIELD_IS_TEXT(data.valid.path[0], "e/*f*/"),
+      FIELD(data.seed, 7), FIELD_IS_TEXT(run.dir, "auto"), FIELD(run.steps, 500),
+      FIELD(run.fresh, true), FIELD_IS_TEXT(device.backend, "cpu"), FIELD(device.threads, 3)}},
+    {own_blocks_job,
+     NULL,
+     {FIELD(tiers.device_budget, 3ull << 29), FIELD(tiers.host_budget, 4096),
+      FIELD(tiers.nvme_count, 2), FIELD(tiers.nvme[0].budget_bytes, 2000000000),
+      FIELD_IS_TEXT(tiers.nvme[1].path, "/b"), FIELD(tiers.place[STATE_PARAMS], TIER_AUTO),
+      FIELD(tiers.place[STATE_OPTIMIZER], TIER_NVME),
+      FIELD(tiers.place[STATE_ACTIVATIONS], TIER_HOST)}},
+    {own_blocks_job,
+     NULL,
+     {FIELD(tiers.rule_count, 3), FIELD(tiers.rules[0].unit_last, 11),
+      FIELD(tiers.rules[0].kind, STATE_PARAMS), FIELD(tiers.rules[0].tier, TIER_DEVICE),
+      FIELD(tiers.rules[1].unit_first, 3), FIELD(tiers.rules[1].unit_last, 3),
+      FIELD(tiers.rules[2].unit_last, UINT32_MAX)}},
+    {own_blocks_job,
+     NULL,
+     {FIELD(schedule.update, UPDATE_IN_NEXT_FORWARD), FIELD(schedule.tile_elems, 65536),
+      FIELD(schedule.lookahead, 4), FIELD_IS_TEXT(io.backend, "pool"), FIELD(micro_batch, 4),
+      FIELD(grad_dtype, DTYPE_BF16)}},
+    /* DeepSpeed's */
+    {deepspeed_job,
+     NULL,
+     {FIELD(accumulation, 8), FIELD(run.log_every, 2000), FIELD(optimizer.decoupled, false),
+      FIELD(optimizer.lr, 2e-4), FIELD(optimizer.beta1, 0.8), FIELD(optimizer.beta2, 0.99),
+      FIELD(optimizer.weight_decay, 3e-7), FIELD(scheduler.type, JOB_WARMUP_LR),
+      FIELD(scheduler.warmup_max_lr_given, false), FIELD(type, DTYPE_BF16),
+      FIELD(grad_dtype, DTYPE_FP32), FIELD(zero_stage, 3)}},
+    {deepspeed_job,
+     NULL,
+     {FIELD(sub_group_size, 500000000), FIELD(tiers.place[STATE_OPTIMIZER], TIER_NVME),
+      FIELD(tiers.place[STATE_PARAMS], TIER_HOST), FIELD(tiers.place[STATE_ACTIVATIONS], TIER_HOST),
+      FIELD(tiers.place[STATE_GRADS], TIER_AUTO), FIELD(tiers.nvme_count, 1),
+      FIELD_IS_TEXT(tiers.nvme[0].path, "/nvme"), FIELD(io.block_bytes, 262144),
+      FIELD(io.queue_depth, 32)}},
+    {deepspeed_job,
+     "optimizer.params.adam_w_mode=null",
+     {FIELD(optimizer.decoupled, true)}}, /* the type Adam means AdamW */
+    {SMALL_WITH("'optimizer': {'type': 'adagrad'},"),
+     NULL,
+     {FIELD(optimizer.type, JOB_ADAGRAD), FIELD(optimizer.lr, 1e-2),
+      FIELD(optimizer.epsilon, 1e-10), FIELD(optimizer.decoupled, false),
+      FIELD(optimizer.bias_correction, false)}},
+    {SMALL_WITH("'optimizer': {'type': 'Lion', 'params': {'lr': 1e-4, 'betas': [0.95, 0.98], "
+                "'weight_decay': 0.5}},"),
+     NULL,
+     {FIELD(optimizer.type, JOB_LION), FIELD(optimizer.beta1, 0.95), FIELD(optimizer.beta2, 0.98),
+      FIELD(optimizer.lr, 1e-4), FIELD(optimizer.weight_decay, 0.5),
+      FIELD(optimizer.decoupled, true)}},
+    {SMALL_WITH("'optimizer': {'type': 'LION'},"),
+     NULL,
+     {FIELD(optimizer.lr, 1e-3), FIELD(optimizer.beta1, 0.9), FIELD(optimizer.beta2, 0.999)}},
+    {SMALL_WITH("'zero_optimization': {'cpu_offload': true, 'offload_param': {'device': 'none'}},"),
+     NULL,
+     {FIELD(tiers.place[STATE_OPTIMIZER], TIER_HOST),
+      FIELD(tiers.place[STATE_PARAMS], TIER_DEVICE)}},
+};
+
+static void jobs_are_read(void **state)
 {
-    job *self = read_good(deepspeed_job, NULL);
-    assert_int_equal(self->accumulation, 8);
-    assert_int_equal(self->run.log_every, 2000);
-    assert_false(self->optimizer.decoupled);
-    assert_true(self->optimizer.lr == 2e-4 && self->optimizer.beta1 == 0.8);
-    assert_true(self->optimizer.beta2 == 0.99 && self->optimizer.weight_decay == 3e-7);
-    assert_int_equal(self->scheduler.type, JOB_WARMUP_LR);
-    assert_false(self->scheduler.warmup_max_lr_given);
-    assert_int_equal(self->type, DTYPE_BF16);
-    assert_int_equal(self->grad_dtype, DTYPE_FP32);
-    assert_int_equal(self->zero_stage, 3);
-    assert_int_equal(self->sub_group_size, 500000000);
-    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_NVME);
-    assert_int_equal(self->tiers.place[STATE_PARAMS], TIER_HOST);
-    assert_int_equal(self->tiers.place[STATE_ACTIVATIONS], TIER_HOST);
-    assert_int_equal(self->tiers.place[STATE_GRADS], TIER_AUTO);
-    assert_int_equal(self->tiers.nvme_count, 1);
-    assert_string_equal(self->tiers.nvme[0].path, "/nvme");
-    assert_int_equal(self->io.block_bytes, 262144);
-    assert_int_equal(self->io.queue_depth, 32);
-    job_destroy(self);
+    log_set_level(LOG_QUIET); /* approximate updates and moments warn */
+    for (size_t i = 0; i < sizeof readings / sizeof readings[0]; i++) {
+        job *self = read_good(readings[i].text, readings[i].set);
+        check_fields(readings[i].fields, self, "reading", i);
+        job_destroy(self);
+    }
+    log_set_level(LOG_WARN);
+}
 
-    self = read_good(deepspeed_job, "optimizer.params.adam_w_mode=null");
-    assert_true(self->optimizer.decoupled); /* the type Adam means AdamW */
+static void training_needs_data(void **state)
+{
+    job *self = read_good(SMALL_JOB, NULL);
+    assert_string_equal(self->model.preset, "");
+    assert_error(job_check_for_training(self), ERR_CONFIG, "data.train");
     job_destroy(self);
-    self = read_good(SMALL_WITH("\"optimizer\": {\"params\": {\"torch_adam\": true}},"), NULL);
-    assert_true(self->optimizer.weight_decay == 0.01);
+    self = read_good(own_blocks_job, NULL);
+    assert_ok(job_check_for_training(self));
     job_destroy(self);
-    self = read_good(SMALL_WITH("\"optimizer\": {\"type\": \"adagrad\"},"), NULL);
-    assert_int_equal(self->optimizer.type, JOB_ADAGRAD);
-    assert_true(self->optimizer.lr == 1e-2 && self->optimizer.epsilon == 1e-10);
-    assert_true(!self->optimizer.decoupled && !self->optimizer.bias_correction);
-    job_destroy(self);
-    self = read_good(SMALL_WITH("\"optimizer\": {\"type\": \"Lion\", \"params\": {\"lr\": 1e-4, "
-                                "\"betas\": [0.95, 0.98], \"weight_decay\": 0.5}},"),
-                     NULL);
-    assert_int_equal(self->optimizer.type, JOB_LION);
-    assert_true(self->optimizer.beta1 == 0.95 && self->optimizer.beta2 == 0.98);
-    assert_true(self->optimizer.lr == 1e-4 && self->optimizer.weight_decay == 0.5);
-    assert_true(self->optimizer.decoupled);
-    job_destroy(self);
-    self = read_good(SMALL_WITH("\"optimizer\": {\"type\": \"LION\"},"), NULL);
-    assert_true(self->optimizer.lr == 1e-3 && self->optimizer.beta1 == 0.9);
-    assert_true(self->optimizer.beta2 == 0.999);
-    job_destroy(self);
-    self = read_good(SMALL_WITH("\"zero_optimization\": {\"cpu_offload\": true, "
-                                "\"offload_param\": {\"device\": \"none\"}},"),
-                     NULL);
-    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_HOST);
-    assert_int_equal(self->tiers.place[STATE_PARAMS], TIER_DEVICE);
+    self = read_good(SMALL_WITH("'data': {'train': 'x'},"), "run.eval_every=5");
+    assert_error(job_check_for_training(self), ERR_CONFIG, "data.valid");
     job_destroy(self);
 }
 
-/* A key without effect is named in the log once, with the reason. A key that is used, or that is
- * off, is not. */
-static void no_effect_is_logged(void **state)
+/* How often each text is logged when a job is read. A key without effect is named once, with the
+ * reason; a key that is used, or that is off, is not. What is approximate is said once, wherever the
+ * job asks for it. */
+static void the_log_names_what_it_must(void **state)
 {
-    static const char *const wanted[] = {"zero_optimization.overlap_comm",
-                                         "zero_optimization.offload_optimizer.buffer_count",
-                                         "planned from the budgets in tiers",
-                                         "aio.intra_op_parallelism",
-                                         "dump_state",
-                                         "wandb.enabled",
-                                         "queue_depth,",
-                                         "amp",
-                                         "elasticity",
-                                         "prefetch_bucket_size", /* also where it is "auto" */
-                                         NULL};
-    static const uint32_t expected[] = {1, 1, 1, 1, 1, 1, 0, 0, 0, 1};
-    uint32_t counts[sizeof expected / sizeof expected[0]];
-    assert_true(count_logged(deepspeed_job, wanted, counts) > 0);
-    for (size_t i = 0; wanted[i]; i++) {
-        if (counts[i] != expected[i])
-            fail_msg("\"%s\" is logged %u times", wanted[i], counts[i]);
+    static const struct {
+        const char *text, *says;
+        uint32_t count;
+    } rows[] = {
+        {SMALL_WITH("'schedule': {'update': 'delayed_one_step'},"), "approximate", 1},
+        {SMALL_WITH("'schedule': {'update': 'in_next_forward'},"), "approximate", 0},
+        {SMALL_WITH("'schedule': {'delayed_from_step': 40},"), "delayed_from_step has no effect",
+         1},
+        {SMALL_WITH("'state': {'moments': 'bf16'},"), "moments in bf16 are approximate", 1},
+        {SMALL_WITH("'bf16': {'enabled': true, 'bf16_optimizer_states': true},"),
+         "moments in bf16 are approximate", 1},
+        {SMALL_JOB, "", 0},
+        {deepspeed_job, "zero_optimization.overlap_comm", 1},
+        {deepspeed_job, "zero_optimization.offload_optimizer.buffer_count", 1},
+        {deepspeed_job, "planned from the budgets in tiers", 1},
+        {deepspeed_job, "aio.intra_op_parallelism", 1},
+        {deepspeed_job, "dump_state", 1},
+        {deepspeed_job, "wandb.enabled", 1},
+        {deepspeed_job, "queue_depth,", 0},
+        {deepspeed_job, "amp", 0},
+        {deepspeed_job, "elasticity", 0},
+        {deepspeed_job, "prefetch_bucket_size", 1}, /* also where it is "auto" */
+    };
+    static char log[TEST_LOG_BYTES];
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        size_t bytes = read_logged(rows[i].text, NULL, log);
+        uint32_t count = 0;
+        for (const char *at = log; *rows[i].says && (at = strstr(at, rows[i].says)); at++)
+            count++;
+        if (count != rows[i].count || (!*rows[i].says && bytes > 0))
+            fail_msg("case %zu: \"%s\" is logged %u times: %s", i, rows[i].says, count, log);
     }
-    assert_int_equal(count_logged(SMALL_JOB, wanted, counts), 0);
 }
 
 static void set_overrides(void **state)
@@ -447,8 +318,8 @@ static void set_overrides(void **state)
         "gradient_clipping=0",
         "model.preset=null",
     };
-    const char *text = SMALL_WITH("\"optimizer\": {\"params\": {\"betas\": [0.1, 0.2]}},"
-                                  "\"bf16\": {\"enabled\": false}, \"gradient_clipping\": -5,");
+    const char *text = quoted(SMALL_WITH("'optimizer': {'params': {'betas': [0.1, 0.2]}},'bf16': "
+                                         "{'enabled': false}, 'gradient_clipping': -5,"));
     write_job(text, strlen(text));
     job *self;
     assert_ok(job_read(test_file, NULL, set, sizeof set / sizeof set[0], 1, &self));
@@ -479,24 +350,23 @@ static void keep_is_read(void **state)
         {"", "run.keep=1e3", 1000, 0, {0}},
         {"", "run.keep=2000", 2000, 0, {0}}, /* a later run.steps may reach it */
         {"", "run.keep=0", 0, 0, {0}},
-        {", \"keep\": 100", "run.keep=null", 0, 0, {0}},
-        {", \"keep\": \"auto\"", NULL, 0, 0, {0}},
-        {", \"keep\": 100", "run.keep=[]", 0, 0, {0}},
-        {", \"commit_every\": 1", "run.keep=[1,2]", 0, 2, {1, 2}},
-        {", \"keep\": [250, 50, 150]", NULL, 0, 3, {50, 150, 250}},
-        {", \"keep\": [250, 50, 250, 50]", "run.keep.1=5e1", 0, 2, {50, 250}},
-        {", \"keep\": [50]", "run.keep.1=1000", 0, 2, {50, 1000}},
-        {", \"steps\": 999", "run.keep=[50, 999]", 0, 2, {50, 999}},
-        {", \"steps\": 999", "run.keep=999", 999, 0, {0}},
-        {", \"keep\": 100", "run.keep=[100]", 0, 1, {100}},
-        {", \"keep\": [100]", "run.keep=50", 50, 0, {0}},
-        {", \"commit_every\": 0", "run.keep=0", 0, 0, {0}},
+        {", 'keep': 100", "run.keep=null", 0, 0, {0}},
+        {", 'keep': 'auto'", NULL, 0, 0, {0}},
+        {", 'keep': 100", "run.keep=[]", 0, 0, {0}},
+        {", 'commit_every': 1", "run.keep=[1,2]", 0, 2, {1, 2}},
+        {", 'keep': [250, 50, 150]", NULL, 0, 3, {50, 150, 250}},
+        {", 'keep': [250, 50, 250, 50]", "run.keep.1=5e1", 0, 2, {50, 250}},
+        {", 'keep': [50]", "run.keep.1=1000", 0, 2, {50, 1000}},
+        {", 'steps': 999", "run.keep=[50, 999]", 0, 2, {50, 999}},
+        {", 'steps': 999", "run.keep=999", 999, 0, {0}},
+        {", 'keep': 100", "run.keep=[100]", 0, 1, {100}},
+        {", 'keep': [100]", "run.keep=50", 50, 0, {0}},
+        {", 'commit_every': 0", "run.keep=0", 0, 0, {0}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char text[512];
         snprintf(text, sizeof text,
-                 "{" SMALL_MODEL ", \"run\": {\"dir\": \"d\"%s}, "
-                 "\"train_micro_batch_size_per_gpu\": 1}",
+                 "{" SMALL_MODEL ", 'run': {'dir': 'd'%s}, 'train_micro_batch_size_per_gpu': 1}",
                  cases[i].run);
         job *self = read_good(text, cases[i].set);
         assert_int_equal(self->run.keep_every, cases[i].every);
@@ -515,9 +385,9 @@ static void text_round_trips(void **state)
     } cases[] = {
         {SMALL_JOB, NULL},
         {deepspeed_job, "optimizer.params.lr=0.00012345678901234567"},
-        {"{\"model\": {\"preset\": \"gpt2-1.5b\", \"seq_length\": 512}, " SMALL_REST "}",
+        {"{'model': {'preset': 'gpt2-1.5b', 'seq_length': 512}, " SMALL_REST "}",
          "tiers.nvme.0.path=/x"},
-        {"{\"model\": {\"preset\": \"llama-8b\", \"num_layers\": null}, " SMALL_REST "}", NULL},
+        {"{'model': {'preset': 'llama-8b', 'num_layers': null}, " SMALL_REST "}", NULL},
         {SMALL_JOB, "run.keep=[100, 50, 1000]"},
         {block_job, NULL},
     };
@@ -546,7 +416,7 @@ static void long_files_are_read(void **state)
     char *text = mem_alloc(bytes, 1, "test text");
     assert_non_null(text);
     memset(text, ' ', bytes);
-    memcpy(text + bytes - job_bytes, SMALL_JOB, job_bytes);
+    memcpy(text + bytes - job_bytes, quoted(SMALL_JOB), job_bytes);
     write_job(text, bytes);
     mem_free(text);
     job *self;
@@ -567,14 +437,10 @@ static void comments_keep_places(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults_hold),          cmocka_unit_test(llama_follows_its_rules),
-        cmocka_unit_test(modes_are_read),         cmocka_unit_test(delayed_update_warns),
-        cmocka_unit_test(state_formats_are_read), cmocka_unit_test(block_of_formats_is_read),
-        cmocka_unit_test(machine_keys_are_read),  cmocka_unit_test(what_learns_is_read),
-        cmocka_unit_test(own_blocks_are_read),    cmocka_unit_test(deepspeed_file_works),
-        cmocka_unit_test(set_overrides),          cmocka_unit_test(no_effect_is_logged),
-        cmocka_unit_test(text_round_trips),       cmocka_unit_test(comments_keep_places),
-        cmocka_unit_test(keep_is_read),           cmocka_unit_test(long_files_are_read),
+        cmocka_unit_test(jobs_are_read),    cmocka_unit_test(training_needs_data),
+        cmocka_unit_test(set_overrides),    cmocka_unit_test(the_log_names_what_it_must),
+        cmocka_unit_test(text_round_trips), cmocka_unit_test(comments_keep_places),
+        cmocka_unit_test(keep_is_read),     cmocka_unit_test(long_files_are_read),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }

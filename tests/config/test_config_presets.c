@@ -75,8 +75,7 @@ static void published_sizes(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char text[512];
-        snprintf(text, sizeof text, "{\"model\": {\"preset\": \"%s\"}, " SMALL_REST "}",
-                 cases[i].name);
+        snprintf(text, sizeof text, "{'model': {'preset': '%s'}, " SMALL_REST "}", cases[i].name);
         job *self = read_good(text, NULL);
         assert_string_equal(self->model.preset, cases[i].name);
         assert_int_equal(param_count(&self->model), cases[i].params);
@@ -101,7 +100,7 @@ static void sizes_as_named(void **state)
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char text[512], *end;
-        snprintf(text, sizeof text, "{\"model\": {\"preset\": \"%s\"}, " SMALL_REST "}", names[i]);
+        snprintf(text, sizeof text, "{'model': {'preset': '%s'}, " SMALL_REST "}", names[i]);
         job *self = read_good(text, NULL);
         const struct job_model *m = &self->model;
         double named = strtod(strrchr(names[i], '-') + 1, &end);
@@ -121,9 +120,8 @@ static void sizes_as_named(void **state)
 
 static void keys_override(void **state)
 {
-    job *self =
-        read_good("{\"model\": {\"seq_length\": 256, \"preset\": \"llama-1b\"}, " SMALL_REST "}",
-                  "model.num_layers=3");
+    job *self = read_good("{'model': {'seq_length': 256, 'preset': 'llama-1b'}, " SMALL_REST "}",
+                          "model.num_layers=3");
     assert_int_equal(self->model.seq_length, 256);
     assert_int_equal(self->model.num_layers, 3);
     assert_int_equal(self->model.vocab_size, 128256);
@@ -135,15 +133,15 @@ static void write_file(const char *path, const char *text)
 {
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
-    assert_true(fputs(text, file) >= 0);
+    assert_true(fputs(quoted(text), file) >= 0);
     assert_int_equal(fclose(file), 0);
 }
 
 /* $SLUICE_CONFIG_DIR goes before the built-in place, the job's directory after it. */
 static void places_in_order(void **state)
 {
-    static const char preset[] = "{\"family\": \"gpt2\", \"num_layers\": 1, \"hidden_size\": 8, "
-                                 "\"num_heads\": 1, \"seq_length\": 9, // mine\n}";
+    static const char preset[] = "{'family': 'gpt2', 'num_layers': 1, 'hidden_size': 8, "
+                                 "'num_heads': 1, 'seq_length': 9, // mine\n}";
     char models[96], first[128], beside[128], all[128];
     snprintf(models, sizeof models, "%s/models", test_dir);
     snprintf(first, sizeof first, "%s/gpt2-124m.json", models);
@@ -151,7 +149,7 @@ static void places_in_order(void **state)
     assert_int_equal(mkdir(models, 0700), 0);
     write_file(first, preset);
     write_file(beside, preset);
-    static const char standard[] = "{\"model\": {\"preset\": \"gpt2-124m\"}, " SMALL_REST "}";
+    static const char standard[] = "{'model': {'preset': 'gpt2-124m'}, " SMALL_REST "}";
     job *self = read_good(standard, NULL);
     assert_int_equal(self->model.hidden_size, 768);
     job_destroy(self);
@@ -161,22 +159,22 @@ static void places_in_order(void **state)
     job_destroy(self);
     /* a file of its own goes before a member of models.json */
     snprintf(all, sizeof all, "%s/models.json", test_dir);
-    write_file(all, "{\"gpt2-124m\": {}, \"other\": {\"family\": \"llama\", \"num_layers\": 3, "
-                    "\"hidden_size\": 8, \"num_heads\": 1, \"seq_length\": 9}}");
+    write_file(all, "{'gpt2-124m': {}, 'other': {'family': 'llama', 'num_layers': 3, "
+                    "'hidden_size': 8, 'num_heads': 1, 'seq_length': 9}}");
     self = read_good(standard, NULL);
     assert_int_equal(self->model.hidden_size, 8);
     job_destroy(self);
-    self = read_good("{\"model\": {\"preset\": \"other\"}, " SMALL_REST "}", NULL);
+    self = read_good("{'model': {'preset': 'other'}, " SMALL_REST "}", NULL);
     assert_int_equal(self->model.num_layers, 3);
     job_destroy(self);
-    assert_error(read_text("{\"model\": {\"preset\": \"othr\"}, " SMALL_REST "}", NULL, &self),
+    assert_error(read_text("{'model': {'preset': 'othr'}, " SMALL_REST "}", NULL, &self),
                  ERR_CONFIG, "the nearest is \"other\"");
     unsetenv("SLUICE_CONFIG_DIR");
-    self = read_good("{\"model\": {\"preset\": \"mine\"}, " SMALL_REST "}", NULL);
+    self = read_good("{'model': {'preset': 'mine'}, " SMALL_REST "}", NULL);
     assert_int_equal(self->model.seq_length, 9);
     job_destroy(self);
-    write_file(beside, "{\"family\": \"gpt2\", \"num_layer\": 1}");
-    assert_error(read_text("{\"model\": {\"preset\": \"mine\"}, " SMALL_REST "}", NULL, &self),
+    write_file(beside, "{'family': 'gpt2', 'num_layer': 1}");
+    assert_error(read_text("{'model': {'preset': 'mine'}, " SMALL_REST "}", NULL, &self),
                  ERR_CONFIG, "mine.json: model.num_layer: ");
     assert_non_null(strstr(err_text(), "\"num_layers\""));
     assert_int_equal(unlink(first) | unlink(beside) | unlink(all) | rmdir(models), 0);
@@ -188,9 +186,9 @@ static job *read_finetune(const char *path)
     char config[128], model[128];
     snprintf(config, sizeof config, "%s/config.json", test_dir);
     snprintf(model, sizeof model, "model.hf=%s", test_dir);
-    write_file(config, "{\"model_type\": \"qwen3\", \"vocab_size\": 256, \"hidden_size\": 64, "
-                       "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
-                       "\"num_key_value_heads\": 2, \"intermediate_size\": 96}");
+    write_file(config,
+               "{'model_type': 'qwen3', 'vocab_size': 256, 'hidden_size': 64, 'num_hidden_layers': "
+               "2, 'num_attention_heads': 4, 'num_key_value_heads': 2, 'intermediate_size': 96}");
     const char *const sets[] = {model};
     job *self;
     int rc = job_read(path, NULL, sets, 1, 1, &self);

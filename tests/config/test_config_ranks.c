@@ -7,7 +7,8 @@
 /* Does the same as read_text, for `world` ranks. */
 static int read_ranks(const char *text, const char *set, uint32_t world, job **out)
 {
-    return job_read("job", text, &set, set ? 1 : 0, world, out);
+    set = quoted(set);
+    return job_read("job", quoted(text), &set, set ? 1 : 0, world, out);
 }
 
 static void refused(const char *text, const char *set, uint32_t world, const char *says)
@@ -37,11 +38,11 @@ static void batches_are_dealt_out(void **state)
         SMALL_JOB, "train_batch_size=3", 4,
         "train_batch_size: 3 is smaller than what 4 ranks with micro-batches of 1 need: each rank "
         "takes at least one sequence a step; raise train_batch_size to 4 or start 3 ranks");
-    refused(SMALL_WITH("\"train_batch_size\": 5,"), "train_micro_batch_size_per_gpu=2", 3,
+    refused(SMALL_WITH("'train_batch_size': 5,"), "train_micro_batch_size_per_gpu=2", 3,
             "raise train_batch_size to 6 or start 2 ranks");
-    refused(SMALL_WITH("\"train_batch_size\": 1,"), "train_micro_batch_size_per_gpu=2", 3,
+    refused(SMALL_WITH("'train_batch_size': 1,"), "train_micro_batch_size_per_gpu=2", 3,
             "raise train_batch_size to 6 or make the micro-batch smaller");
-    refused(SMALL_WITH("\"gradient_accumulation_steps\": 2,"), "train_batch_size=7", 4,
+    refused(SMALL_WITH("'gradient_accumulation_steps': 2,"), "train_batch_size=7", 4,
             "micro-batches of 1, 2 of them in a step need: each rank takes at least one sequence a "
             "step; raise train_batch_size to 8 or start 3 ranks");
     refused(SMALL_JOB, "train_batch_size=6", 4, "batch_size_per_gpu 1 times 4 ranks");
@@ -82,12 +83,12 @@ static const struct {
     {"use_data_before_expert_parallelism=true", "model.expert_parallel_size", {0}},
     {"activation_checkpointing.partition_activations=true", "whose batch", {0}},
     {"sequence_parallel_size=1", "data alone", {0}},
-    {"tensor_parallel={\"autotp_size\": 1}", "data alone", {0}},
-    {"pipeline={\"stages\": \"auto\"}", "data alone", {0}},
-    {"expert_parallel={\"enabled\": false}", "model.expert_parallel_size", {0}},
+    {"tensor_parallel={'autotp_size': 1}", "data alone", {0}},
+    {"pipeline={'stages': 'auto'}", "data alone", {0}},
+    {"expert_parallel={'enabled': false}", "model.expert_parallel_size", {0}},
 };
 
-static const char stage_3[] = SMALL_WITH("\"zero_optimization\": {\"stage\": 3},");
+static const char stage_3[] = SMALL_WITH("'zero_optimization': {'stage': 3},");
 
 /* Reads a job for `world` ranks and collects what is logged. */
 static void read_ranks_logged(const char *text, const char *set, uint32_t world,
@@ -156,10 +157,10 @@ static void wrong_for_ranks(void **state)
         const char *set, *says;
     } rows[] = {
         {"sequence_parallel_size=2", "lower model.seq_length"},
-        {"tensor_parallel={\"autotp_size\": 2}", "not built for 2 ranks"},
-        {"tensor_parallel={\"tp\": {\"tp_size\": 4}}", "not built for 2 ranks"},
-        {"pipeline={\"stages\": 2}", "not built for 2 ranks"},
-        {"expert_parallel={\"size\": 2}", "model.expert_parallel_size"},
+        {"tensor_parallel={'autotp_size': 2}", "not built for 2 ranks"},
+        {"tensor_parallel={'tp': {'tp_size': 4}}", "not built for 2 ranks"},
+        {"pipeline={'stages': 2}", "not built for 2 ranks"},
+        {"expert_parallel={'size': 2}", "model.expert_parallel_size"},
         {"gradient_allreduce_op=sum", "\"sum\" is not built for 2 ranks"},
         {"comm.backend=gloo", "none of auto|mpi|staged|nccl"},
         {"comm.timeout_seconds=1", "must be in [2,86400]"},
@@ -176,9 +177,9 @@ static void stage_3_keys_need_stage_3(void **state)
 {
     static char log[TEST_LOG_BYTES];
     read_ranks_logged(SMALL_JOB, "zero_optimization.stage3_max_live_parameters=1e6", 2, log);
-    assert_non_null(strstr(log,
-                           "no effect here: zero_optimization.stage3_max_live_parameters (it is "
-                           "about the parameters that zero_optimization.stage 3 partitions)"));
+    assert_non_null(
+        strstr(log, "no effect here: zero_optimization.stage3_max_live_parameters (it is about the "
+                    "parameters that zero_optimization.stage 3 partitions)"));
 }
 
 static void drives_of_ranks(void **state)
@@ -190,31 +191,30 @@ static void drives_of_ranks(void **state)
     char set[128];
     job *self;
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
-        snprintf(set, sizeof set, "tiers.nvme=[{\"path\": \"%s\"}]", good[i]);
+        snprintf(set, sizeof set, "tiers.nvme=[{'path': '%s'}]", good[i]);
         assert_int_equal(read_ranks(SMALL_JOB, set, 2, &self), 0);
         assert_string_equal(self->tiers.nvme[0].path, good[i]); /* each rank puts in its own */
         job_destroy(self);
     }
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-        snprintf(set, sizeof set, "tiers.nvme=[{\"path\": \"%s\"}]", wrong[i]);
+        snprintf(set, sizeof set, "tiers.nvme=[{'path': '%s'}]", wrong[i]);
         refused(SMALL_JOB, set, 2, "{rank}, {local_rank}, {host}");
     }
     refused(SMALL_JOB,
-            "zero_optimization.offload_param={\"device\": \"nvme\", \"nvme_path\": \"/m/{gpu}\"}",
-            1, "zero_optimization.offload_param.nvme_path: \"{gpu}\" is none of the placeholders");
+            "zero_optimization.offload_param={'device': 'nvme', 'nvme_path': '/m/{gpu}'}", 1,
+            "zero_optimization.offload_param.nvme_path: \"{gpu}\" is none of the placeholders");
 }
 
 static void other_ranks_are_a_change(void **state)
 {
-    static const char text[] = SMALL_WITH("\"train_batch_size\": 12,");
+    static const char text[] = SMALL_WITH("'train_batch_size': 12,");
     char told[512];
     job *was, *is;
     assert_int_equal(read_ranks(text, NULL, 4, &was), 0);
     assert_int_equal(read_ranks(text, "communication_data_type=bf16", 2, &is), 0);
     assert_int_equal(job_list_changes(was, is, 1, told, sizeof told), 2);
-    assert_string_equal(told,
-                        "the number of ranks was 4 and is 2; communication_data_type was fp32 and "
-                        "is bf16");
+    assert_string_equal(
+        told, "the number of ranks was 4 and is 2; communication_data_type was fp32 and is bf16");
     job_destroy(is);
     assert_int_equal(read_ranks(text, "train_batch_size=6", 1, &is), 0);
     assert_int_equal(job_list_changes(was, is, 1, told, sizeof told), 2);
@@ -228,8 +228,8 @@ static void other_ranks_are_a_change(void **state)
 static void others_read_the_text(void **state)
 {
     job *first, *other;
-    static const char text[] = SMALL_WITH("\"zero_optimization\": {\"stage\": 3}, // a remark\n"
-                                          "\"train_batch_size\": 12,");
+    static const char text[] =
+        SMALL_WITH("'zero_optimization': {'stage': 3}, // a remark\n'train_batch_size': 12,");
     assert_int_equal(read_ranks(text, "run.seed=7", 3, &first), 0);
     assert_int_equal(job_read("job", first->text, NULL, 0, 3, &other), 0);
     assert_jobs_equal(first, other);
@@ -240,6 +240,7 @@ static void others_read_the_text(void **state)
 
 static double peek(const char *text, const char *set)
 {
+    text = quoted(text);
     write_job(text, strlen(text));
     return job_peek_timeout(test_file, NULL, &set, set ? 1 : 0);
 }
@@ -247,7 +248,7 @@ static double peek(const char *text, const char *set)
 /* The timeout is known before the job is read. What is wrong with a job is said later. */
 static void the_timeout_is_known_early(void **state)
 {
-    static const char given[] = SMALL_WITH("\"comm\": {\"timeout_seconds\": 12}, // a remark\n");
+    static const char given[] = SMALL_WITH("'comm': {'timeout_seconds': 12}, // a remark\n");
     static const char set[] = "comm.timeout_seconds=7.5", *const sets[] = {set};
     assert_true(peek(SMALL_JOB, NULL) == 300.0);
     assert_true(peek(given, NULL) == 12.0);
@@ -255,7 +256,7 @@ static void the_timeout_is_known_early(void **state)
     assert_true(peek(given, "train_batch_size=none") == 12.0); /* wrong, which is said later */
     assert_true(peek(given, "comm.timeout_seconds=1e9") == 300.0);
     assert_true(peek(given, "comm=3") == 300.0);
-    assert_true(peek("{\"comm\": ", set) == 7.5);
+    assert_true(peek("{'comm': ", set) == 7.5);
     assert_true(peek("[]", NULL) == 300.0);
     assert_true(job_peek_timeout("-", NULL, sets, 1) == 7.5);
     assert_true(job_peek_timeout("no/such/file.json", NULL, sets, 1) == 7.5);

@@ -64,7 +64,7 @@ static void deepspeed_agrees(void **state)
     log_set_level(LOG_QUIET); /* totals below the warm-up and replaced betas warn */
     json_array_foreach(json_object_get(fixture, "cases"), idx, item)
     {
-        json_t *document = json_loads(SMALL_JOB, 0, NULL);
+        json_t *document = json_loads(quoted(SMALL_JOB), 0, NULL);
         json_object_set(document, "scheduler", json_object_get(item, "scheduler"));
         json_object_set(document, "optimizer", json_object_get(item, "optimizer"));
         char *text = json_dumps(document, 0), *what = NULL;
@@ -140,9 +140,8 @@ static void known_points(void **state)
 static void schedulers_are_read(void **state)
 {
     job *self = read_good(
-        SMALL_WITH("\"optimizer\": {\"type\": \"adagrad\"}, \"scheduler\": {\"type\": \"OneCycle\","
-                   "\"params\": {\"cycle_min_lr\": 1e-4, \"cycle_max_lr\": 1e-3,"
-                   "\"cycle_momentum\": false}},"),
+        SMALL_WITH("'optimizer': {'type': 'adagrad'}, 'scheduler': {'type': 'OneCycle','params': "
+                   "{'cycle_min_lr': 1e-4, 'cycle_max_lr': 1e-3,'cycle_momentum': false}},"),
         NULL);
     assert_false(self->scheduler.cycle.momentum);
     assert_int_equal(self->scheduler.cycle.first_step_size, 2000);
@@ -150,25 +149,24 @@ static void schedulers_are_read(void **state)
     assert_true(self->optimizer.lr == 1e-2);
     job_destroy(self);
     log_set_level(LOG_QUIET);
-    self = read_good(
-        SMALL_WITH("\"optimizer\": {\"type\": \"adagrad\"}, \"scheduler\": {\"type\": \"OneCycle\","
-                   "\"params\": {\"cycle_min_lr\": 1e-4, \"cycle_max_lr\": 1e-3}},"),
-        NULL);
+    self =
+        read_good(SMALL_WITH("'optimizer': {'type': 'adagrad'}, 'scheduler': {'type': "
+                             "'OneCycle','params': {'cycle_min_lr': 1e-4, 'cycle_max_lr': 1e-3}},"),
+                  NULL);
     assert_false(self->scheduler.cycle.momentum); /* there is none */
     job_destroy(self);
     log_set_level(LOG_WARN);
-    self = read_good(
-        SMALL_WITH("\"optimizer\": {\"type\": \"LION\"}, \"scheduler\": {\"type\": \"OneCycle\","
-                   "\"params\": {\"cycle_min_lr\": 1e-4, \"cycle_max_lr\": 1e-3}},"),
-        NULL);
+    self =
+        read_good(SMALL_WITH("'optimizer': {'type': 'LION'}, 'scheduler': {'type': "
+                             "'OneCycle','params': {'cycle_min_lr': 1e-4, 'cycle_max_lr': 1e-3}},"),
+                  NULL);
     assert_true(job_momentum(self, 1) == 0.8 && self->optimizer.beta2 == 0.99);
     job_destroy(self);
     /* Values that a trainer above DeepSpeed would put in the place of "auto". */
     self = read_good(
-        SMALL_WITH(
-            "\"optimizer\": {\"params\": {\"lr\": 2e-5}}, \"scheduler\": {\"type\": "
-            "\"WarmupDecayLR\", \"params\": {\"warmup_min_lr\": \"auto\", \"warmup_max_lr\": "
-            "\"auto\", \"warmup_num_steps\": 10, \"total_num_steps\": \"auto\"}},"),
+        SMALL_WITH("'optimizer': {'params': {'lr': 2e-5}}, 'scheduler': {'type': 'WarmupDecayLR', "
+                   "'params': {'warmup_min_lr': 'auto', 'warmup_max_lr': 'auto', "
+                   "'warmup_num_steps': 10, 'total_num_steps': 'auto'}},"),
         "run.steps=321");
     assert_int_equal(self->scheduler.total_num_steps, 321);
     assert_false(self->scheduler.warmup_max_lr_given);

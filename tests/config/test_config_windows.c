@@ -5,74 +5,64 @@
 #include "tests/config/test_config_hf.h"
 
 static const struct right_case right[] = {
-    {"\"model_type\": \"mistral\", " SIZES ", \"num_key_value_heads\": 4, \"sliding_window\": 128",
+    {"mistral 'num_key_value_heads': 4, 'sliding_window': 128",
      {FIELD(model.head_dim, 12), FIELD(model.seq_length, 1024), FIELD(model.window, 128),
       FIELD_IS_TEXT(model.window_pattern, "")}},
-    {"\"model_type\": \"mistral\", " SIZES ", \"num_key_value_heads\": 4",
-     {FIELD(model.window, 4096)}},
-    {"\"model_type\": \"qwen2\", " SIZES ", \"num_key_value_heads\": null, "
-     "\"use_sliding_window\": true, \"sliding_window\": 128, \"max_window_layers\": 3",
+    {"mistral 'num_key_value_heads': 4", {FIELD(model.window, 4096)}},
+    {"qwen2 'num_key_value_heads': null, 'use_sliding_window': true, 'sliding_window': 128, "
+     "'max_window_layers': 3",
      {FIELD(model.num_kv_heads, 4), FIELD(model.window, 0)}},
-    {"\"model_type\": \"qwen2\", " SIZES ", \"num_key_value_heads\": 2, "
-     "\"use_sliding_window\": true, \"sliding_window\": 128, \"max_window_layers\": 0",
+    {"qwen2 'num_key_value_heads': 2, 'use_sliding_window': true, 'sliding_window': 128, "
+     "'max_window_layers': 0",
      {FIELD(model.window, 128), FIELD_IS_TEXT(model.window_pattern, "")}},
-    {"\"model_type\": \"qwen3\", " SIZES ", \"num_key_value_heads\": 2, "
-     "\"use_sliding_window\": true, \"max_window_layers\": 1",
+    {"qwen3 'num_key_value_heads': 2, 'use_sliding_window': true, 'max_window_layers': 1",
      {FIELD(model.window, 4096), FIELD_IS_TEXT(model.window_pattern, "fww")}},
-    {"\"model_type\": \"qwen2\", " SIZES ", \"num_key_value_heads\": 2, "
-     "\"use_sliding_window\": true, \"sliding_window\": 128, \"layer_types\": "
-     "[\"sliding_attention\", \"full_attention\", \"sliding_attention\"]",
+    {"qwen2 'num_key_value_heads': 2, 'use_sliding_window': true, 'sliding_window': 128, "
+     "'layer_types': ['sliding_attention', 'full_attention', 'sliding_attention']",
      {FIELD(model.window, 128), FIELD_IS_TEXT(model.window_pattern, "wf")}},
-    {"\"model_type\": \"phi3\", " SIZES ", \"sliding_window\": 64", {FIELD(model.window, 64)}},
-    {"\"model_type\": \"smollm3\", " SIZES
-     ", \"num_key_value_heads\": 2, \"no_rope_layers\": [1, 1, 0], \"use_sliding_window\": true, "
-     "\"sliding_window\": 64",
+    {"phi3 'sliding_window': 64", {FIELD(model.window, 64)}},
+    {"smollm3 'num_key_value_heads': 2, 'no_rope_layers': [1, 1, 0], 'use_sliding_window': true, "
+     "'sliding_window': 64",
      {FIELD(model.window, 64), FIELD_IS_TEXT(model.window_pattern, "ffw"),
       FIELD(model.nope_interval, 3)}},
-    {"\"model_type\": \"exaone4\", " SIZES ", \"num_key_value_heads\": 2, \"sliding_window\": 64, "
-     "\"sliding_window_pattern\": 3",
+    {"exaone4 'num_key_value_heads': 2, 'sliding_window': 64, 'sliding_window_pattern': 3",
      {FIELD_IS_TEXT(model.family, "exaone4"), FIELD(model.window, 64),
       FIELD_IS_TEXT(model.window_pattern, "wwf"), FIELD(model.nope_interval, 3),
       FIELD(model.norm_epsilon, 1e-5), FIELD(model.rope_theta, 10000),
       FIELD(model.tie_embeddings, false)}},
-    {"\"model_type\": \"exaone4\", " SIZES ", \"num_key_value_heads\": 2, \"layer_types\": "
-     "[\"full_attention\", \"full_attention\", \"full_attention\"], \"sliding_window\": null",
+    {"exaone4 'num_key_value_heads': 2, 'layer_types': ['full_attention', 'full_attention', "
+     "'full_attention'], 'sliding_window': null",
      {FIELD(model.window, 0), FIELD(model.nope_interval, 0)}},
-    {"\"model_type\": \"exaone4\", " SIZES ", \"num_key_value_heads\": 2",
+    {"exaone4 'num_key_value_heads': 2",
      {FIELD(model.window, 4096), FIELD_IS_TEXT(model.window_pattern, ""),
       FIELD(model.nope_interval, 0), FIELD(model.num_kv_heads, 2)}},
-    {"\"model_type\": \"gemma2\", " SIZES ", \"num_key_value_heads\": 2, \"head_dim\": 16, "
-     "\"query_pre_attn_scalar\": 64",
+    {"gemma2 'num_key_value_heads': 2, 'head_dim': 16, 'query_pre_attn_scalar': 64",
      {FIELD_IS_TEXT(model.family, "gemma2"), FIELD(model.qk_norm, false),
       FIELD(model.attention_multiplier, 0.125), FIELD(model.attention_soft_cap, 50),
       FIELD(model.logits_soft_cap, 30), FIELD(model.window, 4096),
       FIELD_IS_TEXT(model.window_pattern, "wf"), FIELD(model.embedding_multiplier, sqrt(48)),
       FIELD(model.tie_embeddings, true), FIELD(model.rope_theta, 10000)}},
-    {"\"model_type\": \"gemma2\", " SIZES
-     ", \"attn_logit_softcapping\": null, \"final_logit_softcapping\": 12.5, "
-     "\"hidden_activation\": \"gelu\", \"hidden_act\": \"silu\"",
+    {"gemma2 'attn_logit_softcapping': null, 'final_logit_softcapping': 12.5, 'hidden_activation': "
+     "'gelu', 'hidden_act': 'silu'",
      {FIELD(model.attention_soft_cap, 0), FIELD(model.logits_soft_cap, 12.5),
       FIELD(model.attention_multiplier, 0.0625), FIELD(model.activation, ACTIVATION_NAMED_GELU)}},
     /* Gemma 3 as it was published, and as transformers writes it now. */
-    {"\"model_type\": \"gemma3_text\", " SIZES ", \"sliding_window\": 512, "
-     "\"sliding_window_pattern\": 3, \"rope_local_base_freq\": 5000, \"rope_theta\": 70000, "
-     "\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 8.0}, "
-     "\"attn_logit_softcapping\": null",
+    {"gemma3_text 'sliding_window': 512, 'sliding_window_pattern': 3, 'rope_local_base_freq': "
+     "5000, 'rope_theta': 70000, 'rope_scaling': {'rope_type': 'linear', 'factor': 8.0}, "
+     "'attn_logit_softcapping': null",
      {FIELD_IS_TEXT(model.family, "gemma2"), FIELD(model.qk_norm, true), FIELD(model.window, 512),
       FIELD_IS_TEXT(model.window_pattern, "wwf"), FIELD(model.window_rope_theta, 5000),
       FIELD(model.rope_theta, 70000), FIELD(model.rope.scaling, ROPE_LINEAR),
       FIELD(model.rope.factor, 8), FIELD(model.attention_soft_cap, 0),
       FIELD(model.logits_soft_cap, 0), FIELD(model.num_kv_heads, 4), FIELD(model.head_dim, 256)}},
-    {"\"model_type\": \"gemma3_text\", " SIZES ", \"layer_types\": [\"full_attention\", "
-     "\"sliding_attention\", \"sliding_attention\"], \"rope_parameters\": {\"full_attention\": "
-     "{\"rope_theta\": 7e4, \"rope_type\": \"linear\", \"factor\": 4}, \"sliding_attention\": "
-     "{\"rope_theta\": 6e3, \"rope_type\": \"default\"}}",
+    {"gemma3_text 'layer_types': ['full_attention', 'sliding_attention', 'sliding_attention'], "
+     "'rope_parameters': {'full_attention': {'rope_theta': 7e4, 'rope_type': 'linear', 'factor': "
+     "4}, 'sliding_attention': {'rope_theta': 6e3, 'rope_type': 'default'}}",
      {FIELD_IS_TEXT(model.window_pattern, "fww"), FIELD(model.window_rope_theta, 6000),
       FIELD(model.rope_theta, 70000), FIELD(model.rope.factor, 4)}},
-    {"\"model_type\": \"gemma3_text\", " SIZES
-     ", \"rope_parameters\": {\"sliding_attention\": {\"rope_theta\": 6e3}}",
+    {"gemma3_text 'rope_parameters': {'sliding_attention': {'rope_theta': 6e3}}",
      {FIELD(model.window_rope_theta, 6000), FIELD(model.rope_theta, 1000000)}},
-    {"\"model_type\": \"gemma3_text\", " SIZES,
+    {"gemma3_text",
      {FIELD(model.window_rope_theta, 10000), FIELD(model.rope_theta, 1000000),
       FIELD(model.window, 4096), FIELD(model.attention_multiplier, 0.0625)}},
 };
@@ -83,77 +73,48 @@ static void windows_are_read(void **state)
 }
 
 static const struct wrong_case wrong[] = {
-    {"\"model_type\": \"qwen2\", " SIZES
-     ", \"num_key_value_heads\": 2, \"use_sliding_window\": true, "
-     "\"layer_types\": [\"linear_attention\"]",
-     NULL,
+    {"qwen2 'num_key_value_heads': 2, 'use_sliding_window': true, 'layer_types': "
+     "['linear_attention']",
      {"layer_types", "entry 0"}},
-    {"\"model_type\": \"qwen2\", " SIZES
-     ", \"num_key_value_heads\": 2, \"use_sliding_window\": true, "
-     "\"layer_types\": [\"sliding_attention\"]",
-     NULL,
+    {"qwen2 'num_key_value_heads': 2, 'use_sliding_window': true, 'layer_types': "
+     "['sliding_attention']",
      {"layer_types", "1 entries", "3"}},
-    {"\"model_type\": \"qwen2\", " SIZES ", \"num_key_value_heads\": 2, \"layer_types\": "
-     "[\"sliding_attention\", \"full_attention\", \"full_attention\"]",
-     NULL,
+    {"qwen2 'num_key_value_heads': 2, 'layer_types': ['sliding_attention', 'full_attention', "
+     "'full_attention']",
      {"sliding_window", "no width"}},
-    {"\"model_type\": \"mistral\", " SIZES
-     ", \"num_key_value_heads\": 2, \"sliding_window\": 128, \"layer_types\": "
-     "[\"sliding_attention\", \"full_attention\", \"full_attention\"]",
-     NULL,
+    {"mistral 'num_key_value_heads': 2, 'sliding_window': 128, 'layer_types': "
+     "['sliding_attention', 'full_attention', 'full_attention']",
      {"layer_types", "all blocks"}},
-    {"\"model_type\": \"mistral\", " SIZES
-     ", \"num_key_value_heads\": 2, \"sliding_window\": 128, \"layer_types\": "
-     "[\"full_attention\", \"full_attention\", \"full_attention\"]",
-     NULL,
+    {"mistral 'num_key_value_heads': 2, 'sliding_window': 128, 'layer_types': ['full_attention', "
+     "'full_attention', 'full_attention']",
      {"layer_types", "all blocks"}},
-    {"\"model_type\": \"mistral\", " SIZES ", \"num_key_value_heads\": 2, \"sliding_window\": 0",
-     NULL,
+    {"mistral 'num_key_value_heads': 2, 'sliding_window': 0",
      {"sliding_window", "0", "whole number"}},
-    {"\"model_type\": \"gemma2\", " SIZES ", \"sliding_window\": null",
-     NULL,
-     {"sliding_window", "no width"}},
-    {"\"model_type\": \"gemma2\", " SIZES ", \"attention_bias\": true",
-     NULL,
-     {"attention_bias", "not built"}},
-    {"\"model_type\": \"gemma2\", " SIZES ", \"query_pre_attn_scalar\": 0",
-     NULL,
-     {"query_pre_attn_scalar", "above 0"}},
-    {"\"model_type\": \"gemma3_text\", " SIZES ", \"attn_logit_softcapping\": 50.0",
-     NULL,
-     {"attn_logit_softcapping", "no soft cap"}},
-    {"\"model_type\": \"gemma3_text\", " SIZES
-     ", \"rope_parameters\": {\"sliding_attention\": {\"rope_type\": \"linear\"}}",
-     NULL,
+    {"gemma2 'sliding_window': null", {"sliding_window", "no width"}},
+    {"gemma2 'attention_bias': true", {"attention_bias", "not built"}},
+    {"gemma2 'query_pre_attn_scalar': 0", {"query_pre_attn_scalar", "above 0"}},
+    {"gemma3_text 'attn_logit_softcapping': 50.0", {"attn_logit_softcapping", "no soft cap"}},
+    {"gemma3_text 'rope_parameters': {'sliding_attention': {'rope_type': 'linear'}}",
      {"rope_parameters", "sliding_attention", "not built"}},
-    {"\"model_type\": \"gemma3_text\", " SIZES
-     ", \"rope_parameters\": {\"sliding_attention\": {\"factor\": 2}}",
-     NULL,
+    {"gemma3_text 'rope_parameters': {'sliding_attention': {'factor': 2}}",
      {"rope_parameters", "factor", "sliding_attention"}},
-    {"\"model_type\": \"exaone4\", " SIZES ", \"num_key_value_heads\": 2, \"layer_types\": "
-     "[\"full_attention\", \"sliding_attention\", \"sliding_attention\"]",
-     NULL,
+    {"exaone4 'num_key_value_heads': 2, 'layer_types': ['full_attention', 'sliding_attention', "
+     "'sliding_attention']",
      {"layer_types", "equal intervals"}},
-    {"\"model_type\": \"exaone4\", " SIZES ", \"num_key_value_heads\": 2, \"layer_types\": "
-     "[\"full_attention\", \"full_attention\", \"full_attention\"]",
-     NULL,
+    {"exaone4 'num_key_value_heads': 2, 'layer_types': ['full_attention', 'full_attention', "
+     "'full_attention']",
      {"layer_types", "no block"}},
-    {"\"model_type\": \"exaone4\", " SIZES ", \"num_key_value_heads\": 2, "
-     "\"sliding_window_pattern\": \"LLG\"",
-     NULL,
+    {"exaone4 'num_key_value_heads': 2, 'sliding_window_pattern': 'LLG'",
      {"sliding_window_pattern", "whole number"}},
-    {"\"model_type\": \"exaone4\", " SIZES ", \"num_key_value_heads\": 2, \"sliding_window\": null",
-     NULL,
-     {"sliding_window", "no width"}},
-    {"\"model_type\": \"gemma3\", \"text_config\": {}, \"vocab_size\": 300",
-     NULL,
+    {"exaone4 'num_key_value_heads': 2, 'sliding_window': null", {"sliding_window", "no width"}},
+    {"'model_type': 'gemma3', 'text_config': {}, 'vocab_size': 300",
      {"model_type", "images", "gemma3_text"}},
     /* what the job says beside it */
-    {"\"model_type\": \"mistral\", " SIZES ", \"num_key_value_heads\": 2, \"sliding_window\": 128",
-     "model.window=64",
-     {"model.window", "64", "says 128"}},
-    {LLAMA, "model.window=64", {"model.window", "leave the key"}},
-    {LLAMA, "model.logits_soft_cap=30", {"model.logits_soft_cap", "leave the key"}},
+    {"mistral 'num_key_value_heads': 2, 'sliding_window': 128",
+     {"model.window", "64", "says 128"},
+     "model.window=64"},
+    {"llama", {"model.window", "leave the key"}, "model.window=64"},
+    {"llama", {"model.logits_soft_cap", "leave the key"}, "model.logits_soft_cap=30"},
 };
 
 static void wrong_is_refused(void **state)
