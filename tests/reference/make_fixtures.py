@@ -316,7 +316,10 @@ def put_curve(target, name, fixture):
     path = target / "curves.json"
     curves = json.loads(path.read_text()) if path.exists() else {}
     curves[name] = fixture
-    path.write_text(json.dumps(curves, indent=1) + "\n")
+    # a member of a curve is a line
+    members = {key: ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in curve.items())
+               for key, curve in curves.items()}
+    path.write_text("{\n" + ",\n".join(f" {json.dumps(k)}: {{\n{m}\n }}" for k, m in members.items()) + "\n}\n")
 
 
 def main():

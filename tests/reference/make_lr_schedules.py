@@ -120,9 +120,9 @@ def main():
             (case["beta2"],) = {pair[1] for pair in betas}
         cases.append(case)
     version = (source / "version.txt").read_text().strip()
-    document = {"format": 1, "made_by": f"deepspeed {version}, torch {torch.__version__}",
-                "steps": STEPS, "order": ORDER, "cases": cases}
-    text = json.dumps(document, indent=1) + "\n"
+    head = {"format": 1, "made_by": f"deepspeed {version}, torch {torch.__version__}",
+            "steps": STEPS, "order": ORDER}
+    text = json.dumps(head)[:-1] + ', "cases": [\n' + ",\n".join(map(json.dumps, cases)) + "\n]}\n"
     (target / "lr_schedules.json").write_text(text)
     print(f"lr_schedules.json: {len(cases)} cases, {len(text)} bytes")
 
