@@ -211,226 +211,154 @@ enum fate {
     IDLE,   /* no field changes; named in the log, with a reason that holds these words */
     REFUSED /* ERR_CONFIG with these words */
 };
-enum { SETS_MAX = 25 };
-
-/* Keys that change nothing, by what becomes of them. */
+/* Keys that change nothing, by what becomes of them. Each --set but the last of a row ends in "; ". */
 struct unused {
     enum fate fate;
     enum base base;
-    const char *says, *sets[SETS_MAX];
+    const char *says, *sets;
 };
 static const struct unused unused[] = {
-    {SAME,
-     PLAIN,
-     NULL,
-     {"gradient_allreduce_op=sum", "elasticity={'enabled': false, 'x': 1}",
-      "amp={'enabled': false, 'x': 1}", "curriculum_learning={'enabled': false, 'x': 1}",
-      "data_efficiency={'enabled': false, 'x': 1}",
-      "progressive_layer_drop={'enabled': false, 'x': 1}", "eigenvalue={'enabled': false, 'x': 1}",
-      "quantize_training={'enabled': false, 'x': 1}",
-      "compression_training={'weight_quantization': {'shared_parameters': {'enabled': false}}}",
-      "sparse_attention={}", "weight_quantization={'enabled': false}", "optimizer.type=adam",
-      "optimizer.type=ADAMW", "zero_optimization=false"}},
-    {SAME, BF16, NULL, {"data_types.param_dtype=bf16"}},
-    {IDLE, PLAIN, "all of its micro-batches", {"managed_gradient_accumulation=false"}},
-    {IDLE,
-     PLAIN,
-     "metrics.jsonl hold",
-     {"wall_clock_breakdown=true", "memory_breakdown=true", "dump_state=true",
-      "activation_checkpointing.profile=true", "timers.throughput.enabled=false",
-      "timers.throughput.synchronized=false", "flops_profiler.enabled=true",
-      "flops_profiler.recompute_fwd_factor=1.0", "flops_profiler.profile_step=2",
-      "flops_profiler.module_depth=1", "flops_profiler.top_modules=3",
-      "flops_profiler.detailed=false", "flops_profiler.output_file=x", "comms_logger.enabled=true",
-      "comms_logger.verbose=true", "comms_logger.prof_all=false", "comms_logger.debug=true",
-      "comms_logger.prof_ops=['all_reduce']"}},
-    {IDLE,
-     PLAIN,
-     "one rank",
-     {"prescale_gradients=true",
-      "gradient_predivide_factor=2.0",
-      "seq_parallel_communication_data_type=bf16",
-      "seq_parallel_comm_data_type=bf16",
-      "disable_allgather=true",
-      "allgather_size=5e7",
-      "use_data_before_expert_parallelism=true",
-      "tensor_parallel={'autotp_size': 2}",
-      "expert_parallel={'size': 2}",
-      "pipeline={'stages': 2}",
-      "sequence_parallel_size=2",
-      "zero_optimization.reduce_scatter=false",
-      "zero_optimization.reduce_bucket_size=5e7",
-      "zero_optimization.allgather_bucket_size=5e7",
-      "zero_optimization.allgather_partitions=false",
-      "zero_optimization.use_multi_rank_bucket_allreduce=false",
-      "zero_optimization.zero_hpz_partition_size=8",
-      "zero_optimization.mics_shard_size=2",
-      "zero_optimization.mics_hierarchical_params_gather=true",
-      "activation_checkpointing.partition_activations=true"}},
-    {IDLE,
-     PLAIN,
-     "DeepSpeed's engine",
-     {"zero_allow_untested_optimizer=true",
-      "zero_force_ds_cpu_optimizer=false",
-      "graph_harvesting=true",
-      "log_level=warning",
-      "comms_config={'a': 1}",
-      "compile={'deepcompile': false, 'offload_activation': true}",
-      "hybrid_engine={'enabled': true}",
-      "optimizer.legacy_fusion=true",
-      "optimizer.params.foreach=true",
-      "optimizer.params.set_grad_none=false",
-      "torch_autocast.dtype=bfloat16",
-      "torch_autocast.lower_precision_safe_modules=['a']",
-      "zero_optimization.legacy_stage1=true",
-      "zero_optimization.round_robin_gradients=true",
-      "zero_optimization.ignore_unused_parameters=false",
-      "zero_optimization.memory_efficient_linear=false",
-      "zero_optimization.override_module_apply=false",
-      "zero_optimization.log_trace_cache_warnings=true",
-      "zero_optimization.enable_sanity_checks=true",
-      "zero_optimization.save_muon_momentum_buffer_in_memory=true"}},
-    {IDLE, PLAIN, "gradients are dense", {"sparse_gradients=true"}},
-    {IDLE, PLAIN, "whole batches", {"dataloader_drop_last=true"}},
-    {IDLE, PLAIN, "model.vocab_size", {"vocabulary_size=32000"}},
-    {IDLE, PLAIN, "CUDA_VISIBLE_DEVICES", {"cuda_visible_devices='0,1'"}},
-    {IDLE,
-     PLAIN,
-     "run.dir",
-     {"nebula={'enabled': true}",
-      "zero_optimization.load_from_fp32_weights=false",
-      "zero_optimization.elastic_checkpoint=true",
-      "zero_optimization.stage3_gather_16bit_weights_on_model_save=true",
-      "zero_optimization.gather_16bit_weights_on_model_save=true",
-      "zero_optimization.stage3_gather_fp16_weights_on_model_save=true",
-      "checkpoint.tag_validation=Fail",
-      "checkpoint.load_universal=true",
-      "checkpoint.use_node_local_storage=true",
-      "checkpoint.parallel_write.pipeline_stage=true",
-      "checkpoint.checkpoint_serialization=false",
-      "checkpoint.writer.type=PYTHON",
-      "checkpoint.writer.io_buffer_size=1048576",
-      "checkpoint.writer.io_buffer_double=false",
-      "checkpoint.writer.io_multiplier=2",
-      "checkpoint.writer.show_statistics=true",
-      "checkpoint.writer.data_parallel=SOCKET",
-      "checkpoint.writer.decoupled=true",
-      "checkpoint.datastates_ckpt={'host_cache_size':16}",
-      "datastates_ckpt={'host_cache_size': 16}"}},
-    {IDLE, PLAIN, "sluice plan", {"autotuning={'enabled': true, 'fast': true}"}},
-    {IDLE, PLAIN, "no buffers", {"data_types.buffer_dtype=fp32"}},
-    {IDLE, MUON, "exact arithmetic", {"optimizer.params.ns_method=standard"}},
-    {IDLE, WARMUP, "run directory", {"scheduler.params.last_batch_iteration=10"}},
-    {IDLE, FP16, "never cast", {"fp16.auto_cast=true"}},
-    {IDLE, FP16, "DeepSpeed's engine", {"fp16.fused_mode=true"}},
-    {IDLE, BF16, "summed in fp32", {"bf16.immediate_grad_update=true"}},
-    {IDLE,
-     PLAIN,
-     "planned from the budgets",
-     {"zero_optimization.contiguous_gradients=false",
-      "zero_optimization.overlap_comm=true",
-      "zero_optimization.pipeline_loading_checkpoint=true",
-      "zero_optimization.stage3_module_granularity_threshold=5",
-      "zero_optimization.module_granularity_threshold=5",
-      "zero_optimization.stage3_use_all_reduce_for_fetch_params=true",
-      "zero_optimization.use_all_reduce_for_fetch_params=true",
-      "zero_optimization.stage3_allgather_sequential=true",
-      "zero_optimization.allgather_sequential=true",
-      "zero_optimization.cpu_offload_use_pin_memory=false",
-      "zero_optimization.leaf_module.classes=['a']",
-      "zero_optimization.leaf_module.names=['a']",
-      "zero_optimization.leaf_module.name_suffixes=['a']",
-      "zero_optimization.offload_optimizer.buffer_count=5",
-      "zero_optimization.offload_optimizer.pin_memory=false",
-      "zero_optimization.offload_optimizer.pipeline_read=true",
-      "zero_optimization.offload_optimizer.pipeline_write=true",
-      "zero_optimization.offload_optimizer.pipeline=true",
-      "zero_optimization.offload_optimizer.fast_init=true",
-      "zero_optimization.offload_optimizer.super_offload=true",
-      "zero_optimization.offload_param.buffer_count=6",
-      "zero_optimization.offload_param.buffer_size=1e9",
-      "zero_optimization.offload_param.pin_memory=false",
-      "activation_checkpointing.contiguous_memory_optimization=true",
-      "activation_checkpointing.synchronize_checkpoint_boundary=true"}},
-    {IDLE,
-     PLAIN,
-     "every weight is trained",
-     {"zero_optimization.zero_quantized_nontrainable_weights=true"}},
-    {IDLE,
-     PLAIN,
-     "update.threads and update.cores",
-     {"zero_optimization.offload_optimizer.cpuadam_cores_perc=0.5"}},
-    {IDLE, PLAIN, "tiers.host.budget", {"zero_optimization.offload_param.max_in_cpu=1e8"}},
-    {IDLE,
-     PLAIN,
-     "one queue serves all drives",
-     {"aio.intra_op_parallelism=2", "aio.thread_count=2", "aio.single_submit='true'",
-      "aio.overlap_events='false'"}},
-    {IDLE, PLAIN, "through host memory", {"aio.use_gds=true"}},
-    {IDLE, PLAIN, "every block's input", {"activation_checkpointing.number_checkpoints=4"}},
-    {IDLE,
-     PLAIN,
-     "metrics are written to metrics.jsonl",
-     {"csv_monitor.enabled=true", "csv_monitor.output_path=x", "csv_monitor.job_name=y",
-      "wandb.enabled=true", "wandb.group=g", "wandb.team=t", "wandb.project=p",
-      "comet.enabled=true", "comet.samples_log_interval=5", "comet.project=p", "comet.workspace=w",
-      "comet.api_key=k", "comet.experiment_name=n", "comet.experiment_key=k", "comet.online=false",
-      "comet.mode=get"}},
-    {REFUSED,
-     STAGE_3,
-     "not supported with zero_optimization.stage 3",
-     {"gradient_allreduce_op=sum"}},
-    {REFUSED, DEEPCOMPILE, "compile.deepcompile", {"gradient_allreduce_op=sum"}},
-    {REFUSED,
-     PLAIN,
-     "not built",
-     {"elasticity={'enabled': true}", "amp={'enabled': true}",
-      "curriculum_learning={'enabled': true}", "data_efficiency={'enabled': true}",
-      "progressive_layer_drop={'enabled': true}", "eigenvalue={'enabled': true}",
-      "quantize_training={'enabled': true}",
-      "quantize_training={'quantize_bits': {'start_bits': 16}}",
-      "compression_training={'weight_quantization': {'shared_parameters': {'enabled': true}}}",
-      "sparse_attention={'mode': 'fixed'}", "optimizer.params.amsgrad=true",
-      "torch_autocast.enabled=true"}},
-    {REFUSED,
-     PLAIN,
-     "quantizes the weights",
-     {"weight_quantization={'quantized_initialization': {'num_bits': 4}}"}},
-    {REFUSED,
-     BF16,
-     "disagrees with fp16.enabled and bf16.enabled",
-     {"data_types.param_dtype=fp16"}},
-    {REFUSED,
-     PLAIN,
-     "supported: Adam|AdamW|Adagrad|Lion",
-     {"optimizer.type=lamb", "optimizer.type=onebitadam", "optimizer.type=muadam",
-      "optimizer.type=musgd", "optimizer.type=sgd"}},
-    {REFUSED, MUON, "not built", {"optimizer.params.per_head_muon=true"}},
-    {REFUSED, PLAIN, "dtype of the parameters", {"optimizer.params.fp32_optimizer_states=false"}},
-    {REFUSED, PLAIN, "gradient_clipping", {"optimizer.params.max_grad_norm=1.0"}},
-    {REFUSED, BF16, "bf16.enabled", {"fp16.enabled=true"}},
-    {REFUSED, FP16, "Master weights are fp32", {"fp16.fp16_master_weights_and_grads=true"}},
-    {REFUSED, BF16, "Master weights are fp32", {"bf16.bf16_master_weights_and_grads=true"}},
-    {REFUSED, FP16, "dtype of the parameters", {"bf16.bf16_optimizer_states=true"}},
-    {REFUSED,
-     PLAIN,
-     "changes the arithmetic of training",
-     {"zero_optimization.zero_quantized_weights=true",
-      "zero_optimization.zero_quantized_gradients=true"}},
-    {REFUSED,
-     PLAIN,
-     "quantized gradients",
-     {"zero_optimization.zeropp_loco_param={'err_beta': 0.8, 'reset_T': 1024}"}},
-    {REFUSED,
-     PLAIN,
-     "ZenFlow changes the arithmetic",
-     {"zero_optimization.zenflow={'topk_ratio': 0.1, 'select_strategy': 'auto', 'select_interval': "
-      "'auto', 'update_interval': 4, 'overlap_step': true, 'offload': false, 'auto_ratio': 0.99, "
-      "'full_warm_up_rounds': 0, 'pt_reserved_cores_perc': 0.5}"}},
-    {REFUSED,
-     OPTIMIZER_NVME,
-     "needs zero_optimization.stage 3",
-     {"zero_optimization.offload_optimizer.ratio=0.5"}},
+    {SAME, PLAIN, NULL,
+     "gradient_allreduce_op=sum; elasticity={'enabled': false, 'x': 1}; amp={'enabled': false, "
+     "'x': 1}; curriculum_learning={'enabled': false, 'x': 1}; data_efficiency={'enabled': false, "
+     "'x': 1}; progressive_layer_drop={'enabled': false, 'x': 1}; eigenvalue={'enabled': false, "
+     "'x': 1}; quantize_training={'enabled': false, 'x': 1}; "
+     "compression_training={'weight_quantization': {'shared_parameters': {'enabled': false}}}; "
+     "sparse_attention={}; weight_quantization={'enabled': false}; optimizer.type=adam; "
+     "optimizer.type=ADAMW; zero_optimization=false"},
+    {SAME, BF16, NULL, "data_types.param_dtype=bf16"},
+    {IDLE, PLAIN, "all of its micro-batches", "managed_gradient_accumulation=false"},
+    {IDLE, PLAIN, "metrics.jsonl hold",
+     "wall_clock_breakdown=true; memory_breakdown=true; dump_state=true; "
+     "activation_checkpointing.profile=true; timers.throughput.enabled=false; "
+     "timers.throughput.synchronized=false; flops_profiler.enabled=true; "
+     "flops_profiler.recompute_fwd_factor=1.0; flops_profiler.profile_step=2; "
+     "flops_profiler.module_depth=1; flops_profiler.top_modules=3; flops_profiler.detailed=false; "
+     "flops_profiler.output_file=x; comms_logger.enabled=true; comms_logger.verbose=true; "
+     "comms_logger.prof_all=false; comms_logger.debug=true; comms_logger.prof_ops=['all_reduce']"},
+    {IDLE, PLAIN, "one rank",
+     "prescale_gradients=true; gradient_predivide_factor=2.0; "
+     "seq_parallel_communication_data_type=bf16; seq_parallel_comm_data_type=bf16; "
+     "disable_allgather=true; allgather_size=5e7; use_data_before_expert_parallelism=true; "
+     "tensor_parallel={'autotp_size': 2}; expert_parallel={'size': 2}; pipeline={'stages': 2}; "
+     "sequence_parallel_size=2; zero_optimization.reduce_scatter=false; "
+     "zero_optimization.reduce_bucket_size=5e7; zero_optimization.allgather_bucket_size=5e7; "
+     "zero_optimization.allgather_partitions=false; "
+     "zero_optimization.use_multi_rank_bucket_allreduce=false; "
+     "zero_optimization.zero_hpz_partition_size=8; zero_optimization.mics_shard_size=2; "
+     "zero_optimization.mics_hierarchical_params_gather=true; "
+     "activation_checkpointing.partition_activations=true"},
+    {IDLE, PLAIN, "DeepSpeed's engine",
+     "zero_allow_untested_optimizer=true; zero_force_ds_cpu_optimizer=false; "
+     "graph_harvesting=true; log_level=warning; comms_config={'a': 1}; compile={'deepcompile': "
+     "false, 'offload_activation': true}; hybrid_engine={'enabled': true}; "
+     "optimizer.legacy_fusion=true; optimizer.params.foreach=true; "
+     "optimizer.params.set_grad_none=false; torch_autocast.dtype=bfloat16; "
+     "torch_autocast.lower_precision_safe_modules=['a']; zero_optimization.legacy_stage1=true; "
+     "zero_optimization.round_robin_gradients=true; "
+     "zero_optimization.ignore_unused_parameters=false; "
+     "zero_optimization.memory_efficient_linear=false; "
+     "zero_optimization.override_module_apply=false; "
+     "zero_optimization.log_trace_cache_warnings=true; "
+     "zero_optimization.enable_sanity_checks=true; "
+     "zero_optimization.save_muon_momentum_buffer_in_memory=true"},
+    {IDLE, PLAIN, "gradients are dense", "sparse_gradients=true"},
+    {IDLE, PLAIN, "whole batches", "dataloader_drop_last=true"},
+    {IDLE, PLAIN, "model.vocab_size", "vocabulary_size=32000"},
+    {IDLE, PLAIN, "CUDA_VISIBLE_DEVICES", "cuda_visible_devices='0,1'"},
+    {IDLE, PLAIN, "run.dir",
+     "nebula={'enabled': true}; zero_optimization.load_from_fp32_weights=false; "
+     "zero_optimization.elastic_checkpoint=true; "
+     "zero_optimization.stage3_gather_16bit_weights_on_model_save=true; "
+     "zero_optimization.gather_16bit_weights_on_model_save=true; "
+     "zero_optimization.stage3_gather_fp16_weights_on_model_save=true; "
+     "checkpoint.tag_validation=Fail; checkpoint.load_universal=true; "
+     "checkpoint.use_node_local_storage=true; checkpoint.parallel_write.pipeline_stage=true; "
+     "checkpoint.checkpoint_serialization=false; checkpoint.writer.type=PYTHON; "
+     "checkpoint.writer.io_buffer_size=1048576; checkpoint.writer.io_buffer_double=false; "
+     "checkpoint.writer.io_multiplier=2; checkpoint.writer.show_statistics=true; "
+     "checkpoint.writer.data_parallel=SOCKET; checkpoint.writer.decoupled=true; "
+     "checkpoint.datastates_ckpt={'host_cache_size':16}; datastates_ckpt={'host_cache_size': 16}"},
+    {IDLE, PLAIN, "sluice plan", "autotuning={'enabled': true, 'fast': true}"},
+    {IDLE, PLAIN, "no buffers", "data_types.buffer_dtype=fp32"},
+    {IDLE, MUON, "exact arithmetic", "optimizer.params.ns_method=standard"},
+    {IDLE, WARMUP, "run directory", "scheduler.params.last_batch_iteration=10"},
+    {IDLE, FP16, "never cast", "fp16.auto_cast=true"},
+    {IDLE, FP16, "DeepSpeed's engine", "fp16.fused_mode=true"},
+    {IDLE, BF16, "summed in fp32", "bf16.immediate_grad_update=true"},
+    {IDLE, PLAIN, "planned from the budgets",
+     "zero_optimization.contiguous_gradients=false; zero_optimization.overlap_comm=true; "
+     "zero_optimization.pipeline_loading_checkpoint=true; "
+     "zero_optimization.stage3_module_granularity_threshold=5; "
+     "zero_optimization.module_granularity_threshold=5; "
+     "zero_optimization.stage3_use_all_reduce_for_fetch_params=true; "
+     "zero_optimization.use_all_reduce_for_fetch_params=true; "
+     "zero_optimization.stage3_allgather_sequential=true; "
+     "zero_optimization.allgather_sequential=true; "
+     "zero_optimization.cpu_offload_use_pin_memory=false; "
+     "zero_optimization.leaf_module.classes=['a']; zero_optimization.leaf_module.names=['a']; "
+     "zero_optimization.leaf_module.name_suffixes=['a']; "
+     "zero_optimization.offload_optimizer.buffer_count=5; "
+     "zero_optimization.offload_optimizer.pin_memory=false; "
+     "zero_optimization.offload_optimizer.pipeline_read=true; "
+     "zero_optimization.offload_optimizer.pipeline_write=true; "
+     "zero_optimization.offload_optimizer.pipeline=true; "
+     "zero_optimization.offload_optimizer.fast_init=true; "
+     "zero_optimization.offload_optimizer.super_offload=true; "
+     "zero_optimization.offload_param.buffer_count=6; "
+     "zero_optimization.offload_param.buffer_size=1e9; "
+     "zero_optimization.offload_param.pin_memory=false; "
+     "activation_checkpointing.contiguous_memory_optimization=true; "
+     "activation_checkpointing.synchronize_checkpoint_boundary=true"},
+    {IDLE, PLAIN, "every weight is trained",
+     "zero_optimization.zero_quantized_nontrainable_weights=true"},
+    {IDLE, PLAIN, "update.threads and update.cores",
+     "zero_optimization.offload_optimizer.cpuadam_cores_perc=0.5"},
+    {IDLE, PLAIN, "tiers.host.budget", "zero_optimization.offload_param.max_in_cpu=1e8"},
+    {IDLE, PLAIN, "one queue serves all drives",
+     "aio.intra_op_parallelism=2; aio.thread_count=2; aio.single_submit='true'; "
+     "aio.overlap_events='false'"},
+    {IDLE, PLAIN, "through host memory", "aio.use_gds=true"},
+    {IDLE, PLAIN, "every block's input", "activation_checkpointing.number_checkpoints=4"},
+    {IDLE, PLAIN, "metrics are written to metrics.jsonl",
+     "csv_monitor.enabled=true; csv_monitor.output_path=x; csv_monitor.job_name=y; "
+     "wandb.enabled=true; wandb.group=g; wandb.team=t; wandb.project=p; comet.enabled=true; "
+     "comet.samples_log_interval=5; comet.project=p; comet.workspace=w; comet.api_key=k; "
+     "comet.experiment_name=n; comet.experiment_key=k; comet.online=false; comet.mode=get"},
+    {REFUSED, STAGE_3, "not supported with zero_optimization.stage 3", "gradient_allreduce_op=sum"},
+    {REFUSED, DEEPCOMPILE, "compile.deepcompile", "gradient_allreduce_op=sum"},
+    {REFUSED, PLAIN, "not built",
+     "elasticity={'enabled': true}; amp={'enabled': true}; curriculum_learning={'enabled': true}; "
+     "data_efficiency={'enabled': true}; progressive_layer_drop={'enabled': true}; "
+     "eigenvalue={'enabled': true}; quantize_training={'enabled': true}; "
+     "quantize_training={'quantize_bits': {'start_bits': 16}}; "
+     "compression_training={'weight_quantization': {'shared_parameters': {'enabled': true}}}; "
+     "sparse_attention={'mode': 'fixed'}; optimizer.params.amsgrad=true; "
+     "torch_autocast.enabled=true"},
+    {REFUSED, PLAIN, "quantizes the weights",
+     "weight_quantization={'quantized_initialization': {'num_bits': 4}}"},
+    {REFUSED, BF16, "disagrees with fp16.enabled and bf16.enabled", "data_types.param_dtype=fp16"},
+    {REFUSED, PLAIN, "supported: Adam|AdamW|Adagrad|Lion",
+     "optimizer.type=lamb; optimizer.type=onebitadam; optimizer.type=muadam; optimizer.type=musgd; "
+     "optimizer.type=sgd"},
+    {REFUSED, MUON, "not built", "optimizer.params.per_head_muon=true"},
+    {REFUSED, PLAIN, "dtype of the parameters", "optimizer.params.fp32_optimizer_states=false"},
+    {REFUSED, PLAIN, "gradient_clipping", "optimizer.params.max_grad_norm=1.0"},
+    {REFUSED, BF16, "bf16.enabled", "fp16.enabled=true"},
+    {REFUSED, FP16, "Master weights are fp32", "fp16.fp16_master_weights_and_grads=true"},
+    {REFUSED, BF16, "Master weights are fp32", "bf16.bf16_master_weights_and_grads=true"},
+    {REFUSED, FP16, "dtype of the parameters", "bf16.bf16_optimizer_states=true"},
+    {REFUSED, PLAIN, "changes the arithmetic of training",
+     "zero_optimization.zero_quantized_weights=true; "
+     "zero_optimization.zero_quantized_gradients=true"},
+    {REFUSED, PLAIN, "quantized gradients",
+     "zero_optimization.zeropp_loco_param={'err_beta': 0.8, 'reset_T': 1024}"},
+    {REFUSED, PLAIN, "ZenFlow changes the arithmetic",
+     "zero_optimization.zenflow={'topk_ratio': 0.1, 'select_strategy': 'auto', 'select_interval': "
+     "'auto', 'update_interval': 4, 'overlap_step': true, 'offload': false, 'auto_ratio': 0.99, "
+     "'full_warm_up_rounds': 0, 'pt_reserved_cores_perc': 0.5}"},
+    {REFUSED, OPTIMIZER_NVME, "needs zero_optimization.stage 3",
+     "zero_optimization.offload_optimizer.ratio=0.5"},
 };
 enum {
     HONOURED_COUNT = sizeof honoured / sizeof honoured[0],

@@ -12,7 +12,7 @@
 #include "tests/plan/plan_ranks_run.h"
 #include "tests/unit.h"
 
-static int seeds; /* 1 to this number are drawn */
+static unsigned seeds; /* 1 to this number are drawn */
 
 /* The job of the seed with room for it; its world and stage go by the seed too. */
 static void roomy_job(random_job *r, uint64_t seed)
@@ -47,7 +47,7 @@ static void assert_state(ranks_run *run, uint32_t version)
 static void every_element_is_updated_once_a_step(void **state)
 {
     uint64_t params_read = 0, added = 0, closed = 0, many_parts = 0;
-    for (uint64_t seed = 1; seed <= (uint64_t)seeds; seed++) {
+    for (uint64_t seed = 1; seed <= seeds; seed++) {
         random_job r;
         roomy_job(&r, seed);
         if (seed % 8 == 0)
@@ -85,12 +85,12 @@ static void every_element_is_updated_once_a_step(void **state)
         plan_set_fini(&set);
     }
     print_message(
-        "seeds 1 to %d: %llu params of a unit read, %llu tiles added to sums, %llu blocks "
+        "seeds 1 to %u: %llu params of a unit read, %llu tiles added to sums, %llu blocks "
         "of gradients closed\n",
         seeds, (unsigned long long)params_read, (unsigned long long)added,
         (unsigned long long)closed);
     assert_true(params_read > 10000 && added > 1000 && closed > 50000);
-    assert_true(many_parts > (uint64_t)seeds / 4);
+    assert_true(many_parts > seeds / 4);
 }
 
 /* ---- volume ---------------------------------------------------------------------------------- */
@@ -193,8 +193,8 @@ static void count_elems(const random_job *r, const program *prog, uint64_t *redu
 
 static void ranks_send_what_their_stage_says(void **state)
 {
-    int plain = 0, more = 0;
-    for (uint64_t seed = 1; seed <= (uint64_t)seeds; seed++) {
+    unsigned plain = 0, more = 0;
+    for (uint64_t seed = 1; seed <= seeds; seed++) {
         random_job r;
         roomy_job(&r, seed);
         r.job.limits_reuse = true;
@@ -259,8 +259,8 @@ static uint64_t shared_elems(const random_job *r, uint32_t held)
  * and with room for them of all. */
 static void parts_share_their_gathers(void **state)
 {
-    int cut = 0, all = 0;
-    for (uint64_t seed = 1; seed <= (uint64_t)seeds; seed++) {
+    unsigned cut = 0, all = 0;
+    for (uint64_t seed = 1; seed <= seeds; seed++) {
         random_job r;
         roomy_job(&r, seed);
         r.job.zero_stage = 3;
@@ -280,7 +280,7 @@ static void parts_share_their_gathers(void **state)
                shared_elems(&r, UINT32_MAX) == shared_elems(&r, set.held_passes);
         plan_set_fini(&set);
     }
-    print_message("%d jobs with parts that can share gathers, %d of them share all\n", cut, all);
+    print_message("%u jobs with parts that can share gathers, %u of them share all\n", cut, all);
     assert_true(cut > seeds / 10 && all >= cut * 9 / 10);
 }
 
@@ -288,7 +288,7 @@ static void parts_share_their_gathers(void **state)
 
 static void states_rest_by_the_formulas(void **state)
 {
-    for (uint64_t seed = 1; seed <= (uint64_t)seeds; seed++) {
+    for (uint64_t seed = 1; seed <= seeds; seed++) {
         random_job r;
         roomy_job(&r, seed);
         r.job.tile_elems = 4 * TILE_ELEMS_STEP;
@@ -376,8 +376,8 @@ static uint64_t elems_at(const random_job *r, const program *prog, uint64_t at, 
 
 static void caps_hold(void **state)
 {
-    int reached = 0, capped = 0;
-    for (uint64_t seed = 1; seed <= (uint64_t)seeds; seed++) {
+    unsigned reached = 0, capped = 0;
+    for (uint64_t seed = 1; seed <= seeds; seed++) {
         random_job r;
         roomy_job(&r, seed);
         r.job.zero_stage = 3;
@@ -398,7 +398,7 @@ static void caps_hold(void **state)
             }
         plan_set_fini(&set);
     }
-    print_message("%d jobs with caps, %d times an op needs more than its cap\n", capped, reached);
+    print_message("%u jobs with caps, %u times an op needs more than its cap\n", capped, reached);
     assert_true(capped > seeds / 2 && reached > seeds / 4);
 }
 
@@ -408,9 +408,9 @@ static void caps_hold(void **state)
  * for them: neither the next gather nor the next pass waits for a reduction. */
 static void collectives_hide_behind_computing(void **state)
 {
-    int tried = 0;
+    unsigned tried = 0;
     uint64_t waited = 0, talked = 0;
-    for (uint64_t seed = 3; seed <= (uint64_t)seeds; seed += 3) { /* of a GPU */
+    for (uint64_t seed = 3; seed <= seeds; seed += 3) { /* of a GPU */
         random_job r;
         roomy_job(&r, seed);
         plan_job *job = &r.job;
@@ -438,7 +438,7 @@ static void collectives_hide_behind_computing(void **state)
         tried++;
         plan_set_fini(&set);
     }
-    print_message("%d jobs wait %llu us of %llu us of collectives\n", tried,
+    print_message("%u jobs wait %llu us of %llu us of collectives\n", tried,
                   (unsigned long long)waited / 1000, (unsigned long long)talked / 1000);
     assert_true(tried > 5 && 3 * waited < talked);
 }
@@ -449,8 +449,8 @@ static void what_a_refusal_names_is_enough(void **state)
 {
     static const char *const keys[TIER_COUNT] = {
         "tiers.device.budget=", "tiers.host.budget=", "tiers.nvme[].budget="};
-    int fitted = 0, refused = 0;
-    for (uint64_t seed = 1; seed <= (uint64_t)seeds; seed++) {
+    unsigned fitted = 0, refused = 0;
+    for (uint64_t seed = 1; seed <= seeds; seed++) {
         random_job r;
         fixture_ranks(&r, seed, 2 + seed % 4, (uint32_t)(seed / 4 % 4));
         plan_set set;
@@ -481,7 +481,7 @@ static void what_a_refusal_names_is_enough(void **state)
             r.job.budget_bytes[a] = need[a];
         }
     }
-    print_message("seeds 1 to %d: %d compiled, %d refused\n", seeds, fitted, refused);
+    print_message("seeds 1 to %u: %u compiled, %u refused\n", seeds, fitted, refused);
     assert_true(fitted > seeds / 2 && refused > seeds / 10);
 }
 
@@ -553,7 +553,7 @@ static void stages_are_without_effect_for_one_rank(void **state)
 
 int main(void)
 {
-    seeds = unit_draws(80, 200);
+    seeds = (unsigned)unit_draws(80, 200);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_element_is_updated_once_a_step),
         cmocka_unit_test(ranks_send_what_their_stage_says),

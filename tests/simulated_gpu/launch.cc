@@ -185,8 +185,7 @@ extern "C" {
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute which, int value)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     if (!kernel)
         return report(cudaErrorInvalidDeviceFunction);
@@ -203,8 +202,7 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute whic
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     if (!kernel || !attributes)
         return report(cudaErrorInvalidDeviceFunction);

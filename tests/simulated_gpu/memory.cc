@@ -210,8 +210,7 @@ extern "C" {
 
 cudaError_t cudaMalloc(void **pointer, size_t bytes)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     if (!pointer)
         return report(cudaErrorInvalidValue);
@@ -248,8 +247,7 @@ cudaError_t cudaFree(void *pointer)
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     guard_type guard(memory_mutex);
     uint64_t total = get_settings().total_bytes;
@@ -260,8 +258,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 
 cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     if (!pointer || (flags & ~7u))
         return report(cudaErrorInvalidValue);
@@ -284,8 +281,7 @@ cudaError_t cudaFreeHost(void *pointer)
 
 cudaError_t cudaHostRegister(void *base, size_t bytes, unsigned flags)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     if (!base || bytes == 0 || (flags & ~15u))
         return report(cudaErrorInvalidValue);
@@ -308,8 +304,7 @@ cudaError_t cudaHostUnregister(void *base)
 
 cudaError_t cudaHostGetDevicePointer(void **device_pointer, void *host, unsigned flags)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     if (!device_pointer || flags != 0 || classify(host, 1) != MEMORY_PINNED)
         return report(cudaErrorInvalidValue);
@@ -319,8 +314,7 @@ cudaError_t cudaHostGetDevicePointer(void **device_pointer, void *host, unsigned
 
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     memory_kind kind = classify(pointer, 1);
     void *address = const_cast<void *>(pointer);

@@ -16,9 +16,6 @@
 
 #include "internal.h"
 
-using simulated::enter;
-using simulated::report;
-
 // One cudaEventRecord.
 struct event_record {
     bool is_complete = false;
@@ -368,8 +365,7 @@ cudaError_t cudaGetLastError(void)
 /* Any priority is taken, as CUDA does, and none has an effect here. */
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     if (!stream || (flags & ~static_cast<unsigned>(cudaStreamNonBlocking)))
         return report(cudaErrorInvalidValue);
@@ -410,8 +406,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     count(&simulated_gpu_counters::synchronizations);
     return wait_stream(stream);
@@ -419,8 +414,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 
 cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     lock_type lock(rt->mutex);
     if (is_default(stream)) {
@@ -438,8 +432,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *user)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     if (!function)
         return report(cudaErrorInvalidValue);
@@ -449,8 +442,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
 
 cudaError_t cudaDeviceSynchronize(void)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     lock_type lock(rt->mutex);
     rt->counters.synchronizations++;
@@ -461,8 +453,7 @@ cudaError_t cudaDeviceSynchronize(void)
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     unsigned known = cudaEventBlockingSync | cudaEventDisableTiming;
     if (!event || (flags & ~known))
@@ -493,8 +484,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     lock_type lock(rt->mutex);
     if (!rt->events.count(event))
@@ -503,7 +493,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     if (!(event->flags & cudaEventDisableTiming))
         rt->counters.timed_records++;
     std::shared_ptr<event_record> record = std::make_shared<event_record>();
-    error = put(lock, stream, stream_work{WORK_EVENT, nullptr, nullptr, record, false});
+    cudaError_t error = put(lock, stream, stream_work{WORK_EVENT, nullptr, nullptr, record, false});
     if (error == cudaSuccess)
         event->latest = record;
     return report(error);
@@ -511,8 +501,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     lock_type lock(rt->mutex);
     if (flags != 0)
@@ -528,8 +517,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     lock_type lock(rt->mutex);
     if (!rt->events.count(event))
@@ -539,8 +527,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     lock_type lock(rt->mutex);
     rt->counters.synchronizations++;
@@ -554,8 +541,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to)
 {
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
+    if (cudaError_t error = enter())
         return error;
     lock_type lock(rt->mutex);
     if (!rt->events.count(from) || !rt->events.count(to) || !from->latest || !to->latest ||

@@ -2,18 +2,37 @@
 #include "tests/tiers/topology_machines.h"
 #include "tests/unit.h"
 
-/* Says the machine and the plan too, so that a failure shows both. */
+/* Makes a plan, which has all items of `expected`: "compute CORES x THREADS", "host SPREAD NODES" and
+ * the like, apart by "; ". Says the machine and the plan too, so that a failure shows both. */
 static core_plan plan_of(const topology *machine, const core_request *asked, uint64_t host_gib,
-                         uint64_t device_gib)
+                         uint64_t device_gib, const char *expected)
 {
+    static const char *const spreads[] = {
+        [ARENA_ANYWHERE] = "anywhere", [ARENA_BIND] = "bind", [ARENA_INTERLEAVE] = "interleave"};
     core_plan plan;
     assert_int_equal(topology_place(machine, asked, &plan), 0);
     topology_place_memory(machine, host_gib * GIB, device_gib * GIB, &plan);
-    char text[TOPOLOGY_TEXT_BYTES];
+    char text[TOPOLOGY_TEXT_BYTES], cores[3][CORE_SET_TEXT_BYTES], nodes[2][CORE_SET_TEXT_BYTES];
     printf("  %s\n", topology_describe(machine, text));
     printf("    %s\n", core_plan_describe(&plan, text));
     for (uint32_t i = 0; i < plan.note_count; i++)
         printf("    note: %s\n", plan.notes[i]);
+    snprintf(text, sizeof text,
+             "compute %s x %u; update %s x %u; io %s x %u; host %s %s; device %s %s; notes %u; "
+             "reserved %u;",
+             core_set_format(&plan.compute.cores, cores[0]), plan.compute.thread_count,
+             core_set_format(&plan.update.cores, cores[1]), plan.update.thread_count,
+             core_set_format(&plan.io.cores, cores[2]), plan.io.thread_count,
+             spreads[plan.host.spread], core_set_format(&plan.host.nodes, nodes[0]),
+             spreads[plan.device.spread], core_set_format(&plan.device.nodes, nodes[1]),
+             plan.note_count, plan.reserved);
+    char item[CORE_SET_TEXT_BYTES + 32];
+    for (const char *at = expected; *at; at += strspn(at, "; ")) {
+        snprintf(item, sizeof item, "%.*s;", (int)strcspn(at, ";"), at);
+        if (!strstr(text, item))
+            fail_msg("no \"%s\" in: %s", item, text);
+        at += strcspn(at, ";");
+    }
     return plan;
 }
 
@@ -24,35 +43,23 @@ static void one_socket(void **state)
     machine_node(&machine, 0, 64, "0-3");
     machine_drive(&machine, -1);
     core_request asked = request(true);
-    core_plan plan = plan_of(&machine, &asked, 30, 10);
-    assert_group(&plan.compute, "0-3", 4);
-    assert_group(&plan.update, "0-3", 4);
+    core_plan plan = plan_of(&machine, &asked, 30, 10,
+                             "compute 0-3 x 4; update 0-3 x 4; io 0-3 x 4; host anywhere none; "
+                             "device anywhere none; notes 0; reserved 0");
     assert_true(plan.update_is_compute);
-    assert_group(&plan.io, "0-3", 4);
-    assert_int_equal(plan.reserved, 0);
-    assert_memory(&plan.host, ARENA_ANYWHERE, "none");
-    assert_memory(&plan.device, ARENA_ANYWHERE, "none");
-    assert_int_equal(plan.note_count, 0);
 
     machine_begin(&machine); /* from eight cores on, one is left */
     machine_node(&machine, 0, 64, "0-7");
-    plan = plan_of(&machine, &asked, 30, 10);
-    assert_group(&plan.compute, "1-7", 7);
-    assert_group(&plan.io, "0-7", 0); /* no drive: no pool */
-    assert_int_equal(plan.reserved, 1);
+    /* no drive: no pool */
+    plan_of(&machine, &asked, 30, 10, "compute 1-7 x 7; io 0-7 x 0; reserved 1");
     asked.compute.threads = 8; /* a count that was asked for is what is given */
-    plan = plan_of(&machine, &asked, 30, 10);
-    assert_group(&plan.compute, "0-7", 8);
+    plan_of(&machine, &asked, 30, 10, "compute 0-7 x 8");
     asked.compute.threads = 5;
-    plan = plan_of(&machine, &asked, 30, 10);
-    assert_group(&plan.compute, "0-7", 5);
+    plan_of(&machine, &asked, 30, 10, "compute 0-7 x 5");
     asked.compute.threads = 9;
     asked.update.threads = 2;
-    plan = plan_of(&machine, &asked, 30, 10);
-    assert_group(&plan.compute, "0-7", 9);
-    assert_group(&plan.update, "0-7", 2);
+    plan = plan_of(&machine, &asked, 30, 10, "compute 0-7 x 9; update 0-7 x 2; notes 1");
     assert_false(plan.update_is_compute);
-    assert_int_equal(plan.note_count, 1);
     assert_non_null(strstr(plan.notes[0], "device.threads is 9"));
 }
 
@@ -62,16 +69,11 @@ static void one_core(void **state)
     machine_begin(&machine);
     machine_node(&machine, 0, 2, "0");
     core_request asked = request(true);
-    core_plan plan = plan_of(&machine, &asked, 1, 1);
-    assert_group(&plan.compute, "0", 1);
-    assert_group(&plan.io, "0", 0);
+    plan_of(&machine, &asked, 1, 1, "compute 0 x 1; io 0 x 0");
     asked.io.cores = "0"; /* is not taken away from computing */
-    plan = plan_of(&machine, &asked, 1, 1);
-    assert_group(&plan.compute, "0", 1);
+    plan_of(&machine, &asked, 1, 1, "compute 0 x 1");
     asked.device_is_cpu = false;
-    plan = plan_of(&machine, &asked, 1, 0);
-    assert_group(&plan.update, "0", 1);
-    assert_group(&plan.compute, "0", 1);
+    plan_of(&machine, &asked, 1, 0, "update 0 x 1; compute 0 x 1");
 }
 
 static void hyperthreads(void **state)
@@ -81,36 +83,26 @@ static void hyperthreads(void **state)
     machine_node(&machine, 0, 64, "0-11");
     machine_smt(&machine, 6);
     core_request asked = request(true);
-    core_plan plan = plan_of(&machine, &asked, 8, 8);
-    assert_group(&plan.compute, "0-5", 6);
-    assert_group(&plan.io, "0-11", 0);
+    plan_of(&machine, &asked, 8, 8, "compute 0-5 x 6; io 0-11 x 0");
     asked.compute.threads = 7;
-    plan = plan_of(&machine, &asked, 8, 8);
-    assert_group(&plan.compute, "0-11", 7);
-    assert_int_equal(plan.note_count, 0);
+    plan_of(&machine, &asked, 8, 8, "compute 0-11 x 7; notes 0");
     asked.compute.threads = 0;
     asked.compute.cores = "2,3,8,9"; /* two physical cores with both their threads */
-    plan = plan_of(&machine, &asked, 8, 8);
-    assert_group(&plan.compute, "2-3,8-9", 2);
+    plan_of(&machine, &asked, 8, 8, "compute 2-3,8-9 x 2");
     asked.compute.cores = "";
     core_set_remove(&machine.allowed, 0); /* of this physical core only the other thread is ours */
-    plan = plan_of(&machine, &asked, 8, 8);
-    assert_group(&plan.compute, "1-6", 6);
+    plan_of(&machine, &asked, 8, 8, "compute 1-6 x 6");
 
     machine_begin(&machine);
     machine_node(&machine, 0, 64, "0-31");
     machine_smt(&machine, 16);
     machine_drive(&machine, 0);
-    plan = plan_of(&machine, &asked, 8, 8);
-    assert_group(&plan.compute, "1-15", 15);
+    plan_of(&machine, &asked, 8, 8, "compute 1-15 x 15");
     asked.io.cores = "30,31"; /* threads of the physical cores 14 and 15 */
     asked.io.threads = 100;
-    plan = plan_of(&machine, &asked, 8, 8);
-    assert_group(&plan.compute, "0-13", 14);
-    assert_group(&plan.io, "30-31", 64);
+    plan_of(&machine, &asked, 8, 8, "compute 0-13 x 14; io 30-31 x 64");
     asked.io.cores = "0-31"; /* nothing would stay: nothing is taken */
-    plan = plan_of(&machine, &asked, 8, 8);
-    assert_group(&plan.compute, "0-15", 16);
+    plan_of(&machine, &asked, 8, 8, "compute 0-15 x 16");
 }
 
 static void two_sockets_gpu_on_second(void **state)
@@ -124,37 +116,25 @@ static void two_sockets_gpu_on_second(void **state)
     machine_drive(&machine, 0);
     machine_drive(&machine, 1);
     core_request asked = request(false);
-    core_plan plan = plan_of(&machine, &asked, 200, 0);
-    assert_memory(&plan.host, ARENA_BIND, "1");
+    core_plan plan = plan_of(&machine, &asked, 200, 0,
+                             "host bind 1; update 17-31 x 15; compute 16-31,48-63 x 1; "
+                             "io 16-31,48-63 x 8; notes 0");
     assert_set(&plan.host.touch_cores, "16-31,48-63");
-    assert_group(&plan.update, "17-31", 15);
-    assert_group(&plan.compute, "16-31,48-63", 1);
-    assert_group(&plan.io, "16-31,48-63", 8);
-    assert_int_equal(plan.note_count, 0);
     asked.update.threads = 20; /* larger than the socket's memory: the other socket helps */
-    plan = plan_of(&machine, &asked, 200, 0);
-    assert_group(&plan.update, "0-31", 20);
-    assert_memory(&plan.host, ARENA_BIND, "1");
+    plan_of(&machine, &asked, 200, 0, "update 0-31 x 20; host bind 1");
     asked.update.threads = 0;
-    plan = plan_of(&machine, &asked, 300, 0);
-    assert_memory(&plan.host, ARENA_INTERLEAVE, "0-1");
-    assert_int_equal(plan.note_count, 1);
+    plan = plan_of(&machine, &asked, 300, 0, "host interleave 0-1; notes 1");
     assert_non_null(strstr(plan.notes[0], "300.00 GiB"));
     assert_non_null(strstr(plan.notes[0], "node 1"));
 
     core_set second = machine.nodes[1].cores; /* no core of the GPU's socket is ours */
     core_set_minus(&machine.allowed, &machine.allowed, &second);
-    plan = plan_of(&machine, &asked, 200, 0);
-    assert_memory(&plan.host, ARENA_BIND, "1");
-    assert_group(&plan.update, "1-15", 15);
-    assert_group(&plan.io, "0-15,32-47", 8);
+    plan = plan_of(&machine, &asked, 200, 0, "host bind 1; update 1-15 x 15; io 0-15,32-47 x 8");
     assert_non_null(strstr(plan.notes[0], "the GPU is on NUMA node 1"));
 
     core_set_or(&machine.allowed, &machine.allowed, &second);
     machine.device_node = -1; /* not known: both sockets */
-    plan = plan_of(&machine, &asked, 200, 0);
-    assert_memory(&plan.host, ARENA_INTERLEAVE, "0-1");
-    assert_group(&plan.update, "1-31", 31);
+    plan_of(&machine, &asked, 200, 0, "host interleave 0-1; update 1-31 x 31");
 }
 
 static void two_sockets_without_gpu(void **state)
@@ -164,43 +144,29 @@ static void two_sockets_without_gpu(void **state)
     machine_node(&machine, 0, 64, "0-7");
     machine_node(&machine, 1, 64, "8-15");
     core_request asked = request(true);
-    core_plan plan = plan_of(&machine, &asked, 40, 20);
-    assert_group(&plan.compute, "1-15", 15);
-    assert_memory(&plan.host, ARENA_INTERLEAVE, "0-1");
-    assert_memory(&plan.device, ARENA_INTERLEAVE, "0-1");
+    plan_of(&machine, &asked, 40, 20,
+            "compute 1-15 x 15; host interleave 0-1; device interleave 0-1");
     machine_drive(&machine, 1); /* the core left over is near the drive */
-    plan = plan_of(&machine, &asked, 40, 20);
-    assert_group(&plan.compute, "0-7,9-15", 15);
+    plan_of(&machine, &asked, 40, 20, "compute 0-7,9-15 x 15");
     asked.compute.threads = 8; /* one socket is enough: that of the drive */
-    plan = plan_of(&machine, &asked, 40, 20);
-    assert_group(&plan.compute, "8-15", 8);
-    assert_memory(&plan.host, ARENA_BIND, "1");
+    plan_of(&machine, &asked, 40, 20, "compute 8-15 x 8; host bind 1");
     asked.compute.threads = 0;
     machine.quota_cores = 3; /* CPU time for three, on any cores */
-    plan = plan_of(&machine, &asked, 40, 20);
-    assert_group(&plan.compute, "8-15", 3);
+    plan_of(&machine, &asked, 40, 20, "compute 8-15 x 3");
     machine.quota_cores = 0;
     machine.nodes[0].available_bytes = 8 * GIB; /* equal shares do not fit: fill what there is */
-    plan = plan_of(&machine, &asked, 40, 20);
-    assert_memory(&plan.host, ARENA_BIND, "0-1");
+    plan_of(&machine, &asked, 40, 20, "host bind 0-1");
     asked.compute.cores = "0-3";
-    plan = plan_of(&machine, &asked, 4, 2);
-    assert_group(&plan.compute, "0-3", 4);
-    assert_memory(&plan.host, ARENA_BIND, "0");
-    assert_group(&plan.io, "0-7", 4);
+    plan_of(&machine, &asked, 4, 2, "compute 0-3 x 4; host bind 0; io 0-7 x 4");
     machine.memory_is_set_by_user = true; /* numactl --membind: not ours to change */
-    plan = plan_of(&machine, &asked, 4, 2);
-    assert_memory(&plan.host, ARENA_ANYWHERE, "none");
+    plan_of(&machine, &asked, 4, 2, "host anywhere none");
     machine.memory_is_set_by_user = false;
     asked.update.cores = "8-9";
-    plan = plan_of(&machine, &asked, 4, 2);
-    assert_group(&plan.update, "8-9", 2);
+    core_plan plan = plan_of(&machine, &asked, 4, 2, "update 8-9 x 2");
     assert_false(plan.update_is_compute);
     core_set_minus(&machine.allowed, &machine.allowed, &machine.nodes[0].cores);
     asked = request(true); /* numactl --cpunodebind=1: the memory follows */
-    plan = plan_of(&machine, &asked, 4, 2);
-    assert_group(&plan.compute, "9-15", 7);
-    assert_memory(&plan.host, ARENA_BIND, "1");
+    plan_of(&machine, &asked, 4, 2, "compute 9-15 x 7; host bind 1");
 }
 
 static void four_nodes_gpu_on_third(void **state)
@@ -216,32 +182,25 @@ static void four_nodes_gpu_on_third(void **state)
             machine_distance(&machine, a, b, a / 2 == b / 2 ? 12 : 14);
     machine.device_node = 2;
     core_request asked = request(false);
-    core_plan plan = plan_of(&machine, &asked, 50, 0);
-    assert_memory(&plan.host, ARENA_BIND, "2");
-    assert_group(&plan.update, "33-47", 15);
-    plan = plan_of(&machine, &asked, 100, 0);
-    assert_memory(&plan.host, ARENA_INTERLEAVE, "2-3"); /* 3 is nearer than 0 and 1 */
-    assert_int_equal(plan.note_count, 1);
-    plan = plan_of(&machine, &asked, 150, 0);
-    assert_memory(&plan.host, ARENA_INTERLEAVE, "0,2-3");
-    plan = plan_of(&machine, &asked, 1000, 0); /* arena_init refuses it */
+    plan_of(&machine, &asked, 50, 0, "host bind 2; update 33-47 x 15");
+    /* 3 is nearer than 0 and 1 */
+    plan_of(&machine, &asked, 100, 0, "host interleave 2-3; notes 1");
+    plan_of(&machine, &asked, 150, 0, "host interleave 0,2-3");
+    /* arena_init refuses it */
+    core_plan plan = plan_of(&machine, &asked, 1000, 0, "");
     assert_int_equal(core_set_count(&plan.host.nodes), 4);
 
     machine.nodes[2].memory_bytes = machine.nodes[2].available_bytes = 0;
     machine.nodes[3].memory_bytes = machine.nodes[3].available_bytes = 0;
     machine_distance(&machine, 1, 2, 13); /* two nodes without memory: the nearest that has some */
-    plan = plan_of(&machine, &asked, 50, 0);
-    assert_memory(&plan.host, ARENA_BIND, "1");
-    assert_group(&plan.update, "33-47", 15);
+    plan = plan_of(&machine, &asked, 50, 0, "host bind 1; update 33-47 x 15");
     assert_non_null(strstr(plan.notes[0], "has no memory"));
     assert_int_equal(plan.note_count, 1);
     asked.device_is_cpu = true; /* all cores, memory on the two that have it */
-    plan = plan_of(&machine, &asked, 50, 20);
-    assert_group(&plan.compute, "1-63", 63);
-    assert_memory(&plan.host, ARENA_INTERLEAVE, "0-1");
+    plan_of(&machine, &asked, 50, 20, "compute 1-63 x 63; host interleave 0-1");
     machine.nodes[0].memory_is_allowed = false; /* cpuset.mems */
-    plan = plan_of(&machine, &asked, 50, 0);
-    assert_memory(&plan.host, ARENA_ANYWHERE, "none"); /* one place is left: nothing to choose */
+    /* one place is left: nothing to choose */
+    plan_of(&machine, &asked, 50, 0, "host anywhere none");
 }
 
 static void control_group(void **state)
@@ -251,21 +210,16 @@ static void control_group(void **state)
     machine_node(&machine, 0, 16, "0-7");
     machine.allowed = set_of("3,5");
     core_request asked = request(true);
-    core_plan plan = plan_of(&machine, &asked, 4, 4);
-    assert_group(&plan.compute, "3,5", 2);
-    assert_group(&plan.io, "3,5", 0);
+    plan_of(&machine, &asked, 4, 4, "compute 3,5 x 2; io 3,5 x 0");
     asked.compute.threads = 4;
-    plan = plan_of(&machine, &asked, 4, 4);
-    assert_group(&plan.compute, "3,5", 4);
+    core_plan plan = plan_of(&machine, &asked, 4, 4, "compute 3,5 x 4");
     assert_non_null(strstr(plan.notes[0], "2 cores (3,5)"));
     machine.allowed = set_of("0-7");
     asked.compute.threads = 0;
     machine.quota_cores = 8; /* a quota of all: the count is its, none is left over */
-    plan = plan_of(&machine, &asked, 4, 4);
-    assert_group(&plan.compute, "0-7", 8);
+    plan_of(&machine, &asked, 4, 4, "compute 0-7 x 8");
     machine.quota_cores = 12;
-    plan = plan_of(&machine, &asked, 4, 4);
-    assert_group(&plan.compute, "1-7", 7);
+    plan_of(&machine, &asked, 4, 4, "compute 1-7 x 7");
 }
 
 static void memory_without_cores(void **state)
@@ -276,11 +230,9 @@ static void memory_without_cores(void **state)
     machine_node(&machine, 1, 256, "");
     machine_distance(&machine, 0, 1, 50);
     core_request asked = request(true);
-    core_plan plan = plan_of(&machine, &asked, 30, 20);
-    assert_group(&plan.compute, "0-3", 4);
-    assert_memory(&plan.host, ARENA_BIND, "0");
-    plan = plan_of(&machine, &asked, 100, 20); /* the fast node first, slow memory for the rest */
-    assert_memory(&plan.host, ARENA_BIND, "0-1");
+    plan_of(&machine, &asked, 30, 20, "compute 0-3 x 4; host bind 0");
+    /* the fast node first, slow memory for the rest */
+    core_plan plan = plan_of(&machine, &asked, 100, 20, "host bind 0-1");
     assert_set(&plan.host.touch_cores, "0-3");
     assert_non_null(strstr(plan.notes[0], "order of distance"));
 }
@@ -298,16 +250,11 @@ static void numbers_with_holes(void **state)
     machine_distance(&machine, 1, 2, 80);
     machine.device_node = 8;
     core_request asked = request(false);
-    core_plan plan = plan_of(&machine, &asked, 100, 0);
-    assert_memory(&plan.host, ARENA_BIND, "8");
-    assert_group(&plan.update, "85-95", 11);
-    plan = plan_of(&machine, &asked, 200, 0);
-    assert_memory(&plan.host, ARENA_INTERLEAVE, "0,8");
-    plan = plan_of(&machine, &asked, 250, 0);
-    assert_memory(&plan.host, ARENA_BIND, "0,8,255");
+    plan_of(&machine, &asked, 100, 0, "host bind 8; update 85-95 x 11");
+    plan_of(&machine, &asked, 200, 0, "host interleave 0,8");
+    plan_of(&machine, &asked, 250, 0, "host bind 0,8,255");
     machine.device_node = 3; /* what the driver says is not there: as if not known */
-    plan = plan_of(&machine, &asked, 100, 0);
-    assert_memory(&plan.host, ARENA_INTERLEAVE, "0,8");
+    plan_of(&machine, &asked, 100, 0, "host interleave 0,8");
 }
 
 static void bad_sets(void **state)
