@@ -9,9 +9,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "tests/unit.h"
-
-static char directory[] = "/tmp/sluice-test-file-XXXXXX";
+#include "tests/directory.h"
 
 /* ---- fsync as a file system may answer it ---- */
 
@@ -30,15 +28,6 @@ int __wrap_fsync(int fd)
 }
 
 /* ---- helpers ---- */
-
-static char *in_directory(const char *name)
-{
-    static char paths[4][FILE_PATH_BYTES];
-    static unsigned next;
-    char *path = paths[next++ % 4];
-    assert_ok(file_join(path, FILE_PATH_BYTES, directory, name));
-    return path;
-}
 
 static bool is_there(const char *name)
 {
@@ -64,18 +53,6 @@ static void expect_read_error(const char *path, uint64_t bytes_max, const char *
     assert_int_equal(bytes, 0);
     if (!strstr(err_text(), part))
         fail_msg("\"%s\" does not say \"%s\"", err_text(), part);
-}
-
-static int make_place(void **state)
-{
-    return mkdtemp(directory) ? 0 : -1;
-}
-
-static int remove_place(void **state)
-{
-    char command[sizeof directory + 16];
-    snprintf(command, sizeof command, "rm -rf %s", directory);
-    return system(command);
 }
 
 /* ---- tests ---- */
@@ -435,5 +412,5 @@ int main(void)
         cmocka_unit_test(modes_are_as_asked),
         cmocka_unit_test(links_are_not_written),
     };
-    return cmocka_run_group_tests(tests, make_place, remove_place);
+    return cmocka_run_group_tests(tests, directory_make, directory_remove);
 }

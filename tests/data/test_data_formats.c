@@ -145,8 +145,6 @@ int main(void)
 {
     printf("seed %d\n", SEED);
     log_set_level(LOG_QUIET);
-    if (!mkdtemp(directory))
-        return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_formats_give_the_same_windows),
         cmocka_unit_test(small_types_and_text),
@@ -154,7 +152,5 @@ int main(void)
         cmocka_unit_test(reading_allocates_nothing),
         cmocka_unit_test(large_files),
     };
-    int rc = cmocka_run_group_tests(tests, NULL, NULL);
-    rmdir(directory);
-    return rc;
+    return cmocka_run_group_tests(tests, directory_make, directory_remove);
 }

@@ -5,11 +5,9 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "data/mixture.h"
-#include "tests/unit.h"
+#include "tests/directory.h"
 
 enum { SEED = 29, VOCAB = 500, MASK = 3, COUNT = 200000, LENGTH = 64 };
-
-static char directory[] = "test_masking_XXXXXX";
 
 static masking start(double share)
 {
@@ -91,17 +89,6 @@ static void seed_and_window_decide(void **state)
     assert_memory_equal(targets[0], targets[4], COUNT / 3 * sizeof targets[0][0]);
 }
 
-static const char *write_text(const char *name, const char *text)
-{
-    static char path[128];
-    snprintf(path, sizeof path, "%s/%s", directory, name);
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_true(fputs(text, file) >= 0);
-    assert_int_equal(fclose(file), 0);
-    return path;
-}
-
 static void the_tokenizer_knows_the_tokens(void **state)
 {
     static const char json[] =
@@ -119,7 +106,7 @@ static void the_tokenizer_knows_the_tokens(void **state)
         "\"##b\": 6}}}";
     tokenizer *words;
     masking self;
-    assert_ok(tokenizer_open(write_text("tokenizer.json", json), &words));
+    assert_ok(tokenizer_open(write_text("tokenizer.json", json, strlen(json)), &words));
     assert_ok(masking_init(&self, 0.15, 7, -1, words));
     assert_int_equal(self.mask_token, 4);
     assert_int_equal(self.special_count, 4);
@@ -144,7 +131,7 @@ static void a_mixture_masks_its_windows(void **state)
     for (size_t i = 0; i < sizeof text; i++)
         text[i] = (char)('a' + rng_below(SEED, 2, i, 26));
     text[sizeof text - 1] = '\0';
-    const char *path = write_text("text", text);
+    const char *path = write_text("text", text, strlen(text));
     for (int i = 0; i < 2; i++) {
         corpus *source;
         const double weight = 1;
@@ -169,22 +156,6 @@ static void a_mixture_masks_its_windows(void **state)
     mixture_destroy(of[1]);
 }
 
-static int setup(void **state)
-{
-    return mkdtemp(directory) ? 0 : -1;
-}
-
-static int teardown(void **state)
-{
-    char path[128];
-    const char *const names[] = {"tokenizer.json", "text"};
-    for (int i = 0; i < 2; i++) {
-        snprintf(path, sizeof path, "%s/%s", directory, names[i]);
-        (void)unlink(path);
-    }
-    return rmdir(directory);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -195,5 +166,5 @@ int main(void)
         cmocka_unit_test(a_mixture_masks_its_windows),
     };
     printf("seed %d\n", SEED);
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, directory_make, directory_remove);
 }

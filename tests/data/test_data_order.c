@@ -477,21 +477,10 @@ static void too_small_a_share(void **state)
     corpus_close(same);
 }
 
-static int setup(void **state)
-{
-    log_set_level(LOG_WARN);
-    return mkdtemp(directory) ? 0 : -1;
-}
-
-static int teardown(void **state)
-{
-    remove_all();
-    return rmdir(directory);
-}
-
 int main(void)
 {
     printf("seed %d\n", SEED);
+    log_set_level(LOG_WARN);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(arrays_are_read),
         cmocka_unit_test(bad_arrays_are_refused),
@@ -506,5 +495,5 @@ int main(void)
         cmocka_unit_test(shares_are_exact),
         cmocka_unit_test(too_small_a_share),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, directory_make, directory_remove);
 }

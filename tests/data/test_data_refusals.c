@@ -303,15 +303,11 @@ int main(void)
 {
     printf("seed %d\n", SEED);
     log_set_level(LOG_QUIET);
-    if (!mkdtemp(directory))
-        return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_llmc_files),       cmocka_unit_test(bad_raw_files),
         cmocka_unit_test(bad_megatron_files),   cmocka_unit_test(bad_places_and_documents),
         cmocka_unit_test(mixtures_are_refused), cmocka_unit_test(tokens_outside_the_vocabulary),
         cmocka_unit_test(random_damage),
     };
-    int rc = cmocka_run_group_tests(tests, NULL, NULL);
-    rmdir(directory);
-    return rc;
+    return cmocka_run_group_tests(tests, directory_make, directory_remove);
 }

@@ -1,25 +1,12 @@
 /* The corpus joins files and refuses bad ones; the sampler visits each window once per epoch. */
 #include <errno.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "data/corpus.h"
-#include "tests/unit.h"
+#include "tests/directory.h"
 
 enum { SEED = 811, TOKENS_MAX = 20000 };
-
-static char directory[] = "test_data_XXXXXX";
-
-static const char *in_directory(const char *name)
-{
-    static char paths[4][128];
-    static unsigned next;
-    char *path = paths[next++ % 4];
-    snprintf(path, sizeof paths[0], "%s/%s", directory, name);
-    return path;
-}
 
 static unsigned char byte_at(uint64_t i)
 {
@@ -226,19 +213,11 @@ static void evaluation_in_order(void **state)
 int main(void)
 {
     printf("seed %d\n", SEED);
-    if (!mkdtemp(directory))
-        return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(files_are_joined),    cmocka_unit_test(bad_files_are_named),
         cmocka_unit_test(each_window_once),    cmocka_unit_test(short_and_shrinking_files),
         cmocka_unit_test(resumes_by_number),   cmocka_unit_test(order_is_shuffled),
         cmocka_unit_test(evaluation_in_order),
     };
-    int rc = cmocka_run_group_tests(tests, NULL, NULL);
-    static const char *const names[] = {"a",     "b",      "c",      "good",  "empty", "pipe",
-                                        "short", "tokens", "resume", "order", "valid"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        unlink(in_directory(names[i]));
-    rmdir(directory);
-    return rc;
+    return cmocka_run_group_tests(tests, directory_make, directory_remove);
 }

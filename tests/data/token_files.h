@@ -1,6 +1,5 @@
 /* Writers of token files for the tests of src/data. Each format has its own code here, independent
- * of the product's. Files lie in a directory that the test makes with mkdtemp. Includes all headers
- * that those tests need. */
+ * of the product's. Includes all headers that those tests need. */
 #ifndef SLUICE_TESTS_TOKEN_FILES_H
 #define SLUICE_TESTS_TOKEN_FILES_H
 
@@ -15,27 +14,16 @@
 #include "data/corpus.h"
 #include "data/prepare.h"
 #include "data/token_file.h"
-#include "tests/unit.h"
+#include "tests/directory.h"
 #include "text/chat.h"
 
 enum { SEED = 20240520, TOKENS = 3001, VOCAB = 50257 };
 
-static char directory[] = "test_formats_XXXXXX";
-
-static inline const char *in_directory(const char *name)
-{
-    static char paths[8][160];
-    static unsigned next;
-    char *path = paths[next++ % 8];
-    snprintf(path, sizeof paths[0], "%s/%s", directory, name);
-    return path;
-}
-
+/* Removes the files of a test. */
 static inline void remove_all(void)
 {
-    char command[64];
-    snprintf(command, sizeof command, "rm -rf %s/*", directory);
-    assert_int_equal(system(command), 0);
+    assert_int_equal(directory_remove(NULL), 0);
+    assert_int_equal(mkdir(directory, 0700), 0);
 }
 
 /* ---- writers of our own ---- */
@@ -54,12 +42,7 @@ static inline void put(struct bytes *self, uint64_t value, unsigned width)
 
 static inline const char *store(const char *name, const struct bytes *content)
 {
-    const char *path = in_directory(name);
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(content->data, 1, content->count, file), content->count);
-    assert_int_equal(fclose(file), 0);
-    return path;
+    return write_text(name, content->data, content->count);
 }
 
 static inline struct bytes *fresh(int which)
@@ -194,16 +177,6 @@ static inline void expect_tokens(corpus *source, uint64_t count, uint64_t vocab)
 
 static tokenizer *words;
 
-static inline const char *write_text(const char *name, const char *text, size_t bytes)
-{
-    const char *path = in_directory(name);
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(text, 1, bytes, file), bytes);
-    assert_int_equal(fclose(file), 0);
-    return path;
-}
-
 static inline prepare_options options_of(const char *form, const char *field)
 {
     return (prepare_options){.words = words,
@@ -216,14 +189,13 @@ static inline prepare_options options_of(const char *form, const char *field)
 static inline int prepare_setup(void **state)
 {
     log_set_level(LOG_WARN);
-    return mkdtemp(directory) ? tokenizer_open("bytes", &words) : -1;
+    return directory_make(state) == 0 ? tokenizer_open("bytes", &words) : -1;
 }
 
 static inline int prepare_teardown(void **state)
 {
     tokenizer_close(words);
-    remove_all();
-    return rmdir(directory);
+    return directory_remove(state);
 }
 
 /* Looks at and makes; the corpus of it, or NULL with the error. */

@@ -44,7 +44,7 @@ static void on_line(void *user, const char *text)
 
 static struct probe_options tiny(struct watcher *watcher)
 {
-    return (struct probe_options){.drives = {helper_directory},
+    return (struct probe_options){.drives = {directory},
                                   .drive_count = 1,
                                   .backend = "cpu",
                                   .is_tiny = true,
@@ -63,7 +63,7 @@ static int count_fds(void)
  * stay. */
 static void expect_nothing_left(int fds)
 {
-    assert_int_equal(helper_count_entries(helper_directory), 2);
+    assert_int_equal(helper_count_entries(directory), 2);
     assert_int_equal(count_fds(), fds);
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
     assert_int_equal(errno, ECHILD);
@@ -155,7 +155,7 @@ static void each_figure_is_there_and_nothing_is_left(void **state)
     assert_non_null(strstr(watcher.seen, ": write 1024 KiB x 4"));
     /* The result can be written as a machine file. */
     char path[512];
-    snprintf(path, sizeof path, "%s/machine.json", helper_directory);
+    snprintf(path, sizeof path, "%s/machine.json", directory);
     assert_ok(machine_write(&found, path));
     assert_ok(machine_read(path, &again));
     assert_true(again.host.dram_copy == found.host.dram_copy);
@@ -171,7 +171,7 @@ static void several_drives_are_measured_together_too(void **state)
     watcher = (struct watcher){0};
     stop_flag = 0;
     char second[512];
-    snprintf(second, sizeof second, "%s/not/made", helper_directory); /* the one above is used */
+    snprintf(second, sizeof second, "%s/not/made", directory); /* the one above is used */
     options.drives[1] = second;
     options.drive_count = 2;
     int fds = count_fds();
@@ -207,7 +207,7 @@ static void drives_that_cannot_be_used_are_refused_first(void **state)
 {
     static struct watcher watcher;
     char file[512];
-    snprintf(file, sizeof file, "%s/plain", helper_directory);
+    snprintf(file, sizeof file, "%s/plain", directory);
     close(open(file, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     const char *const bad[] = {file, "", "/proc/1"};
     int fds = count_fds();
@@ -227,7 +227,7 @@ static void drives_that_cannot_be_used_are_refused_first(void **state)
     assert_int_equal(probe_run(&options, &found), ERR_USAGE);
     assert_int_equal(count_fds(), fds);
     assert_int_equal(remove(file), 0);
-    assert_int_equal(helper_count_entries(helper_directory), 2);
+    assert_int_equal(helper_count_entries(directory), 2);
 }
 
 static void a_full_drive_is_refused(void **state)
@@ -235,7 +235,7 @@ static void a_full_drive_is_refused(void **state)
     static struct watcher watcher;
     struct probe_options options = tiny(&watcher);
     char mount_point[512];
-    snprintf(mount_point, sizeof mount_point, "%s/small", helper_directory);
+    snprintf(mount_point, sizeof mount_point, "%s/small", directory);
     assert_int_equal(mkdir(mount_point, 0700), 0);
     options.drives[0] = mount_point;
     static const char *const room[] = {"size=3m", "size=24m"};
@@ -268,5 +268,5 @@ int main(void)
         cmocka_unit_test(several_drives_are_measured_together_too),
         cmocka_unit_test(a_stop_is_heard_everywhere),
     };
-    return cmocka_run_group_tests(tests, helper_setup, helper_teardown);
+    return cmocka_run_group_tests(tests, directory_make, directory_remove);
 }

@@ -5,8 +5,6 @@
 #include <math.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/dtype.h"
 #include "base/file.h"
@@ -14,18 +12,7 @@
 #include "report/chrome_trace.h"
 #include "report/live.h"
 #include "report/metrics.h"
-#include "tests/unit.h"
-
-static char directory[] = "test_prof_XXXXXX";
-
-static const char *in_directory(const char *name)
-{
-    static char paths[16][128];
-    static unsigned next;
-    char *path = paths[next++ % 16];
-    snprintf(path, sizeof paths[0], "%s/%s", directory, name);
-    return path;
-}
+#include "tests/directory.h"
 
 static metrics_line sample_line(uint64_t step)
 {
@@ -502,8 +489,6 @@ static void plain_line_says_all(void **state)
 
 int main(void)
 {
-    if (!mkdtemp(directory))
-        return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(metrics_are_json),
         cmocka_unit_test(odd_metrics_are_json),
@@ -515,7 +500,5 @@ int main(void)
         cmocka_unit_test(live_line_says_little_it_does_not_know),
         cmocka_unit_test(plain_line_says_all),
     };
-    int rc = cmocka_run_group_tests(tests, NULL, NULL);
-    rmdir(directory);
-    return rc;
+    return cmocka_run_group_tests(tests, directory_make, directory_remove);
 }

@@ -4,15 +4,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "report/tensorboard.h"
-#include "tests/unit.h"
+#include "tests/directory.h"
 
 enum { EVENTS_MAX = 256 };
-
-static char dir[256];
 
 struct event {
     uint64_t step;
@@ -189,7 +185,7 @@ static void numbers_are_those_of_the_line(void **state)
     static struct log log;
     tensorboard_file file;
     char path[300];
-    snprintf(path, sizeof path, "%s/new/board", dir);
+    snprintf(path, sizeof path, "%s/new/board", directory);
     assert_ok(tensorboard_file_open(&file, path, 0640, 1));
     struct stat info;
     assert_int_equal(stat(file.path, &info), 0);
@@ -229,7 +225,7 @@ static void each_opening_makes_a_later_file(void **state)
 {
     static struct log log;
     char path[300], last[sizeof(tensorboard_file)] = "";
-    snprintf(path, sizeof path, "%s/again", dir);
+    snprintf(path, sizeof path, "%s/again", directory);
     for (uint64_t first = 1; first < 5; first++) { /* within a second */
         tensorboard_file file;
         assert_ok(tensorboard_file_open(&file, path, 0600, first));
@@ -247,7 +243,7 @@ static void failures_are_values(void **state)
 {
     tensorboard_file file;
     char path[300];
-    snprintf(path, sizeof path, "%s/plain", dir);
+    snprintf(path, sizeof path, "%s/plain", directory);
     int fd = open(path, O_CREAT | O_WRONLY, 0600);
     assert_true(fd >= 0);
     close(fd);
@@ -255,7 +251,7 @@ static void failures_are_values(void **state)
     assert_non_null(strstr(err_text(), "plain"));
     assert_int_equal(file.fd, -1);
 
-    snprintf(path, sizeof path, "%s/full", dir);
+    snprintf(path, sizeof path, "%s/full", directory);
     assert_ok(tensorboard_file_open(&file, path, 0600, 1));
     close(file.fd);
     file.fd = open("/dev/full", O_WRONLY);
@@ -266,20 +262,6 @@ static void failures_are_values(void **state)
     tensorboard_file_close(&file);
 }
 
-static int make_dir(void **state)
-{
-    const char *parent = getenv("TMPDIR");
-    snprintf(dir, sizeof dir, "%s/sluice-board.XXXXXX", parent ? parent : "/tmp");
-    return mkdtemp(dir) ? 0 : -1;
-}
-
-static int remove_dir(void **state)
-{
-    char command[300];
-    snprintf(command, sizeof command, "rm -rf '%s'", dir);
-    return system(command);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -287,5 +269,5 @@ int main(void)
         cmocka_unit_test(each_opening_makes_a_later_file),
         cmocka_unit_test(failures_are_values),
     };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+    return cmocka_run_group_tests(tests, directory_make, directory_remove);
 }

@@ -18,18 +18,18 @@ const uint64_t ranks_unit_elems[RANKS_UNITS] = {23 * SHARD_ELEMS_STEP, SHARD_ELE
 
 int ranks_setup(void **state)
 {
-    return helper_setup(state);
+    return directory_make(state);
 }
 
 int ranks_teardown(void **state)
 {
-    return helper_teardown(state);
+    return directory_remove(state);
 }
 
 const char *ranks_directory(void)
 {
-    assert_true(helper_directory[0] != '\0'); /* else drives would lie in the root directory */
-    return helper_directory;
+    assert_true(directory[0] != '\0'); /* else drives would lie in the root directory */
+    return directory;
 }
 
 uint32_t ranks_element(uint32_t unit, uint32_t stream, uint64_t idx)

@@ -40,7 +40,7 @@ static const char *path_of(const char *format, ...)
     static char path[4][1024];
     static unsigned turn;
     char *out = path[turn++ % 4];
-    int used = snprintf(out, sizeof path[0], "%s/", helper_directory);
+    int used = snprintf(out, sizeof path[0], "%s/", directory);
     va_list args;
     va_start(args, format);
     vsnprintf(out + used, sizeof path[0] - (size_t)used, format, args);
@@ -54,7 +54,7 @@ static bool exists(const char *path)
     return lstat(path, &status) == 0;
 }
 
-static void write_text(const char *path, const char *text)
+static void write_to(const char *path, const char *text)
 {
     FILE *file = fopen(path, "w");
     assert_non_null(file);
@@ -85,7 +85,7 @@ static int count_entry(const char *path, const struct stat *status, int type, st
 static uint64_t count_all(void)
 {
     entry_count = 0;
-    assert_int_equal(nftw(helper_directory, count_entry, 16, FTW_PHYS), 0);
+    assert_int_equal(nftw(directory, count_entry, 16, FTW_PHYS), 0);
     return entry_count;
 }
 
@@ -189,14 +189,14 @@ static void open_run(const char *name, uint8_t uuid)
 
 static int setup(void **state)
 {
-    TRY(helper_setup(state));
+    TRY(directory_make(state));
     memset(&rig, 0, sizeof rig);
     snprintf(rig.dir, sizeof rig.dir, "%s", path_of("run"));
     if (mkdir(rig.dir, 0777) != 0)
         return -1;
-    write_text(path_of("run/job.json"), job_text);
+    write_to(path_of("run/job.json"), job_text);
     assert_int_equal(mkdir(path_of("run/buffers"), 0777), 0);
-    write_text(path_of("run/buffers/step-000000050.pt"), buffers_text);
+    write_to(path_of("run/buffers/step-000000050.pt"), buffers_text);
     rig.asked.run.keep_every = 25;
     rig.asked.run.keep = rig.list;
     open_run("drive", 0xab);
@@ -206,7 +206,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     slab_close(&rig.disk);
-    return helper_teardown(state);
+    return directory_remove(state);
 }
 
 static const struct ranks alone = {.world = 1};
@@ -304,7 +304,7 @@ static void a_copy_is_a_run(void **state)
     check_extents(&rig.disk, 0);
     write_extents(1); /* the run goes on */
     check_copy(0);
-    write_text(path_of("run/job.json"), "{}");
+    write_to(path_of("run/job.json"), "{}");
     keep(); /* there already: left alone */
     check_copy(0);
     rig.record.step = 75;
@@ -360,8 +360,7 @@ static bool keep_killed(const char *name, int at)
 static void remove_copy(void)
 {
     char command[600];
-    snprintf(command, sizeof command, "rm -rf %s/run/keep %s/*/*.keep", helper_directory,
-             helper_directory);
+    snprintf(command, sizeof command, "rm -rf %s/run/keep %s/*/*.keep", directory, directory);
     assert_int_equal(system(command), 0);
 }
 
@@ -480,8 +479,8 @@ static void what_cannot_be_copied(void **state)
     keep_failing();
     assert_logged("job.json: No such file or directory");
     assert_int_equal(count_all(), empty - 1);
-    write_text(path_of("run/job.json"), job_text);
-    write_text(path_of("run/keep"), "in the way");
+    write_to(path_of("run/job.json"), job_text);
+    write_to(path_of("run/keep"), "in the way");
     keep_failing();
     assert_logged("is not kept: ");
     assert_text_is(path_of("run/keep"), "in the way");
@@ -509,8 +508,8 @@ static void others_are_left_alone(void **state)
     uint64_t count = count_all();
     keep();
     assert_int_equal(count_all(), count);
-    write_text(path_of("run/keep/step-000000050/state/manifest-0"), "rotten");
-    write_text(path_of("run/keep/step-000000050/state/manifest-1"), "rotten");
+    write_to(path_of("run/keep/step-000000050/state/manifest-0"), "rotten");
+    write_to(path_of("run/keep/step-000000050/state/manifest-1"), "rotten");
     keep_failing();
     assert_int_equal(count_all(), count);
     remove_copy();
@@ -518,7 +517,7 @@ static void others_are_left_alone(void **state)
                      0); /* cut short before there was a manifest */
     assert_int_equal(mkdir(path_of("run/keep/step-000000050"), 0777), 0);
     assert_int_equal(mkdir(path_of("run/keep/step-000000050/state"), 0777), 0);
-    write_text(path_of("run/keep/step-000000050/state/manifest-1.new"), "half");
+    write_to(path_of("run/keep/step-000000050/state/manifest-1.new"), "half");
     keep();
     check_copy(0);
 }

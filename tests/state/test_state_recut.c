@@ -558,5 +558,5 @@ int main(int argument_count, char **arguments)
         cmocka_unit_test(every_failure_of_a_drive_is_an_error),
         cmocka_unit_test(a_failing_drive_keeps_its_code),
     };
-    return cmocka_run_group_tests(tests, helper_setup, helper_teardown);
+    return cmocka_run_group_tests(tests, directory_make, directory_remove);
 }

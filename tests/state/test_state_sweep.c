@@ -2,7 +2,6 @@
  * are those of the bytes in memory, in the record's order, whatever the tiles, drives, backends and
  * the order of completions. A stop, a failed read and a broken queue end the sweep with the right
  * error. SLUICE_TEST_SEED draws the tiles. */
-#include <unistd.h>
 #include <xxhash.h>
 
 #include "base/log.h"
@@ -11,13 +10,12 @@
 #include "base/tile.h"
 #include "state/sweep.h"
 #include "swap/checksum.h"
-#include "tests/unit.h"
+#include "tests/directory.h"
 #include "tiers/io_faults.h"
 
 enum { DRIVES = 3, EXTENTS_MAX = 400 };
 
 static uint64_t seed = 42;
-static char directory[64];
 
 /* A slab with tiles in it, and their descriptions. */
 struct rig {
@@ -228,30 +226,14 @@ static void ends_are_as_told(void **state)
     destroy_rig(rig);
 }
 
-static int make_directory(void **state)
-{
-    log_set_level(LOG_QUIET);
-    strcpy(directory, "test_state_sweep.XXXXXX");
-    return mkdtemp(directory) ? 0 : -1;
-}
-
-static int remove_directory(void **state)
-{
-    for (int d = 0; d < DRIVES; d++) {
-        char path[96];
-        snprintf(path, sizeof path, "%s/%d", directory, d);
-        (void)rmdir(path); /* a slab takes away the directories that it made */
-    }
-    return rmdir(directory);
-}
-
 int main(void)
 {
     seed = unit_seed(seed);
+    log_set_level(LOG_QUIET);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_are_those_of_the_bytes),
         cmocka_unit_test(nothing_to_read_is_no_error),
         cmocka_unit_test(ends_are_as_told),
     };
-    return cmocka_run_group_tests(tests, make_directory, remove_directory);
+    return cmocka_run_group_tests(tests, directory_make, directory_remove);
 }

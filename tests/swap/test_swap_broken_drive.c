@@ -271,7 +271,7 @@ static void a_protected_medium_fails_all_writes(void **state)
 static int skip_with(const char *what, int rc)
 {
     fprintf(stderr, "skipped: %s: %s\n", what, strerror(-rc));
-    helper_teardown(NULL);
+    directory_remove(NULL);
     return 77;
 }
 
@@ -287,9 +287,9 @@ int main(int argc, char **argv)
     int skip = helper_skip(helper_backend(name));
     if (skip)
         return skip;
-    if (helper_setup(NULL) != 0)
+    if (directory_make(NULL) != 0)
         return 1;
-    snprintf(mount_point, sizeof mount_point, "%s/mount", helper_directory);
+    snprintf(mount_point, sizeof mount_point, "%s/mount", directory);
     if (mkdir(mount_point, 0700) != 0)
         return 1;
     if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
@@ -314,6 +314,6 @@ int main(int argc, char **argv)
     };
     rc = lost ? cmocka_run_group_tests_name(name, lost_tests, NULL, NULL)
               : cmocka_run_group_tests_name(name, full_tests, NULL, NULL);
-    helper_teardown(NULL);
+    directory_remove(NULL);
     return rc;
 }

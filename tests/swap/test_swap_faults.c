@@ -141,7 +141,7 @@ static void a_stuck_transfer_is_named_by_its_op(void **state)
     program prog;
     io_rig_program(&prog);
     char log_path[512], text[8192];
-    snprintf(log_path, sizeof log_path, "%s/log", helper_directory);
+    snprintf(log_path, sizeof log_path, "%s/log", directory);
     FILE *log_file = fopen(log_path, "w+e");
     assert_non_null(log_file);
     int kept = dup(STDERR_FILENO);
@@ -179,5 +179,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(without_sums_a_flip_goes_through),
         cmocka_unit_test(a_stuck_transfer_is_named_by_its_op),
     };
-    return cmocka_run_group_tests(tests, helper_setup, helper_teardown);
+    return cmocka_run_group_tests(tests, directory_make, directory_remove);
 }

@@ -291,5 +291,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_is_left_wakes_again),   cmocka_unit_test(lanes_keep_behind),
         cmocka_unit_test(a_thread_that_cannot_start), cmocka_unit_test(threads_follow_the_drives),
     };
-    return cmocka_run_group_tests(tests, helper_setup, helper_teardown);
+    return cmocka_run_group_tests(tests, directory_make, directory_remove);
 }

@@ -401,5 +401,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_has_no_place_is_refused),
         cmocka_unit_test(writes_do_not_overtake_each_other),
     };
-    return cmocka_run_group_tests(tests, helper_setup, helper_teardown);
+    return cmocka_run_group_tests(tests, directory_make, directory_remove);
 }

@@ -361,5 +361,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(streams_are_exact),
         cmocka_unit_test(cuts_are_safe),
     };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return cmocka_run_group_tests(tests, make_folder, directory_remove);
 }

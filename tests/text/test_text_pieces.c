@@ -361,5 +361,5 @@ int main(void)
         cmocka_unit_test(long_words_are_as_short_ones),
         cmocka_unit_test(refusals_name_the_part),
     };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return cmocka_run_group_tests(tests, make_folder, directory_remove);
 }

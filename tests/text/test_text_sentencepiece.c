@@ -2,44 +2,10 @@
  * a text, what is refused. The models are trained here. Without the library: *.model is refused
  * with what to install, and the rest is skipped. Against the Python package, on much text:
  * reference/check_sentencepiece.py. */
-#include <unistd.h>
-
-#include "tests/unit.h"
+#include "tests/directory.h"
 #include "text/tokenizer.h"
 
-enum { PATH_BYTES = 256, SKIPPED = 77 };
-
-static char folder[] = "/tmp/test_sentencepiece.XXXXXX";
-
-static const char *in_folder(const char *name)
-{
-    static char path[PATH_BYTES];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return path;
-}
-
-static void write_file(const char *name, const void *data, size_t bytes)
-{
-    FILE *file = fopen(in_folder(name), "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
-    assert_int_equal(fclose(file), 0);
-}
-
-static int make_folder(void **state)
-{
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state)
-{
-    static const char *const names[] = {
-        "text.txt",  "unigram.model", "unigram.vocab", "bpe.model",
-        "bpe.vocab", "bad.model",     "some.model",    "tokenizer_config.json"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        unlink(in_folder(names[i]));
-    return rmdir(folder);
-}
+enum { SKIPPED = 77 };
 
 #ifdef SLUICE_HAS_SENTENCEPIECE
 
@@ -55,7 +21,7 @@ static void train_models(void)
                                         "water", "level", "öl",   "naïve", "日本",   "12",
                                         "runs",  "into",  "mill", "and",   "wheel",  "."};
     char arguments[1024];
-    FILE *file = fopen(in_folder("text.txt"), "w");
+    FILE *file = fopen(in_directory("text.txt"), "w");
     assert_non_null(file);
     uint32_t random = 1;
     for (int line = 0; line < 400; line++) {
@@ -72,7 +38,7 @@ static void train_models(void)
                  "--input=%s/text.txt --model_prefix=%s/%s --model_type=%s --vocab_size=%d "
                  "--byte_fallback=%s --hard_vocab_limit=false --user_defined_symbols=<sep> "
                  "--num_threads=1 --minloglevel=4",
-                 folder, folder, kinds[i], kinds[i], i ? 120 : 360, i ? "false" : "true");
+                 directory, directory, kinds[i], kinds[i], i ? 120 : 360, i ? "false" : "true");
         assert_int_equal(sentencepiece_train(arguments), 0);
     }
 }
@@ -82,7 +48,7 @@ static tokenizer *open_model(const char *name)
     tokenizer *self;
     char file[64];
     snprintf(file, sizeof file, "%s.model", name);
-    assert_ok(tokenizer_open(in_folder(file), &self));
+    assert_ok(tokenizer_open(in_directory(file), &self));
     return self;
 }
 
@@ -112,10 +78,10 @@ static void ids_are_those_of_the_library(void **state)
         "wheelwheelwheelwheelwheelwheelwheelwheelwheelwheelwheelwheel",
     };
     static int32_t expected[IDS_MAX];
-    static char joined[TEXT_MAX], decoded[TEXT_MAX], path[PATH_BYTES];
+    static char joined[TEXT_MAX], decoded[TEXT_MAX], path[512];
     for (size_t k = 0; k < 2; k++) {
         tokenizer *self = open_model(kinds[k]);
-        snprintf(path, sizeof path, "%s/%s.model", folder, kinds[k]);
+        snprintf(path, sizeof path, "%s/%s.model", directory, kinds[k]);
         assert_false(tokenizer_cuts_lines(self));
         assert_int_equal(tokenizer_find(self, "<s>"), tokenizer_begin_id(self));
         assert_int_equal(tokenizer_find(self, "</s>"), tokenizer_end_id(self));
@@ -148,7 +114,7 @@ static void what_is_put_around_is_the_files(void **state)
     static const char wrong[] = "{\"add_bos_token\": \"yes\"}";
     const tokenize_options special = {.adds_special = true}, plain = {0};
     tokenizer *bare = open_model("bpe");
-    write_file("tokenizer_config.json", config, sizeof config - 1);
+    write_text("tokenizer_config.json", config, sizeof config - 1);
     tokenizer *self = open_model("bpe");
     token_list with = {0}, without = {0};
     assert_ok(tokenizer_encode(self, "the mill", 8, &special, &with));
@@ -162,16 +128,16 @@ static void what_is_put_around_is_the_files(void **state)
     token_list_fini(&without);
     tokenizer_close(self);
     tokenizer_close(bare);
-    write_file("tokenizer_config.json", wrong, sizeof wrong - 1);
-    assert_error(tokenizer_open(in_folder("bpe.model"), &self), ERR_INPUT, "add_bos_token");
-    assert_int_equal(unlink(in_folder("tokenizer_config.json")), 0);
+    write_text("tokenizer_config.json", wrong, sizeof wrong - 1);
+    assert_error(tokenizer_open(in_directory("bpe.model"), &self), ERR_INPUT, "add_bos_token");
+    assert_int_equal(unlink(in_directory("tokenizer_config.json")), 0);
 }
 
 static void damaged_models_are_refused(void **state)
 {
     static char data[1 << 20];
     tokenizer *self;
-    FILE *file = fopen(in_folder("bpe.model"), "rb");
+    FILE *file = fopen(in_directory("bpe.model"), "rb");
     assert_non_null(file);
     size_t bytes = fread(data, 1, sizeof data, file);
     assert_int_equal(fclose(file), 0);
@@ -179,9 +145,9 @@ static void damaged_models_are_refused(void **state)
     const size_t lengths[] = {0, 1, 7, bytes / 2 + 1};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         data[lengths[i] / 2] ^= 0x55;
-        write_file("bad.model", data, lengths[i]);
+        write_text("bad.model", data, lengths[i]);
         data[lengths[i] / 2] ^= 0x55;
-        assert_int_equal(tokenizer_open(in_folder("bad.model"), &self), ERR_INPUT);
+        assert_int_equal(tokenizer_open(in_directory("bad.model"), &self), ERR_INPUT);
         assert_null(self);
         assert_non_null(strstr(err_text(), "bad.model cannot be read as a SentencePiece model"));
     }
@@ -189,7 +155,7 @@ static void damaged_models_are_refused(void **state)
 
 static int make_models(void **state)
 {
-    if (make_folder(state) != 0)
+    if (directory_make(state) != 0)
         return -1;
     train_models();
     return 0;
@@ -202,7 +168,7 @@ int main(void)
         cmocka_unit_test(what_is_put_around_is_the_files),
         cmocka_unit_test(damaged_models_are_refused),
     };
-    return cmocka_run_group_tests(tests, make_models, remove_folder);
+    return cmocka_run_group_tests(tests, make_models, directory_remove);
 }
 
 #else
@@ -210,8 +176,8 @@ int main(void)
 static void a_model_is_refused_with_what_to_install(void **state)
 {
     tokenizer *self;
-    write_file("some.model", "x", 1);
-    assert_int_equal(tokenizer_open(in_folder("some.model"), &self), ERR_CONFIG);
+    write_text("some.model", "x", 1);
+    assert_int_equal(tokenizer_open(in_directory("some.model"), &self), ERR_CONFIG);
     assert_null(self);
     assert_non_null(strstr(err_text(), "libsentencepiece-dev"));
 }
@@ -219,7 +185,7 @@ static void a_model_is_refused_with_what_to_install(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(a_model_is_refused_with_what_to_install)};
-    int failed = cmocka_run_group_tests(tests, make_folder, remove_folder);
+    int failed = cmocka_run_group_tests(tests, directory_make, directory_remove);
     return failed ? failed : SKIPPED;
 }
 

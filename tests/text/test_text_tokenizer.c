@@ -200,8 +200,8 @@ static void stages_cut(void **state)
 
 static void special_ids_are_known(void **state)
 {
-    char config[PATH_BYTES + 32];
-    snprintf(config, sizeof config, "%s/tokenizer_config.json", folder);
+    char config[sizeof directory + 32];
+    snprintf(config, sizeof config, "%s/tokenizer_config.json", directory);
     write_tokenizer(
         BYTE_LEVEL,
         ", \"added_tokens\": [" ADDED("263", "<s>", ", \"special\": true") ", " ADDED(
@@ -235,8 +235,8 @@ static void special_ids_are_known(void **state)
 /* A token that ends the messages of a chat ends no document. */
 static void messages_are_no_documents(void **state)
 {
-    char config[PATH_BYTES + 32];
-    snprintf(config, sizeof config, "%s/tokenizer_config.json", folder);
+    char config[sizeof directory + 32];
+    snprintf(config, sizeof config, "%s/tokenizer_config.json", directory);
     FILE *file = fopen(config, "w");
     assert_non_null(file);
     fprintf(file, "{\"eos_token\": \"<|im_end|>\"}");
@@ -315,5 +315,5 @@ int main(void)
         cmocka_unit_test(special_ids_are_known),  cmocka_unit_test(messages_are_no_documents),
         cmocka_unit_test(refusals_name_the_part), cmocka_unit_test(hostile_patterns_give_up),
     };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return cmocka_run_group_tests(tests, make_folder, directory_remove);
 }

@@ -30,7 +30,7 @@ static void measured_and_nothing_left(void **state)
     int fds = helper_count_fds();
     drive_speed speed;
     char path[512];
-    snprintf(path, sizeof path, "%s/not/made/yet", helper_directory);
+    snprintf(path, sizeof path, "%s/not/made/yet", directory);
     assert_int_equal(drive_speed_measure(path, 16 * MIB, backend, &speed), 0);
     assert_true(speed.read > 0 && speed.write > 0);
     assert_true(speed.mixed <= fmax(speed.read, speed.write) * 1.000001);
@@ -39,7 +39,7 @@ static void measured_and_nothing_left(void **state)
     assert_true(speed.moved_bytes >= 3 * 8 * MIB);
     if (backend != IO_AUTO)
         assert_int_equal(speed.backend, backend);
-    assert_int_equal(helper_count_entries(helper_directory), 2);
+    assert_int_equal(helper_count_entries(directory), 2);
     assert_int_equal(helper_count_fds(), fds);
 }
 
@@ -49,16 +49,15 @@ static void failures_name_the_path_and_leave_nothing(void **state)
     int fds = helper_count_fds();
     drive_speed speed = {.read = 1};
     assert_int_equal(drive_speed_measure("", 0, backend, &speed), ERR_INPUT);
-    assert_error(drive_speed_measure(helper_directory, 7 * MIB, backend, &speed), -ENOSPC,
-                 helper_directory);
+    assert_error(drive_speed_measure(directory, 7 * MIB, backend, &speed), -ENOSPC, directory);
     assert_true(speed.read == 0);
     assert_true(drive_speed_measure("/proc/1", 16 * MIB, backend, &speed) < 0);
     assert_non_null(strstr(err_text(), "/proc/1"));
     char file[512];
-    snprintf(file, sizeof file, "%s/plain", helper_directory);
+    snprintf(file, sizeof file, "%s/plain", directory);
     close(open(file, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     assert_int_equal(drive_speed_measure(file, 16 * MIB, backend, &speed), ERR_INPUT);
-    assert_int_equal(helper_count_entries(helper_directory), 3); /* the file alone */
+    assert_int_equal(helper_count_entries(directory), 3); /* the file alone */
     assert_int_equal(helper_count_fds(), fds);
 }
 
@@ -124,7 +123,7 @@ static void one_device_is_not_measured(void **state)
         for (uint32_t i = 0; i < count; i++)
             assert_true(drives[i].weight == drives[0].weight && drives[i].weight > 0);
     }
-    assert_int_equal(helper_count_entries(helper_directory), 2);
+    assert_int_equal(helper_count_entries(directory), 2);
     assert_int_equal(slab_weigh_drives_by(drives, 0, IO_AUTO), -EINVAL);
     assert_int_equal(slab_weigh_drives_by(drives, DRIVES_MAX + 1, IO_AUTO), -EINVAL);
     drives[0].weight = 5;
@@ -154,7 +153,7 @@ static void two_devices_share_by_speed(void **state)
     drives[1].budget_bytes = MIB;
     assert_int_equal(slab_weigh_drives_by(drives, 3, backend), 0);
     assert_true(fabs(drives[1].weight - 2 * drives[0].weight) < 1e-9 * drives[1].weight);
-    assert_int_equal(helper_count_entries(helper_directory), 2);
+    assert_int_equal(helper_count_entries(directory), 2);
     assert_int_equal(helper_count_entries(other_directory), 2);
     assert_int_equal(helper_count_fds(), fds);
 
@@ -177,7 +176,7 @@ static void two_devices_share_by_speed(void **state)
 static void put_file(const char *path, const char *text)
 {
     char whole[600];
-    snprintf(whole, sizeof whole, "%s/%s", helper_directory, path);
+    snprintf(whole, sizeof whole, "%s/%s", directory, path);
     if (!text) {
         assert_int_equal(mkdir(whole, 0700), 0);
         return;
@@ -210,7 +209,7 @@ static void partitions_lead_to_their_disk(void **state)
     static const char *const links[][2] = {
         {"../disk", "259:0"}, {"../disk/part1", "259:1"}, {"../disk/part2", "259:2"}};
     char block[300], link[400];
-    snprintf(block, sizeof block, "%s/block", helper_directory);
+    snprintf(block, sizeof block, "%s/block", directory);
     for (size_t i = 0; i < 3; i++) {
         snprintf(link, sizeof link, "%s/%s", block, links[i][1]);
         assert_int_equal(symlink(links[i][0], link), 0);
@@ -241,8 +240,7 @@ static void killed_and_nothing_left(void **state)
             drive_speed speed;
             for (;;) {
                 ssize_t put = write(pipe_fds[1], "x", 1);
-                if (put != 1 ||
-                    drive_speed_measure(helper_directory, 16 * MIB, backend, &speed) < 0)
+                if (put != 1 || drive_speed_measure(directory, 16 * MIB, backend, &speed) < 0)
                     _exit(1);
             }
         }
@@ -253,7 +251,7 @@ static void killed_and_nothing_left(void **state)
         int status;
         assert_int_equal(waitpid(child, &status, 0), child);
         assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-        assert_int_equal(helper_count_entries(helper_directory), 2);
+        assert_int_equal(helper_count_entries(directory), 2);
         close(pipe_fds[0]);
         close(pipe_fds[1]);
     }
@@ -281,20 +279,23 @@ int main(int argc, char **argv)
     backend = strcmp(name, "pool") == 0 ? IO_POOL : IO_AUTO;
     find_other();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(measured_and_nothing_left, helper_setup, helper_teardown),
-        cmocka_unit_test_setup_teardown(failures_name_the_path_and_leave_nothing, helper_setup,
-                                        helper_teardown),
+        cmocka_unit_test_setup_teardown(measured_and_nothing_left, directory_make,
+                                        directory_remove),
+        cmocka_unit_test_setup_teardown(failures_name_the_path_and_leave_nothing, directory_make,
+                                        directory_remove),
         cmocka_unit_test(weights_follow_rates_in_steps),
-        cmocka_unit_test_setup_teardown(one_device_is_not_measured, helper_setup, helper_teardown),
-        cmocka_unit_test_setup_teardown(two_devices_share_by_speed, helper_setup, helper_teardown),
-        cmocka_unit_test_setup_teardown(partitions_lead_to_their_disk, helper_setup,
-                                        helper_teardown),
-        cmocka_unit_test_setup_teardown(killed_and_nothing_left, helper_setup, helper_teardown),
+        cmocka_unit_test_setup_teardown(one_device_is_not_measured, directory_make,
+                                        directory_remove),
+        cmocka_unit_test_setup_teardown(two_devices_share_by_speed, directory_make,
+                                        directory_remove),
+        cmocka_unit_test_setup_teardown(partitions_lead_to_their_disk, directory_make,
+                                        directory_remove),
+        cmocka_unit_test_setup_teardown(killed_and_nothing_left, directory_make, directory_remove),
     };
     int rc = cmocka_run_group_tests_name(name, tests, NULL, NULL);
     if (other_directory[0]) {
-        snprintf(helper_directory, sizeof helper_directory, "%s", other_directory);
-        helper_teardown(NULL);
+        snprintf(directory, sizeof directory, "%s", other_directory);
+        directory_remove(NULL);
     }
     return rc;
 }

@@ -66,7 +66,7 @@ static int setup(void **state)
     memset(slots, 0, sizeof slots);
     arena_config config = {
         .name = "host", .size_bytes = (uint64_t)SLOTS * SLOT_BLOCKS * BLOCK, .touch_threads = 1};
-    return helper_setup(state) == 0 ? arena_init(&memory, &config) : -1;
+    return directory_make(state) == 0 ? arena_init(&memory, &config) : -1;
 }
 
 static int teardown(void **state)
@@ -74,7 +74,7 @@ static int teardown(void **state)
     arena_fini(&memory);
     if (store.drive_count && slab_remove(&store) < 0)
         return -1;
-    return helper_teardown(state);
+    return directory_remove(state);
 }
 
 static io *create(uint32_t queue_depth, uint64_t block_bytes, const io_faults *faults)

@@ -21,7 +21,7 @@ static int setup(void **state)
 {
     arena_config config = {
         .name = "host", .size_bytes = (uint64_t)REQUESTS * PIECE_BYTES, .touch_threads = 1};
-    if (helper_setup(state) != 0 || arena_init(&memory, &config) < 0)
+    if (directory_make(state) != 0 || arena_init(&memory, &config) < 0)
         return -1;
     helper_drive(&drive, "x", 64 * MIB, 1);
     slab_config settings = {.drives = &drive,
@@ -34,7 +34,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     arena_fini(&memory);
-    return slab_remove(&store) == 0 ? helper_teardown(state) : -1;
+    return slab_remove(&store) == 0 ? directory_remove(state) : -1;
 }
 
 static io *create(uint32_t queue_depth, const io_faults *faults)

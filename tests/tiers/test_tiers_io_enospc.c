@@ -91,17 +91,17 @@ int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "pool";
     backend = strcmp(name, "uring") == 0 ? IO_URING : IO_POOL;
-    if (helper_setup(NULL) != 0)
+    if (directory_make(NULL) != 0)
         return 1;
     char mount_point[512];
-    snprintf(mount_point, sizeof mount_point, "%s/small", helper_directory);
+    snprintf(mount_point, sizeof mount_point, "%s/small", directory);
     if (mkdir(mount_point, 0700) != 0)
         return 1;
     if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
         mount("tmpfs", mount_point, "tmpfs", 0, "size=3m") != 0) {
         fprintf(stderr, "skipped: mounting a small file system needs privileges: %s\n",
                 strerror(errno));
-        helper_teardown(NULL);
+        directory_remove(NULL);
         return 77;
     }
     arena_config config = {.name = "host", .size_bytes = 4 * MIB, .touch_threads = 1};
@@ -130,6 +130,6 @@ int main(int argc, char **argv)
         rc = cmocka_run_group_tests_name(name, tests, NULL, NULL);
     arena_fini(&memory);
     umount(mount_point);
-    helper_teardown(NULL);
+    directory_remove(NULL);
     return rc;
 }

@@ -22,7 +22,7 @@ static arena memory;
 static int setup(void **state)
 {
     arena_config config = {.name = "host", .size_bytes = 8 * MIB, .touch_threads = 1};
-    if (helper_setup(state) != 0 || arena_init(&memory, &config) < 0)
+    if (directory_make(state) != 0 || arena_init(&memory, &config) < 0)
         return -1;
     helper_drive(&drives[0], "x", 64 * MIB, 1);
     helper_drive(&drives[1], "y", 64 * MIB, 1);
@@ -34,7 +34,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     arena_fini(&memory);
-    return slab_remove(&store) == 0 ? helper_teardown(state) : -1;
+    return slab_remove(&store) == 0 ? directory_remove(state) : -1;
 }
 
 static bool deny_registration;

@@ -27,7 +27,7 @@ static arena memory;
 static int setup(void **state)
 {
     arena_config config = {.name = "host", .size_bytes = 4 * MIB, .touch_threads = 1};
-    if (helper_setup(state) != 0 || arena_init(&memory, &config) < 0)
+    if (directory_make(state) != 0 || arena_init(&memory, &config) < 0)
         return -1;
     helper_drive(&drives[0], "x", 64 * MIB, 1);
     slab_config slab_settings = {
@@ -44,7 +44,7 @@ static int teardown(void **state)
     bytes = NULL;
     if (slab_remove(&store) < 0)
         return -1;
-    return helper_teardown(state);
+    return directory_remove(state);
 }
 
 static io *create_with_stop(const io_faults *faults, uint64_t stuck_ns, uint64_t stop_ns)
@@ -178,7 +178,7 @@ static int count_lines(const char *text)
 static void a_stuck_transfer_is_named(void **state)
 {
     char log_path[512], text[4096];
-    snprintf(log_path, sizeof log_path, "%s/log", helper_directory);
+    snprintf(log_path, sizeof log_path, "%s/log", directory);
     int log_fd = open(log_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     int kept = dup(STDERR_FILENO), unit = 7;
     assert_true(log_fd >= 0 && kept >= 0);
@@ -220,7 +220,7 @@ static void a_stuck_transfer_is_named(void **state)
 static void a_frozen_drive_is_one_warning(void **state)
 {
     char log_path[512], text[4096];
-    snprintf(log_path, sizeof log_path, "%s/log", helper_directory);
+    snprintf(log_path, sizeof log_path, "%s/log", directory);
     int log_fd = open(log_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     int kept = dup(STDERR_FILENO);
     assert_true(log_fd >= 0 && kept >= 0);

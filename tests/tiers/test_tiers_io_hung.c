@@ -78,7 +78,7 @@ static void release_threads(int count)
 
 static int setup(void **state)
 {
-    if (helper_setup(state) != 0 || posix_memalign((void **)&memory, BLOCK, 2 * BLOCK) != 0)
+    if (directory_make(state) != 0 || posix_memalign((void **)&memory, BLOCK, 2 * BLOCK) != 0)
         return -1;
     helper_drive(&drives[0], "x", 64 * MIB, 1);
     slab_config config = {
@@ -90,7 +90,7 @@ static int teardown(void **state)
 {
     if (slab_remove(&store) < 0)
         return -1;
-    return helper_teardown(state);
+    return directory_remove(state);
 }
 
 static int create(io **out)
@@ -109,7 +109,7 @@ static int log_fd, kept_fd;
 static void log_begin(void)
 {
     char path[512];
-    snprintf(path, sizeof path, "%s/log", helper_directory);
+    snprintf(path, sizeof path, "%s/log", directory);
     log_fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     kept_fd = dup(STDERR_FILENO);
     assert_true(log_fd >= 0 && kept_fd >= 0 && dup2(log_fd, STDERR_FILENO) >= 0);

@@ -164,7 +164,7 @@ static int setup(void **state)
 {
     arena_config memory_config = {
         .name = "host", .size_bytes = (uint64_t)SLAB_BLOCKS * BLOCK_BYTES, .touch_threads = 1};
-    if (helper_setup(state) != 0 || arena_init(&memory, &memory_config) < 0)
+    if (directory_make(state) != 0 || arena_init(&memory, &memory_config) < 0)
         return -1;
     helper_drive(&drives[0], "x", 64 * MIB, 2.0);
     helper_drive(&drives[1], "y", 64 * MIB, 1.0);
@@ -178,7 +178,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     arena_fini(&memory);
-    return slab_remove(&store) < 0 ? -1 : helper_teardown(state);
+    return slab_remove(&store) < 0 ? -1 : directory_remove(state);
 }
 
 int main(int argc, char **argv)

@@ -365,5 +365,5 @@ int main(void)
         cmocka_unit_test(power_is_lost),
         cmocka_unit_test(the_log_is_bounded_by_syncs),
     };
-    return cmocka_run_group_tests(tests, helper_setup, helper_teardown);
+    return cmocka_run_group_tests(tests, directory_make, directory_remove);
 }

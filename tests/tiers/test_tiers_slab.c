@@ -30,7 +30,7 @@ static slab_config config_of(uint32_t drive_count, uint64_t total_bytes)
 
 static void assert_nothing_left(void)
 {
-    assert_int_equal(helper_count_entries(helper_directory), 2); /* "." and ".." */
+    assert_int_equal(helper_count_entries(directory), 2); /* "." and ".." */
 }
 
 static void create_reopen_remove(void **state)
@@ -76,8 +76,8 @@ static void create_reopen_remove(void **state)
             assert_int_equal(helper_count_entries(drives[i].path), 2);
         assert_error(slab_open(&store, &config), ERR_INPUT, "is not there");
         assert_int_equal(helper_count_fds(), fds);
-        helper_teardown(NULL);
-        assert_int_equal(mkdir(helper_directory, 0700), 0);
+        directory_remove(NULL);
+        assert_int_equal(mkdir(directory, 0700), 0);
     }
 }
 
@@ -193,8 +193,8 @@ static void files_of_a_killed_start_are_removed(void **state)
         for (uint32_t i = 0; i < 3; i++)
             assert_int_equal(helper_count_entries(drives[i].path), point < 5 ? 2 : -1);
         assert_int_equal(slab_remove_files(&config), 0); /* nothing there: no error */
-        helper_teardown(NULL);
-        assert_int_equal(mkdir(helper_directory, 0700), 0);
+        directory_remove(NULL);
+        assert_int_equal(mkdir(directory, 0700), 0);
     }
 }
 
@@ -377,7 +377,7 @@ static void what_is_gone_is_named(void **state)
     assert_int_equal(slab_open(&store, &config), 0);
     snprintf(path, sizeof path, "%s", store.files[1].path);
     snprintf(drive, sizeof drive, "%s", drives[1].path);
-    snprintf(away, sizeof away, "%s/away", helper_directory);
+    snprintf(away, sizeof away, "%s/away", directory);
     slab_close(&store);
     config.open_existing = true;
     int fds = helper_count_fds();
@@ -461,7 +461,7 @@ static void budgets_are_hard(void **state)
 static void bad_paths_are_input_errors(void **state)
 {
     char file[512];
-    snprintf(file, sizeof file, "%s/plain", helper_directory);
+    snprintf(file, sizeof file, "%s/plain", directory);
     int fd = open(file, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
     close(fd);
@@ -480,7 +480,7 @@ static void bad_paths_are_input_errors(void **state)
     config.drives = drives;
     int rc = slab_open(&store, &config);
     assert_true(rc < 0);
-    assert_int_equal(helper_count_entries(helper_directory), 3); /* "plain" alone */
+    assert_int_equal(helper_count_entries(directory), 3); /* "plain" alone */
     assert_int_equal(helper_count_fds(), fds);
     unlink(file);
     memset(drives[1].path, 'x', FILE_PATH_BYTES - 1);
@@ -521,26 +521,30 @@ static void bad_configs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(create_reopen_remove, helper_setup, helper_teardown),
-        cmocka_unit_test_setup_teardown(sparse_slabs_take_what_is_written, helper_setup,
-                                        helper_teardown),
-        cmocka_unit_test_setup_teardown(leftovers_are_refused_and_kept, helper_setup,
-                                        helper_teardown),
-        cmocka_unit_test_setup_teardown(remove_deletes_only_its_own, helper_setup, helper_teardown),
-        cmocka_unit_test_setup_teardown(unname_keeps_the_open_files, helper_setup, helper_teardown),
-        cmocka_unit_test_setup_teardown(files_of_a_killed_start_are_removed, helper_setup,
-                                        helper_teardown),
-        cmocka_unit_test_setup_teardown(only_known_names_are_removed, helper_setup,
-                                        helper_teardown),
-        cmocka_unit_test_setup_teardown(half_made_directories_are_undone, helper_setup,
-                                        helper_teardown),
-        cmocka_unit_test_setup_teardown(foreign_and_damaged_are_refused, helper_setup,
-                                        helper_teardown),
-        cmocka_unit_test_setup_teardown(what_is_gone_is_named, helper_setup, helper_teardown),
-        cmocka_unit_test_setup_teardown(budgets_are_hard, helper_setup, helper_teardown),
-        cmocka_unit_test_setup_teardown(bad_paths_are_input_errors, helper_setup, helper_teardown),
-        cmocka_unit_test_setup_teardown(failure_undoes_everything, helper_setup, helper_teardown),
-        cmocka_unit_test_setup_teardown(bad_configs, helper_setup, helper_teardown),
+        cmocka_unit_test_setup_teardown(create_reopen_remove, directory_make, directory_remove),
+        cmocka_unit_test_setup_teardown(sparse_slabs_take_what_is_written, directory_make,
+                                        directory_remove),
+        cmocka_unit_test_setup_teardown(leftovers_are_refused_and_kept, directory_make,
+                                        directory_remove),
+        cmocka_unit_test_setup_teardown(remove_deletes_only_its_own, directory_make,
+                                        directory_remove),
+        cmocka_unit_test_setup_teardown(unname_keeps_the_open_files, directory_make,
+                                        directory_remove),
+        cmocka_unit_test_setup_teardown(files_of_a_killed_start_are_removed, directory_make,
+                                        directory_remove),
+        cmocka_unit_test_setup_teardown(only_known_names_are_removed, directory_make,
+                                        directory_remove),
+        cmocka_unit_test_setup_teardown(half_made_directories_are_undone, directory_make,
+                                        directory_remove),
+        cmocka_unit_test_setup_teardown(foreign_and_damaged_are_refused, directory_make,
+                                        directory_remove),
+        cmocka_unit_test_setup_teardown(what_is_gone_is_named, directory_make, directory_remove),
+        cmocka_unit_test_setup_teardown(budgets_are_hard, directory_make, directory_remove),
+        cmocka_unit_test_setup_teardown(bad_paths_are_input_errors, directory_make,
+                                        directory_remove),
+        cmocka_unit_test_setup_teardown(failure_undoes_everything, directory_make,
+                                        directory_remove),
+        cmocka_unit_test_setup_teardown(bad_configs, directory_make, directory_remove),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

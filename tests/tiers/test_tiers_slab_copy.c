@@ -89,10 +89,10 @@ static bool holds(uint64_t offset, bool zeros, uint64_t version)
 
 static int setup(void **state)
 {
-    if (helper_setup(state) != 0)
+    if (directory_make(state) != 0)
         return -1;
     const char *reflink = getenv("SLUICE_TEST_REFLINK_DIR");
-    snprintf(base_path, sizeof base_path, "%s", helper_directory);
+    snprintf(base_path, sizeof base_path, "%s", directory);
     if (!denies_clones) {
         snprintf(base_path, sizeof base_path, "%s/copy-XXXXXX", reflink);
         if (!mkdtemp(base_path))
@@ -110,9 +110,9 @@ static int teardown(void **state)
 {
     if (slab_remove(&store) < 0)
         return -1;
-    if (!denies_clones && nftw(base_path, helper_remove_entry, 16, FTW_DEPTH | FTW_PHYS) != 0)
+    if (!denies_clones && nftw(base_path, directory_remove_entry, 16, FTW_DEPTH | FTW_PHYS) != 0)
         return -1;
-    return helper_teardown(state);
+    return directory_remove(state);
 }
 
 static uint64_t taken_bytes(const slab *self)

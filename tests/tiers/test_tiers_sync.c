@@ -22,7 +22,7 @@ static io *transport;
 static int setup(void **state)
 {
     arena_config config = {.name = "host", .size_bytes = 4 * MIB, .touch_threads = 1};
-    if (helper_setup(state) != 0 || arena_init(&memory, &config) < 0)
+    if (directory_make(state) != 0 || arena_init(&memory, &config) < 0)
         return -1;
     helper_drive(&drives[0], "x", 64 * MIB, 1);
     helper_drive(&drives[1], "y", 64 * MIB, 1);
@@ -54,7 +54,7 @@ static int teardown(void **state)
     bytes = NULL;
     if (slab_remove(&store) < 0)
         return -1;
-    return helper_teardown(state);
+    return directory_remove(state);
 }
 
 struct syncer {

@@ -17,18 +17,16 @@
 
 #include "base/mem.h"
 #include "base/thread.h"
+#include "tests/directory.h"
 #include "tests/tiers/topology_machines.h"
-#include "tests/unit.h"
 #include "tiers/tiers_internal.h"
-
-static char folder[64]; /* of this run; made by main, removed by it */
 
 /* Writes text to folder/root/path, making the folders on the way. */
 static void put(const char *root, const char *path, const char *text)
 {
-    char full[512];
-    snprintf(full, sizeof full, "%s/%s/%s", folder, root, path);
-    for (char *slash = strchr(full, '/'); slash; slash = strchr(slash + 1, '/')) {
+    char full[1024];
+    snprintf(full, sizeof full, "%s/%s/%s", directory, root, path);
+    for (char *slash = strchr(full + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = 0;
         assert_true(mkdir(full, 0700) == 0 || errno == EEXIST);
         *slash = '/';
@@ -43,9 +41,9 @@ static void put(const char *root, const char *path, const char *text)
 
 static void put_link(const char *root, const char *path, const char *target)
 {
-    char full[512];
+    char full[1024];
     put(root, path, NULL); /* the folders above */
-    snprintf(full, sizeof full, "%s/%s/%s", folder, root, path);
+    snprintf(full, sizeof full, "%s/%s/%s", directory, root, path);
     assert_int_equal(symlink(target, full), 0);
 }
 
@@ -67,8 +65,8 @@ static void put_node(const char *root, int id, const char *cores, const char *di
 
 static topology read_root(const char *root, const char *affinity)
 {
-    char full[128];
-    snprintf(full, sizeof full, "%s/%s", folder, root);
+    char full[1024];
+    snprintf(full, sizeof full, "%s/%s", directory, root);
     core_set cores = set_of(affinity);
     topology machine;
     assert_int_equal(tieri_topology_read(full, &cores, &machine), 0);
@@ -155,9 +153,9 @@ static void files_of_small_machines(void **state)
     assert_int_equal(topology_place(&machine, &asked, &plan), 0);
     assert_int_equal(plan.compute.thread_count, 2);
 
-    char root[128];
+    char root[512];
     core_set offline = set_of("7");
-    snprintf(root, sizeof root, "%s/small", folder);
+    snprintf(root, sizeof root, "%s/small", directory);
     assert_int_equal(tieri_topology_read(root, &offline, &machine), -EINVAL);
 }
 
@@ -165,8 +163,8 @@ static void files_of_small_machines(void **state)
 static void nodes_of_devices(void **state)
 {
     const char *root = "devices";
-    char full[128];
-    snprintf(full, sizeof full, "%s/%s", folder, root);
+    char full[1024];
+    snprintf(full, sizeof full, "%s/%s", directory, root);
     put(root, "sys/devices/pci0/0000:01:00.0/numa_node", "0\n");
     put(root, "sys/devices/pci0/0000:01:00.0/nvme/nvme0/nvme0n1/size", "1\n");
     put(root, "sys/devices/pci1/0000:81:00.0/numa_node", "1\n");
@@ -503,9 +501,6 @@ int main(int argc, char **argv)
 {
     if (argc == 2 && strcmp(argv[1], "end_teams") == 0)
         return end_teams();
-    snprintf(folder, sizeof folder, "./topology.XXXXXX");
-    if (!mkdtemp(folder))
-        return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(files_of_a_large_machine),
         cmocka_unit_test(files_of_small_machines),
@@ -518,8 +513,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(arena_node_sets),
         cmocka_unit_test(memory_policy_of_the_user),
     };
-    int failures = cmocka_run_group_tests(tests, NULL, NULL);
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    return system(command) != 0 ? 1 : failures;
+    return cmocka_run_group_tests(tests, directory_make, directory_remove);
 }

@@ -4,50 +4,22 @@
 #define SLUICE_TESTS_TIERS_HELPERS_H
 
 #include <dirent.h>
-#include <ftw.h>
 #include <poll.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/size.h"
-#include "tests/unit.h"
+#include "tests/directory.h"
 #include "tiers/io.h"
 #include "tiers/sim.h"
 #include "tiers/slab.h"
 #include "tiers/tiers_internal.h"
-
-static char helper_directory[256];
-
-__attribute__((unused)) static int helper_setup(void **state)
-{
-    char cwd[200];
-    if (!getcwd(cwd, sizeof cwd))
-        return -1;
-    snprintf(helper_directory, sizeof helper_directory, "%s/test_tiers_XXXXXX", cwd);
-    return mkdtemp(helper_directory) ? 0 : -1;
-}
-
-static int helper_remove_entry(const char *path, const struct stat *status, int type,
-                               struct FTW *place)
-{
-    (void)status;
-    (void)type;
-    (void)place;
-    return remove(path);
-}
-
-__attribute__((unused)) static int helper_teardown(void **state)
-{
-    return nftw(helper_directory, helper_remove_entry, 16, FTW_DEPTH | FTW_PHYS);
-}
 
 /* A drive "<directory>/<name>". */
 __attribute__((unused)) static void helper_drive(slab_drive *drive, const char *name,
                                                  uint64_t budget_bytes, double weight)
 {
     memset(drive, 0, sizeof *drive);
-    snprintf(drive->path, sizeof drive->path, "%s/%s", helper_directory, name);
+    snprintf(drive->path, sizeof drive->path, "%s/%s", directory, name);
     drive->budget_bytes = budget_bytes;
     drive->weight = weight;
 }
@@ -55,12 +27,12 @@ __attribute__((unused)) static void helper_drive(slab_drive *drive, const char *
 __attribute__((unused)) static int helper_count_entries(const char *path)
 {
     int count = 0;
-    DIR *directory = opendir(path);
-    if (!directory)
+    DIR *entries = opendir(path);
+    if (!entries)
         return -1;
-    while (readdir(directory))
+    while (readdir(entries))
         count++;
-    closedir(directory);
+    closedir(entries);
     return count;
 }
 
@@ -95,10 +67,10 @@ __attribute__((unused)) static int helper_skip(enum io_backend backend)
     static slab_drive place;
     if (backend != IO_URING)
         return 0;
-    if (helper_setup(NULL) != 0)
+    if (directory_make(NULL) != 0)
         return 1;
     memset(&place, 0, sizeof place);
-    snprintf(place.path, sizeof place.path, "%s/probe", helper_directory);
+    snprintf(place.path, sizeof place.path, "%s/probe", directory);
     slab_config config = {
         .drives = &place, .drive_count = 1, .total_bytes = MIB, .stripe_bytes = MIB};
     io_config settings = {.target = &probe, .backend = IO_URING};
@@ -111,7 +83,7 @@ __attribute__((unused)) static int helper_skip(enum io_backend backend)
     io_destroy(self);
     if (slab_remove(&probe) < 0)
         return 1;
-    nftw(helper_directory, helper_remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    directory_remove(NULL);
     return rc < 0 ? 77 : 0;
 }
 
