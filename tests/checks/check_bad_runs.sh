@@ -117,9 +117,6 @@ rm -rf run drive
 
 # ---- updates
 
-refused 2 "set gradient_clipping to 0 (it is 1)" schedule.update=in_backward
-refused 2 "set fp16.enabled to false" schedule.update=in_backward gradient_clipping=0 "$fp16"
-no_state "in_backward"
 good schedule.update=delayed_one_step
 [ "$(grep -c 'warning: .*delayed_one_step is approximate' err)" -eq 1 ] ||
     fail "delayed_one_step: not one warning"
@@ -140,23 +137,22 @@ rm -rf run drive
 
 # ---- token files
 
-# u16 NAME TOKEN...: 4000 ids that are counted up to 199, and then these.
+# u16 NAME TOKEN...: 4000 ids that are counted up to 199, and then these, as octal escapes.
+counted=
+i=0
+while [ $i -lt 200 ]; do
+    counted="$counted\\$((i / 64))$((i / 8 % 8))$((i % 8))\\000"
+    i=$((i + 1))
+done
+# shellcheck disable=SC2059 # escapes
 u16()
 {
     name=$1
     shift
-    i=0
-    while [ $i -lt 20 ]; do
-        j=0
-        while [ $j -lt 200 ]; do
-            # shellcheck disable=SC2059 # octal escapes
-            printf "\\$(printf '%03o' $j)\\000"
-            j=$((j + 1))
-        done
-        i=$((i + 1))
+    for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+        printf "$counted"
     done >"$name"
     for escape in "$@"; do
-        # shellcheck disable=SC2059
         printf "$escape" >>"$name"
     done
 }

@@ -28,13 +28,26 @@ static fixture_sets make_sets(void)
     return sets;
 }
 
+/* The uninterrupted run. Where states rest and when commits are made changes no bit, so it is every
+ * test's. */
+static fixture_result whole;
+
+static int train_whole(void **state)
+{
+    fixture_sets sets = make_sets();
+    if (fixture_setup(state) != 0)
+        return -1;
+    fixture_train_good("whole", &shape, &sets, &whole);
+    return 0;
+}
+
 /* To the end, with the bits of `whole`. */
-static void goes_on(const fixture_sets *sets, const fixture_result *whole)
+static void goes_on(const fixture_sets *sets)
 {
     static fixture_result result;
     fixture_train_good("parts", &shape, sets, &result);
     assert_true(result.summary.was_resumed);
-    fixture_assert_same(whole, &result);
+    fixture_assert_same(&whole, &result);
 }
 
 static void stop_at(const char *name, const fixture_sets *sets, uint64_t step)
@@ -77,18 +90,15 @@ static void refuses_the_copy(const fixture_sets *sets)
  * move them away. */
 static void copied_directory_costs_no_run(void **state)
 {
-    static fixture_result whole;
     fixture_sets sets = make_sets();
-    fixture_train_good("whole", &shape, &sets, &whole);
     stop_at("parts", &sets, 4);
     copy_run("parts", "copy");
     refuses_the_copy(&sets); /* to its own drive, which would remove the slabs of "parts" */
     fixture_sets same = sets;
     fixture_set(&same, "tiers.nvme=[{\"path\":\"%s\"}]", fixture_path("parts", ".nvme"));
     refuses_the_copy(&same);
-    goes_on(&sets, &whole);
+    goes_on(&sets);
     fixture_remove("copy");
-    fixture_remove("whole");
     fixture_remove("parts");
 }
 
@@ -96,13 +106,12 @@ static void copied_directory_costs_no_run(void **state)
  * its own. */
 static void moved_directory_goes_on(void **state)
 {
-    static fixture_result whole, result;
+    static fixture_result result;
     fixture_sets sets = make_sets(), drive = sets, inside = sets;
-    fixture_train_good("whole", &shape, &sets, &whole);
     fixture_set(&drive, "tiers.nvme=[{\"path\":\"%s/drive\"}]", fixture_dir);
     stop_at("before", &drive, 4);
     assert_int_equal(rename(fixture_path("before", NULL), fixture_path("parts", NULL)), 0);
-    goes_on(&drive, &whole);
+    goes_on(&drive);
     copy_run("parts", "copy");
     refuses_the_copy(&drive); /* the slabs are those of "parts" now */
     fixture_remove("copy");
@@ -120,21 +129,19 @@ static void moved_directory_goes_on(void **state)
     assert_int_equal(sum.step, 3);
     assert_int_equal(rename(fixture_path("moved", NULL), fixture_path("first", NULL)), 0);
     copy_run("first", "parts");
-    goes_on(&inside, &whole);
+    goes_on(&inside);
     fixture_train_good("first", &shape, &inside, &result);
     fixture_assert_same(&whole, &result);
     fixture_remove("first");
     fixture_remove("parts");
-    fixture_remove("whole");
 }
 
 /* The drives are mounted elsewhere now, or the whole run was copied with its drives. The run uses
  * the slabs in the places that the job names. */
 static void renamed_drives_go_on(void **state)
 {
-    static fixture_result whole, result;
+    static fixture_result result;
     fixture_sets sets = make_sets(), before = sets, after = sets;
-    fixture_train_good("whole", &shape, &sets, &whole);
     fixture_set(&before, "tiers.nvme=[{\"path\":\"%s/a\"},{\"path\":\"%s/b\"}]", fixture_dir,
                 fixture_dir);
     fixture_set(&after, "tiers.nvme=[{\"path\":\"%s/c\"},{\"path\":\"%s/d\"}]", fixture_dir,
@@ -151,37 +158,33 @@ static void renamed_drives_go_on(void **state)
     copy_run("a", "c"); /* an older backup: the run moves there from where it is */
     copy_run("b", "d");
     stop_at("parts", &before, 6);
-    goes_on(&after, &whole);
+    goes_on(&after);
     fixture_remove("parts");
     fixture_remove("c");
     fixture_remove("d");
     stop_at("parts", &before, 4);
     assert_int_equal(rename(fixture_path("a", NULL), fixture_path("c", NULL)), 0);
     assert_int_equal(rename(fixture_path("b", NULL), fixture_path("d", NULL)), 0);
-    goes_on(&after, &whole);
+    goes_on(&after);
     fixture_remove("c");
     fixture_remove("d");
-    fixture_remove("whole");
     fixture_remove("parts");
 }
 
 /* The same directory under another name is no other drive: nothing is copied. */
 static void other_names_move_nothing(void **state)
 {
-    static fixture_result whole;
     char slab[2 * FIXTURE_PATH_BYTES], now[2 * FIXTURE_PATH_BYTES];
     fixture_sets sets = make_sets(), renamed = sets;
-    fixture_train_good("whole", &shape, &sets, &whole);
     stop_at("parts", &sets, 4);
     find_one("parts.nvme/sluice-*", slab);
     assert_int_equal(symlink(fixture_path("parts", ".nvme"), fixture_path("other", NULL)), 0);
     fixture_set(&renamed, "tiers.nvme=[{\"path\":\"%s//other/.\",\"budget\":\"64MiB\"}]",
                 fixture_dir);
-    goes_on(&renamed, &whole);
+    goes_on(&renamed);
     find_one("parts.nvme/sluice-*", now);
     assert_string_equal(slab, now);
     assert_int_equal(unlink(fixture_path("other", NULL)), 0);
-    fixture_remove("whole");
     fixture_remove("parts");
 }
 
@@ -230,26 +233,22 @@ static void damage_newest(const char *name)
  * newest one: it lists the new slabs as leftovers to remove. */
 static void no_manifest_names_what_is_gone(void **state)
 {
-    static fixture_result whole;
     fixture_sets sets = make_sets(), moved = sets;
-    fixture_train_good("whole", &shape, &sets, &whole);
     fixture_set(&moved, "tiers.nvme=[{\"path\":\"%s/parts.nvme/b\"}]", fixture_dir);
     stop_at("parts", &sets, 4);
     fails_at(&moved, "manifest.begin", 3); /* leftovers listed, state switched, again */
     fails_at(&moved, "commit.begin", 1);   /* the old slabs are removed at the start of this one */
     damage_newest("parts");
-    goes_on(&moved, &whole);
-    fixture_remove("whole");
+    goes_on(&moved);
     fixture_remove("parts");
 }
 
 /* While the state's own slabs are missing, no leftover slab is removed. */
 static void leftovers_stay_while_the_state_is_away(void **state)
 {
-    static fixture_result whole, result;
+    static fixture_result result;
     char slab[2 * FIXTURE_PATH_BYTES];
     fixture_sets sets = make_sets(), moved = sets;
-    fixture_train_good("whole", &shape, &sets, &whole);
     fixture_set(&moved, "tiers.nvme=[{\"path\":\"%s/far\"}]", fixture_dir);
     stop_at("parts", &sets, 4);
     fails_at(&moved, "recut.copied", 1);
@@ -259,9 +258,8 @@ static void leftovers_stay_while_the_state_is_away(void **state)
     assert_int_equal(fixture_run("parts", &shape, &moved, &call, &result), ERR_INPUT);
     find_one("far/sluice-*", slab);
     assert_int_equal(rename(fixture_path("away", NULL), fixture_path("parts", ".nvme")), 0);
-    goes_on(&moved, &whole);
+    goes_on(&moved);
     find_one("far/sluice-*", slab); /* one: the leftover is gone */
-    fixture_remove("whole");
     fixture_remove("parts");
     fixture_remove("far");
 }
@@ -290,10 +288,9 @@ void __wrap_plan_machine_default_cpu(plan_machine *machine, uint32_t core_count,
  * would have made is made before. */
 static void commits_are_kept_though_updates_follow(void **state)
 {
-    static fixture_result whole, result;
+    static fixture_result result;
     fixture_sets sets = make_sets();
     fixture_set(&sets, "tiers.place.optimizer=host");
-    fixture_train_good("whole", &shape, &sets, &whole);
     commits_first = true;
     fixture_set(&sets, "run.commit_every=1");
     fixture_set(&sets, "run.keep=1");
@@ -311,7 +308,6 @@ static void commits_are_kept_though_updates_follow(void **state)
     }
     assert_int_equal(seen.kept_count, STEPS);
     state_inspect_fini(&seen);
-    fixture_remove("whole");
     fixture_remove("parts");
 }
 
@@ -372,5 +368,5 @@ int main(void)
         cmocka_unit_test(failure_with_one_place_says_so),
     };
     log_set_level(LOG_QUIET);
-    return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+    return cmocka_run_group_tests(tests, train_whole, fixture_teardown);
 }

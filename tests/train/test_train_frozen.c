@@ -109,24 +109,23 @@ static fixture_sets make_middle(const char *tier, const char *update)
     return make_sets(middle, tier, update);
 }
 
+static const fixture_result *whole_middle(void)
+{
+    fixture_sets sets = make_middle("device", "after_backward");
+    return parts_whole(&sets);
+}
+
 static void stopped_and_moved_runs_go_on(void **state)
 {
-    static fixture_result whole;
-    fixture_sets near = make_middle("device", "after_backward");
-    fixture_train_good("whole", &shape, &near, &whole);
-    parts_stop_and_move(make_middle, false, &whole);
-    fixture_remove("whole");
+    parts_stop_and_move(make_middle, false, whole_middle());
 }
 
 static void killed_runs_go_on(void **state)
 {
     static const char *const tiers[] = {"nvme", "host"};
-    static fixture_result whole;
     for (int t = 0; t < 2; t++) {
         fixture_sets sets = make_sets(middle, tiers[t], "in_next_forward");
-        fixture_train_good("whole", &shape, &sets, &whole);
-        parts_killed_go_on(tiers[t], &sets, &whole);
-        fixture_remove("whole");
+        parts_killed_go_on(tiers[t], &sets, whole_middle());
         fixture_remove("parts");
     }
 }
@@ -136,13 +135,13 @@ static void killed_runs_go_on(void **state)
 static void rot_is_found(void **state)
 {
     static const char *const tiers[] = {"host", "nvme"};
-    static fixture_result whole, result;
+    static fixture_result result;
     static manifest found;
+    const fixture_result *whole = whole_middle();
     for (int t = few; t < 2; t++) {
         fixture_sets sets = make_sets(middle, tiers[t], "in_next_forward");
         if (t == 1) /* what another process has written is compared all the same */
             fixture_set(&sets, "io.verify_reads=false");
-        fixture_train_good("whole", &shape, &sets, &whole);
         fixture_train_stop("parts", &shape, &sets, 4, &result);
         read_commit("parts", &found);
         uint64_t i = found.extent_count;
@@ -171,11 +170,10 @@ static void rot_is_found(void **state)
 
         flip(path, at + found.extents[i].size_bytes - 1); /* repaired, it goes on */
         fixture_train_good("parts", &shape, &sets, &result);
-        fixture_assert_same(&whole, &result);
+        fixture_assert_same(whole, &result);
         assert_ok(state_verify(&asked, &sum));
-        assert_true(sum.weights_hash == whole.summary.weights_hash);
+        assert_true(sum.weights_hash == whole->summary.weights_hash);
         manifest_fini(&found);
-        fixture_remove("whole");
         fixture_remove("parts");
     }
 }

@@ -36,49 +36,30 @@ static fixture_sets make_whole(const char *tier, const char *update)
     return make_sets("fp32", tier, update);
 }
 
+static const fixture_result *whole_masters(void)
+{
+    fixture_sets sets = make_whole("device", "after_backward");
+    return parts_whole(&sets);
+}
+
 /* ---- bits ------------------------------------------------------------------------------------ */
 
-struct bits_case {
-    const char *tiers[4], *update, *more, *also;
+static const struct {
+    const char *tiers[4], *update;
     uint64_t tile_elems;
     bool is_tight;
-};
-
-static const struct bits_case cases[] = {
-    {{"nvme", "nvme", "nvme", "nvme"}, "in_next_forward", NULL, NULL, 32768, true},
-    {{"host", "device", "nvme", "host"},
-     "after_backward",
-     "schedule.order=batch_major",
-     NULL,
-     0,
-     false},
-    {{"nvme", "host", "host", "device"}, "in_next_forward", NULL, NULL, 65536, true},
-    {{"host", "nvme", "device", "nvme"}, "after_backward", "run.commit_every=0", NULL, 32768, true},
-    {{"device", "host", "nvme", "device"},
-     "in_next_forward",
-     "train.only=[\"blocks.1\"]",
-     NULL,
-     0,
-     false},
-    {{"nvme", "nvme", "device", "host"},
-     "in_backward",
-     "gradient_clipping=0",
-     "bf16.check_grad_overflow=false",
-     32768,
-     false},
-    {{"device", "host", "host", "host"},
-     "in_backward",
-     "gradient_clipping=0",
-     "bf16.check_grad_overflow=false",
-     0,
-     false},
-    {{"nvme", "host", "nvme", "host"}, "delayed_one_step", NULL, NULL, 32768, false},
-    {{"nvme", "nvme", "nvme", "nvme"},
-     "in_next_forward",
-     "optimizer.params.lr=1e30",
-     NULL,
-     0,
-     false}, /* skips */
+    const char *more;
+} cases[] = {
+    {{"nvme", "nvme", "nvme", "nvme"}, "in_next_forward", 32768, true},
+    {{"host", "device", "nvme", "host"}, "after_backward", 0, false, "schedule.order=batch_major"},
+    {{"nvme", "host", "host", "device"}, "in_next_forward", 65536, true},
+    {{"host", "nvme", "device", "nvme"}, "after_backward", 32768, true, "run.commit_every=0"},
+    {{"device", "host", "nvme", "device"}, "in_next_forward", 0, false, "train.only=blocks.1"},
+    {{"nvme", "nvme", "device", "host"}, "in_backward", 32768, false, "gradient_clipping=0"},
+    {{"device", "host", "host", "host"}, "in_backward", 0, false, "gradient_clipping=0"},
+    {{"nvme", "host", "nvme", "host"}, "delayed_one_step", 32768, false},
+    /* skips steps */
+    {{"nvme", "nvme", "nvme", "nvme"}, "in_next_forward", 0, false, "optimizer.params.lr=1e30"},
 };
 
 static void split_masters_give_the_bits_of_whole_ones(void **state)
@@ -87,22 +68,22 @@ static void split_masters_give_the_bits_of_whole_ones(void **state)
     int skipped = 0;
     size_t count = few ? 3 : sizeof cases / sizeof cases[0];
     for (size_t i = 0; i < count; i++) {
-        const struct bits_case *at = &cases[i];
-        bool is_exact = strcmp(at->update, "delayed_one_step") != 0;
-        fixture_sets near = make_sets("fp32", "device", is_exact ? "after_backward" : at->update);
-        fixture_sets sets = make_sets("split", "device", at->update);
-        const char *const settings[] = {at->more, at->also};
-        for (int k = 0; k < 2; k++)
-            if (settings[k]) {
-                fixture_set(&near, "%s", settings[k]);
-                fixture_set(&sets, "%s", settings[k]);
-            }
+        const char *update = cases[i].update;
+        bool is_exact = strcmp(update, "delayed_one_step") != 0;
+        fixture_sets near = make_sets("fp32", "device", is_exact ? "after_backward" : update);
+        fixture_sets sets = make_sets("split", "device", update);
+        for (int k = 0; k < 2; k++) {
+            if (cases[i].more)
+                fixture_set(k ? &near : &sets, "%s", cases[i].more);
+            if (strcmp(update, "in_backward") == 0)
+                fixture_set(k ? &near : &sets, "bf16.check_grad_overflow=false");
+        }
         fixture_train_good("near", &shape, &near, &baseline);
         assert_int_equal(baseline.step_count, STEPS);
         for (int k = 0; k < 4; k++)
-            fixture_set(&sets, "tiers.place.%s=%s", kinds[k], at->tiers[k]);
-        fixture_set(&sets, "schedule.tile_elems=%llu", (unsigned long long)at->tile_elems);
-        if (at->is_tight)
+            fixture_set(&sets, "tiers.place.%s=%s", kinds[k], cases[i].tiers[k]);
+        fixture_set(&sets, "schedule.tile_elems=%llu", (unsigned long long)cases[i].tile_elems);
+        if (cases[i].is_tight)
             fixture_tighten("moved", &shape, &sets);
         fixture_train_good("moved", &shape, &sets, &result);
         fixture_assert_same(&baseline, &result);
@@ -230,23 +211,15 @@ static void exports_are_the_same(void **state)
 
 static void stopped_and_moved_runs_go_on(void **state)
 {
-    static fixture_result whole;
-    fixture_sets near = make_whole("device", "after_backward");
-    fixture_train_good("whole", &shape, &near, &whole);
-    parts_stop_and_move(make_split, true, &whole);
-    fixture_remove("whole");
+    parts_stop_and_move(make_split, true, whole_masters());
 }
 
 static void killed_runs_go_on(void **state)
 {
     static const char *const tiers[] = {"nvme", "host"};
-    static fixture_result whole;
     for (int t = 0; t < 2; t++) {
-        fixture_sets near = make_sets("fp32", tiers[t], "in_next_forward");
         fixture_sets sets = make_sets("split", tiers[t], "in_next_forward");
-        fixture_train_good("whole", &shape, &near, &whole);
-        parts_killed_go_on(tiers[t], &sets, &whole);
-        fixture_remove("whole");
+        parts_killed_go_on(tiers[t], &sets, whole_masters());
         fixture_remove("parts");
     }
 }
@@ -271,10 +244,9 @@ static void other_masters_are_refused(void **state)
 static void rot_of_either_half_is_found(void **state)
 {
     static const char *const tiers[] = {"host", "nvme"};
-    static fixture_result whole, result;
+    static fixture_result result;
     static manifest found;
-    fixture_sets near = make_sets("fp32", "device", "after_backward");
-    fixture_train_good("whole", &shape, &near, &whole);
+    const fixture_result *whole = whole_masters();
     for (int t = few; t < 2; t++) {
         fixture_sets sets = make_sets("split", tiers[t], "in_next_forward");
         fixture_train_stop("parts", &shape, &sets, 4, &result);
@@ -307,13 +279,12 @@ static void rot_of_either_half_is_found(void **state)
             flip(path, rotten);
         }
         fixture_train_good("parts", &shape, &sets, &result); /* repaired, it goes on */
-        fixture_assert_same(&whole, &result);
+        fixture_assert_same(whole, &result);
         assert_ok(state_verify(&asked, &sum));
-        assert_true(sum.weights_hash == whole.summary.weights_hash);
+        assert_true(sum.weights_hash == whole->summary.weights_hash);
         manifest_fini(&found);
         fixture_remove("parts");
     }
-    fixture_remove("whole");
 }
 
 /* ---- ranks ----------------------------------------------------------------------------------- */

@@ -35,6 +35,18 @@ static inline fixture_sets parts_sets(const char *tier, const char *update)
     return sets;
 }
 
+/* The uninterrupted run of these settings, which is trained once: placements and updates change no
+ * bit. */
+static inline const fixture_result *parts_whole(const fixture_sets *sets)
+{
+    static fixture_result whole;
+    if (whole.step_count == 0) {
+        fixture_train_good("whole", &shape, sets, &whole);
+        fixture_remove("whole");
+    }
+    return &whole;
+}
+
 static inline void read_commit(const char *name, manifest *found)
 {
     if (manifest_read(fixture_path(name, "state"), found) <= 0)
