@@ -1,6 +1,6 @@
 /* Every test in C includes this file. It includes cmocka, the headers that cmocka wants before it
  * and those that nearly every test uses, and adds two checks of a call, whose messages have the
- * error's text, and how often and from which seed tests draw. */
+ * error's text, how often and from which seed tests draw, and JSON in single quotes. */
 #ifndef SLUICE_TESTS_UNIT_H
 #define SLUICE_TESTS_UNIT_H
 
@@ -48,6 +48,22 @@ static inline uint64_t unit_seed(uint64_t usual)
     uint64_t seed = given ? strtoull(given, NULL, 10) : usual;
     printf("seed %llu (SLUICE_TEST_SEED)\n", (unsigned long long)seed);
     return seed;
+}
+
+/* JSON that is easy to read in C has ' for ". Returns the text with "; one that has a " already is
+ * returned as it is. The result is valid until the third call after this one. */
+static inline const char *quoted(const char *text)
+{
+    static char rooms[3][8192];
+    static unsigned calls;
+    if (!text || strchr(text, '"'))
+        return text;
+    char *room = rooms[calls++ % 3];
+    assert_true(strlen(text) < sizeof rooms[0]);
+    strcpy(room, text);
+    for (char *at = strchr(room, '\''); at; at = strchr(at, '\''))
+        *at = '"';
+    return room;
 }
 
 #endif

@@ -10,7 +10,7 @@
 #include "config/config.h"
 #include "tests/unit.h"
 
-/* The least that is a job. JSON in these tests has ' for ", which read_text and quoted replace. */
+/* The least that is a job. JSON in these tests has ' for " (tests/unit.h). */
 #define SMALL_MODEL                                                                                \
     "'model': {'family': 'gpt2', 'num_layers': 2, 'hidden_size': 64, 'num_heads': 4, "             \
     "'seq_length': 32}"
@@ -44,22 +44,6 @@ static void write_job(const char *text, size_t text_bytes)
     assert_non_null(file);
     assert_int_equal(fwrite(text, 1, text_bytes, file), text_bytes);
     assert_int_equal(fclose(file), 0);
-}
-
-/* The text with " for each '. A text that has a " is what a job was written as, and stays as it is.
- * The result is valid until the third call after this one. */
-static const char *quoted(const char *text)
-{
-    static char rooms[3][8192];
-    static uint32_t calls;
-    if (!text || strchr(text, '"'))
-        return text;
-    char *room = rooms[calls++ % 3];
-    assert_true(strlen(text) < sizeof rooms[0]);
-    strcpy(room, text);
-    for (char *at = strchr(room, '\''); at; at = strchr(at, '\''))
-        *at = '"';
-    return room;
 }
 
 /* Reads a job from text; at most one --set. */

@@ -44,7 +44,7 @@ static void write_tokenizer(const char *pre_tokenizer, const char *rest)
     fprintf(file, "}, \"merges\": [");
     for (int i = 0; i < MERGE_COUNT; i++)
         fprintf(file, "%s\"%s %s\"", i ? ", " : "", merges[i][0], merges[i][1]);
-    fprintf(file, "]}, \"pre_tokenizer\": %s%s}\n", pre_tokenizer, rest);
+    fprintf(file, "]}, \"pre_tokenizer\": %s%s}\n", pre_tokenizer, quoted(rest));
     assert_int_equal(fclose(file), 0);
 }
 
@@ -110,48 +110,16 @@ static void long_words_are_as_short_ones(void **state)
     tokenizer_close(self);
 }
 
-#define ADDED(id, text, more) "{\"id\": " id ", \"content\": \"" text "\"" more "}"
-
 static void added_tokens_are_found(void **state)
 {
-    write_tokenizer(
-        BYTE_LEVEL,
-        ", \"normalizer\": {\"type\": \"NFC\"}, \"added_tokens\": [" ADDED("263", "<end>", ", \"special\": true, \"normalized\": false") ", " ADDED(
-            "264", "<endless>",
-            ", \"special\": true, \"normalized\": false") ", " ADDED("265", "<l>",
-                                                                     ", \"lstrip\": "
-                                                                     "true, "
-                                                                     "\"normalized\": "
-                                                                     "false") ","
-                                                                              " " ADDED(
-                                                                                  "266", "<r>",
-                                                                                  ", \"rstrip\": "
-                                                                                  "true, "
-                                                                                  "\"normalized\": "
-                                                                                  "false") ","
-                                                                                           " " ADDED(
-                                                                                               "26"
-                                                                                               "7",
-                                                                                               "wo",
-                                                                                               ", "
-                                                                                               "\"s"
-                                                                                               "ing"
-                                                                                               "le_"
-                                                                                               "wor"
-                                                                                               "d\""
-                                                                                               ": "
-                                                                                               "tru"
-                                                                                               "e, "
-                                                                                               "\"n"
-                                                                                               "orm"
-                                                                                               "ali"
-                                                                                               "zed"
-                                                                                               "\":"
-                                                                                               " fa"
-                                                                                               "ls"
-                                                                                               "e") ", " ADDED("268",
-                                                                                                               "\xc3\xa9\xc3\xa9",
-                                                                                                               ", \"normalized\": true") "]");
+    write_tokenizer(BYTE_LEVEL,
+                    ", 'normalizer': {'type': 'NFC'}, 'added_tokens': ["
+                    "{'id': 263, 'content': '<end>', 'special': true, 'normalized': false}, "
+                    "{'id': 264, 'content': '<endless>', 'special': true, 'normalized': false}, "
+                    "{'id': 265, 'content': '<l>', 'lstrip': true, 'normalized': false}, "
+                    "{'id': 266, 'content': '<r>', 'rstrip': true, 'normalized': false}, "
+                    "{'id': 267, 'content': 'wo', 'single_word': true, 'normalized': false}, "
+                    "{'id': 268, 'content': '\xc3\xa9\xc3\xa9', 'normalized': true}]");
     tokenizer *self = open_it();
     assert_int_equal(tokenizer_vocab(self), 269);
     assert_int_equal(tokenizer_find(self, "<end>"), 263);
@@ -200,17 +168,12 @@ static void stages_cut(void **state)
 
 static void special_ids_are_known(void **state)
 {
-    char config[sizeof directory + 32];
-    snprintf(config, sizeof config, "%s/tokenizer_config.json", directory);
     write_tokenizer(
         BYTE_LEVEL,
-        ", \"added_tokens\": [" ADDED("263", "<s>", ", \"special\": true") ", " ADDED(
-            "264", "<|endoftext|>",
-            ", \"special\": true") "], \"post_processor\": {\"type\": \"TemplateProcessing\", "
-                                   "\"single\": [{\"SpecialToken\": {\"id\": \"<s>\"}}, "
-                                   "{\"Sequence\": {\"id\": \"A\"}}], \"special_tokens\": "
-                                   "{\"<s>\": "
-                                   "{\"ids\": [263]}}}");
+        ", 'added_tokens': [{'id': 263, 'content': '<s>', 'special': true}, "
+        "{'id': 264, 'content': '<|endoftext|>', 'special': true}], "
+        "'post_processor': {'type': 'TemplateProcessing', 'single': [{'SpecialToken': {'id': "
+        "'<s>'}}, {'Sequence': {'id': 'A'}}], 'special_tokens': {'<s>': {'ids': [263]}}}");
     tokenizer *self = open_it();
     uint64_t hash = tokenizer_hash(self);
     assert_int_equal(tokenizer_end_id(self), 264);
@@ -218,49 +181,39 @@ static void special_ids_are_known(void **state)
     EXPECT(self, ((tokenize_options){.adds_special = true}), "the", 263, 257);
     EXPECT(self, as_library, "the", 257);
     tokenizer_close(self);
-    FILE *file = fopen(config, "w");
-    assert_non_null(file);
     /* transformers writes int(1e30) for a length without a bound */
-    fprintf(file, "{\"model_max_length\": 1000000000000000019884624838656, "
-                  "\"eos_token\": {\"content\": \"<s>\"}}");
-    assert_int_equal(fclose(file), 0);
+    static const char bounds[] = "{\"model_max_length\": 1000000000000000019884624838656, "
+                                 "\"eos_token\": {\"content\": \"<s>\"}}";
+    write_text("tokenizer_config.json", bounds, strlen(bounds));
     self = open_it();
     assert_int_equal(tokenizer_end_id(self), 263);
     assert_int_equal(tokenizer_document_end_id(self), 263);
     assert_true(tokenizer_hash(self) != hash);
     tokenizer_close(self);
-    assert_int_equal(unlink(config), 0);
+    assert_int_equal(unlink(in_directory("tokenizer_config.json")), 0);
 }
 
 /* A token that ends the messages of a chat ends no document. */
 static void messages_are_no_documents(void **state)
 {
-    char config[sizeof directory + 32];
-    snprintf(config, sizeof config, "%s/tokenizer_config.json", directory);
-    FILE *file = fopen(config, "w");
-    assert_non_null(file);
-    fprintf(file, "{\"eos_token\": \"<|im_end|>\"}");
-    assert_int_equal(fclose(file), 0);
+    write_text("tokenizer_config.json", "{\"eos_token\": \"<|im_end|>\"}", 27);
     static const struct {
         const char *other;
         int32_t end;
     } rows[] = {{"<|endoftext|>", 264}, {"<|other|>", -1}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char added[256];
-        snprintf(
-            added, sizeof added,
-            ", \"added_tokens\": [" ADDED(
-                "263", "<|im_end|>",
-                ", \"special\": true") ", "
-                                       "{\"id\": 264, \"content\": \"%s\", \"special\": true}]",
-            rows[i].other);
+        snprintf(added, sizeof added,
+                 ", 'added_tokens': [{'id': 263, 'content': '<|im_end|>', 'special': true}, "
+                 "{'id': 264, 'content': '%s', 'special': true}]",
+                 rows[i].other);
         write_tokenizer(BYTE_LEVEL, added);
         tokenizer *self = open_it();
         assert_int_equal(tokenizer_end_id(self), 263);
         assert_int_equal(tokenizer_document_end_id(self), rows[i].end);
         tokenizer_close(self);
     }
-    assert_int_equal(unlink(config), 0);
+    assert_int_equal(unlink(in_directory("tokenizer_config.json")), 0);
 }
 
 static void refusals_name_the_part(void **state)
@@ -270,16 +223,15 @@ static void refusals_name_the_part(void **state)
     } cases[] = {
         {"{\"type\": \"Metaspace\"}", "", "replacement is not one character"},
         {"{\"type\": \"UnicodeScripts\"}", "", "UnicodeScripts is not supported"},
-        {BYTE_LEVEL, ", \"normalizer\": {\"type\": \"Nmt\"}", "normalizer Nmt"},
+        {BYTE_LEVEL, ", 'normalizer': {'type': 'Nmt'}", "normalizer Nmt"},
         {STAGES(SPLIT("(a", "Isolated")), "", "( that is not closed"},
         {STAGES(SPLIT("[a&&b]", "Isolated")), "", "intersection"},
         {STAGES(SPLIT("\\\\p{Nothing}", "Isolated")), "", "is not understood"},
         {STAGES(SPLIT("a", "Sometimes")), "", "behavior Sometimes"},
-        {BYTE_LEVEL, ", \"added_tokens\": [{\"id\": -1, \"content\": \"x\"}]", "ids are 0 to"},
-        {BYTE_LEVEL, ", \"added_tokens\": [{\"id\": \"1\", \"content\": \"x\"}]",
-         "is not an integer"},
-        {BYTE_LEVEL, ", \"added_tokens\": {}", "added_tokens is not a list"},
-        {BYTE_LEVEL, ", \"post_processor\": {\"type\": \"Other\"}", "post-processor Other"},
+        {BYTE_LEVEL, ", 'added_tokens': [{'id': -1, 'content': 'x'}]", "ids are 0 to"},
+        {BYTE_LEVEL, ", 'added_tokens': [{'id': '1', 'content': 'x'}]", "is not an integer"},
+        {BYTE_LEVEL, ", 'added_tokens': {}", "added_tokens is not a list"},
+        {BYTE_LEVEL, ", 'post_processor': {'type': 'Other'}", "post-processor Other"},
         {"[]", "", "pre_tokenizer is not an object"},
         {BYTE_LEVEL, "}", "this is not JSON"},
     };
