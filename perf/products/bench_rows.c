@@ -43,50 +43,38 @@ struct bench {
     int (*run)(struct bench *bench);
 };
 
+static int activation(struct bench *b, enum activation_kind kind, uint64_t features,
+                      bool is_backward)
+{
+    activation_args args = {
+        .kind = kind, .type = b->type, .rows = b->tokens, .features = features, .input = b->in[0]};
+    if (!is_backward) {
+        args.output = b->out[0];
+        return kernels_cpu.activation_forward(b->context, NULL, &args);
+    }
+    args.output_grad = b->in[1];
+    args.input_grad = b->out[0];
+    return kernels_cpu.activation_backward(b->context, NULL, &args);
+}
+
 static int gelu_forward(struct bench *b)
 {
-    activation_args args = {.kind = ACTIVATION_GELU,
-                            .type = b->type,
-                            .rows = b->tokens,
-                            .features = HIDDEN,
-                            .input = b->in[0],
-                            .output = b->out[0]};
-    return kernels_cpu.activation_forward(b->context, NULL, &args);
+    return activation(b, ACTIVATION_GELU, HIDDEN, false);
 }
 
 static int gelu_backward(struct bench *b)
 {
-    activation_args args = {.kind = ACTIVATION_GELU,
-                            .type = b->type,
-                            .rows = b->tokens,
-                            .features = HIDDEN,
-                            .input = b->in[0],
-                            .output_grad = b->in[1],
-                            .input_grad = b->out[0]};
-    return kernels_cpu.activation_backward(b->context, NULL, &args);
+    return activation(b, ACTIVATION_GELU, HIDDEN, true);
 }
 
 static int swiglu_forward(struct bench *b)
 {
-    activation_args args = {.kind = ACTIVATION_SWIGLU,
-                            .type = b->type,
-                            .rows = b->tokens,
-                            .features = HIDDEN / 2,
-                            .input = b->in[0],
-                            .output = b->out[0]};
-    return kernels_cpu.activation_forward(b->context, NULL, &args);
+    return activation(b, ACTIVATION_SWIGLU, HIDDEN / 2, false);
 }
 
 static int swiglu_backward(struct bench *b)
 {
-    activation_args args = {.kind = ACTIVATION_SWIGLU,
-                            .type = b->type,
-                            .rows = b->tokens,
-                            .features = HIDDEN / 2,
-                            .input = b->in[0],
-                            .output_grad = b->in[1],
-                            .input_grad = b->out[0]};
-    return kernels_cpu.activation_backward(b->context, NULL, &args);
+    return activation(b, ACTIVATION_SWIGLU, HIDDEN / 2, true);
 }
 
 static int norm_forward(struct bench *b)
