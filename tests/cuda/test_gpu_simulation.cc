@@ -167,31 +167,6 @@ static void test_shared_memory_is_unset(void **)
     cudaFree(target);
 }
 
-static __global__ void vote_block(int *target, unsigned below)
-{
-    int votes = threadIdx.x < below;
-    int result[3] = {__syncthreads_count(votes), __syncthreads_and(votes), __syncthreads_or(votes)};
-    for (int i = 0; i < 3; i++)
-        target[i * THREADS + threadIdx.x] = result[i];
-}
-
-static void test_block_votes(void **)
-{
-    int *target = device_array<int>(3 * THREADS);
-    unsigned cases[] = {0, 1, 100, THREADS};
-    for (unsigned below : cases) {
-        launch(vote_block, 1, THREADS, 0, target, below);
-        int *got = download(target, 3 * THREADS);
-        for (unsigned i = 0; i < THREADS; i++) {
-            assert_int_equal(got[i], below);
-            assert_int_equal(got[THREADS + i], below == THREADS);
-            assert_int_equal(got[2 * THREADS + i], below > 0);
-        }
-        free(got);
-    }
-    cudaFree(target);
-}
-
 // --- warps ---------------------------------------------------------------------------------------
 
 template <typename T> static __global__ void shuffle(T *target, int amount, int width)
@@ -546,10 +521,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_places),        cmocka_unit_test(test_missing_barriers_show),
         cmocka_unit_test(test_orders_differ), cmocka_unit_test(test_shared_memory_is_unset),
-        cmocka_unit_test(test_block_votes),   cmocka_unit_test(test_shuffles),
-        cmocka_unit_test(test_half_warps),    cmocka_unit_test(test_block_sums),
-        cmocka_unit_test(test_launch_limits), cmocka_unit_test(test_static_shared_memory_counts),
-        cmocka_unit_test(test_deaths),        cmocka_unit_test(test_host_pointers_are_refused),
+        cmocka_unit_test(test_shuffles),      cmocka_unit_test(test_half_warps),
+        cmocka_unit_test(test_block_sums),    cmocka_unit_test(test_static_shared_memory_counts),
+        cmocka_unit_test(test_launch_limits), cmocka_unit_test(test_host_pointers_are_refused),
+        cmocka_unit_test(test_deaths),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

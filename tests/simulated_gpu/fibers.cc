@@ -60,7 +60,7 @@ struct runner {
     fiber *running;
     jmp_buf home;
     // the block's barrier
-    unsigned barrier_count, barrier_votes, barrier_result;
+    unsigned barrier_count;
     const char *barrier_file;
     int barrier_line;
 };
@@ -263,30 +263,23 @@ using namespace simulated;
 
 // --- barriers ------------------------------------------------------------------------------------
 
-int simulated_block_meet(const char *file, int line, int predicate, simulated_vote vote)
+void simulated_block_meet(const char *file, int line)
 {
     runner *self = here;
     if (self->barrier_count == 0) {
         self->barrier_file = file;
         self->barrier_line = line;
-        self->barrier_votes = 0;
     } else if (line != self->barrier_line || strcmp(file, self->barrier_file) != 0) {
         simulated_fail("this thread is at the __syncthreads of %s:%d, others wait at %s:%d", file,
                        line, self->barrier_file, self->barrier_line);
     }
-    self->barrier_votes += predicate != 0;
     self->running->state = FIBER_AT_BARRIER;
     if (++self->barrier_count == self->thread_count) {
         self->barrier_count = 0;
-        self->barrier_result = self->barrier_votes;
         for (unsigned i = 0; i < self->thread_count; i++)
             make_ready(self, i);
     }
     switch_away(self);
-    unsigned result = here->barrier_result;
-    if (vote == SIMULATED_COUNT)
-        return static_cast<int>(result);
-    return vote == SIMULATED_AND ? result == here->thread_count : result > 0;
 }
 
 unsigned simulated_lane()

@@ -382,10 +382,6 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
 {
     return cudaStreamCreateWithPriority(stream, flags, 0);
 }
-cudaError_t cudaStreamCreate(cudaStream_t *stream)
-{
-    return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0);
-}
 
 // Work that is enqueued still runs; unlike CUDA, this waits for it.
 cudaError_t cudaStreamDestroy(cudaStream_t stream)

@@ -10,7 +10,6 @@
 #include <stdint.h>
 
 #define CUDART_VERSION 13000
-#define CUDART_CB
 
 #ifdef __cplusplus
 #define SIMULATED_DEFAULT(value) = value
@@ -66,25 +65,16 @@ enum cudaStreamCaptureMode {
 #define cudaHostAllocDefault           0x00
 #define cudaHostAllocPortable          0x01
 #define cudaHostAllocMapped            0x02
-#define cudaHostAllocWriteCombined     0x04
 #define cudaHostRegisterDefault        0x00
 #define cudaHostRegisterPortable       0x01
 #define cudaHostRegisterMapped         0x02
-#define cudaHostRegisterIoMemory       0x04
-#define cudaHostRegisterReadOnly       0x08
 #define cudaStreamDefault              0x00
 #define cudaStreamNonBlocking          0x01
 #define cudaStreamLegacy               ((cudaStream_t)0x1)
 #define cudaEventDefault               0x00
 #define cudaEventBlockingSync          0x01
 #define cudaEventDisableTiming         0x02
-#define cudaEventRecordDefault         0x00
-#define cudaEventWaitDefault           0x00
-#define cudaDeviceScheduleAuto         0x00
-#define cudaDeviceScheduleSpin         0x01
-#define cudaDeviceScheduleYield        0x02
 #define cudaDeviceScheduleBlockingSync 0x04
-#define cudaDeviceScheduleMask         0x07
 #define cudaDeviceMapHost              0x08
 
 enum cudaMemcpyKind {
@@ -237,7 +227,6 @@ cudaError_t cudaMemsetAsync(void *target, int value, size_t bytes,
                             cudaStream_t stream SIMULATED_DEFAULT(NULL));
 
 /* Streams and events */
-cudaError_t cudaStreamCreate(cudaStream_t *stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);

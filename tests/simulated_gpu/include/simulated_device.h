@@ -23,7 +23,6 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
-#define __grid_constant__
 
 // --- where this thread is ----------------------------------------------------------------------
 
@@ -43,32 +42,12 @@ static const int warpSize = 32;
 
 // --- barriers ----------------------------------------------------------------------------------
 
-enum simulated_vote { SIMULATED_COUNT, SIMULATED_AND, SIMULATED_OR };
-
-// Waits for all threads of the block at this very call; the sum of `predicate` over them, as asked.
-int simulated_block_meet(const char *file, int line, int predicate, simulated_vote vote);
+// Waits for all threads of the block at this very call.
+void simulated_block_meet(const char *file, int line);
 
 static inline void __syncthreads(const char *file = __builtin_FILE(), int line = __builtin_LINE())
 {
-    simulated_block_meet(file, line, 0, SIMULATED_OR);
-}
-
-static inline int __syncthreads_count(int predicate, const char *file = __builtin_FILE(),
-                                      int line = __builtin_LINE())
-{
-    return simulated_block_meet(file, line, predicate, SIMULATED_COUNT);
-}
-
-static inline int __syncthreads_and(int predicate, const char *file = __builtin_FILE(),
-                                    int line = __builtin_LINE())
-{
-    return simulated_block_meet(file, line, predicate, SIMULATED_AND);
-}
-
-static inline int __syncthreads_or(int predicate, const char *file = __builtin_FILE(),
-                                   int line = __builtin_LINE())
-{
-    return simulated_block_meet(file, line, predicate, SIMULATED_OR);
+    simulated_block_meet(file, line);
 }
 
 // The contribution of one lane to an operation of its warp. The lane that comes last calls
@@ -197,11 +176,6 @@ static inline void __threadfence_system()
 
 // Lets other threads of the block run: a thread that polls must call this.
 void __nanosleep(unsigned nanoseconds);
-
-[[noreturn]] static inline void __trap()
-{
-    simulated_fail("__trap()");
-}
 
 #include "simulated_math.h"
 

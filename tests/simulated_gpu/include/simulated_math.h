@@ -121,71 +121,12 @@ template <typename A, typename B> static inline simulated_common<A, B> max(A a, 
 
 // --- memory ------------------------------------------------------------------------------------
 
-template <typename T> static inline T __ldg(const T *source)
-{
-    return *source;
-}
-template <typename T> static inline T __ldcs(const T *source)
-{
-    return *source;
-}
-template <typename T> static inline T __ldcg(const T *source)
-{
-    return *source;
-}
-template <typename T> static inline T __ldca(const T *source)
-{
-    return *source;
-}
-template <typename T> static inline void __stcs(T *target, T value)
-{
-    *target = value;
-}
-template <typename T> static inline void __stcg(T *target, T value)
-{
-    *target = value;
-}
-
-// Integer atomics alone: sums of floats in no fixed order have no place in Sluice. They return the
+// An integer atomic alone: sums of floats in no fixed order have no place in Sluice. It returns the
 // old value.
 #define SIMULATED_ATOMICS(T)                                                                       \
     static inline T atomicAdd(T *target, T value)                                                  \
     {                                                                                              \
         return __atomic_fetch_add(target, value, __ATOMIC_RELAXED);                                \
-    }                                                                                              \
-    static inline T atomicOr(T *target, T value)                                                   \
-    {                                                                                              \
-        return __atomic_fetch_or(target, value, __ATOMIC_RELAXED);                                 \
-    }                                                                                              \
-    static inline T atomicAnd(T *target, T value)                                                  \
-    {                                                                                              \
-        return __atomic_fetch_and(target, value, __ATOMIC_RELAXED);                                \
-    }                                                                                              \
-    static inline T atomicExch(T *target, T value)                                                 \
-    {                                                                                              \
-        return __atomic_exchange_n(target, value, __ATOMIC_RELAXED);                               \
-    }                                                                                              \
-    static inline T atomicCAS(T *target, T expected, T value)                                      \
-    {                                                                                              \
-        __atomic_compare_exchange_n(target, &expected, value, false, __ATOMIC_RELAXED,             \
-                                    __ATOMIC_RELAXED);                                             \
-        return expected;                                                                           \
-    }                                                                                              \
-    static inline T atomicMax(T *target, T value)                                                  \
-    {                                                                                              \
-        T old = __atomic_load_n(target, __ATOMIC_RELAXED);                                         \
-        while (old < value && !__atomic_compare_exchange_n(target, &old, value, false,             \
-                                                           __ATOMIC_RELAXED, __ATOMIC_RELAXED))    \
-            ;                                                                                      \
-        return old;                                                                                \
-    }                                                                                              \
-    static inline T atomicMin(T *target, T value)                                                  \
-    {                                                                                              \
-        T old = __atomic_load_n(target, __ATOMIC_RELAXED);                                         \
-        while (value < old && !__atomic_compare_exchange_n(target, &old, value, false,             \
-                                                           __ATOMIC_RELAXED, __ATOMIC_RELAXED))    \
-            ;                                                                                      \
-        return old;                                                                                \
     }
 
 SIMULATED_ATOMICS(int)
