@@ -19,7 +19,7 @@ static inline int directory_remove_entry(const char *path, const struct stat *st
     return remove(path);
 }
 
-/* Setup and teardown of a group of tests: makes the directory; removes it with all that it holds. */
+/* Setup and teardown of a group of tests: the directory is made, and removed with its files. */
 static inline int directory_make(void **state)
 {
     (void)state;

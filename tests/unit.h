@@ -50,8 +50,8 @@ static inline uint64_t unit_seed(uint64_t usual)
     return seed;
 }
 
-/* JSON that is easy to read in C has ' for ". Returns the text with "; one that has a " already is
- * returned as it is. The result is valid until the third call after this one. */
+/* JSON in tests is written with ' for ", so that C needs no backslashes. This replaces them; a text
+ * with a " in it is returned unchanged. The result is valid until the third call after this one. */
 static inline const char *quoted(const char *text)
 {
     static char rooms[3][8192];

@@ -55,8 +55,8 @@ static const char own_blocks_job[] =
     "{'model': {'family': 'gpt2', 'num_layers': 2, 'hidden_size': 64, 'num_heads': 4, "            \
     "'seq_length': 32, 'vocab_size': 100, 'max_part_bytes': '2MiB'}, " SMALL_REST "}"
 
-/* Jobs, a --set or NULL, and members of the job that follow. test_config_keys.h has DeepSpeed's keys
- * one by one. */
+/* Jobs, a --set or NULL, and members of the job that follow. test_config_keys.h has DeepSpeed's
+ * keys one by one. */
 static const struct {
     const char *text, *set;
     struct field fields[ROW_FIELDS_MAX];
@@ -264,9 +264,8 @@ static void training_needs_data(void **state)
     job_destroy(self);
 }
 
-/* How often each text is logged when a job is read. A key without effect is named once, with the
- * reason; a key that is used, or that is off, is not. What is approximate is said once, wherever the
- * job asks for it. */
+/* A key without effect is named once, with the reason. A key that is used or off is not named. A
+ * setting that is approximate is warned of once, wherever the job has it. */
 static void the_log_names_what_it_must(void **state)
 {
     static const struct {

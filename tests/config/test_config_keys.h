@@ -211,7 +211,7 @@ enum fate {
     IDLE,   /* no field changes; named in the log, with a reason that holds these words */
     REFUSED /* ERR_CONFIG with these words */
 };
-/* Keys that change nothing, by what becomes of them. Each --set but the last of a row ends in "; ". */
+/* Keys that change nothing, by what becomes of them. "; " parts the --sets of a row. */
 struct unused {
     enum fate fate;
     enum base base;

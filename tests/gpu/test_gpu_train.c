@@ -74,8 +74,9 @@ static void losses_follow_the_cpu(void **state)
     fixture_remove("gpu");
 }
 
-/* Homes of params, grads, optimizer, activations and inner activations; order; update; elements of a
- * tile; ops ahead; "tight": with the least budgets. Graphs and timed events are on and off by turns. */
+/* Homes of params, grads, optimizer, activations and inner activations; order; update; elements of
+ * a tile; ops ahead; "tight": with the least budgets. Graphs and timed events are on and off by
+ * turns. */
 static const char *const placements[] = {
     "device device device device device, layer_major, in_next_forward, tiles 0, ahead 0",
     "device device host device recompute, layer_major, in_next_forward, tiles 32768, ahead 0",

@@ -1,5 +1,6 @@
-/* Automatic placement: never slower than hand placements, equal for equal jobs, rules win, reasons are true, a model of
- * 1000 billion parameters is placed with bounded work, refusals name what fits.
+/* Automatic placement: never slower than hand placements, equal for equal jobs, rules win, reasons
+ * are true, a model of 1000 billion parameters is placed with bounded work, refusals name what
+ * fits.
  *
  * test_plan_place [JOBS [DRAWS]]: how many jobs, and random placements of each (2 and 12). */
 #include <time.h>

@@ -2,8 +2,9 @@
 #include "tests/tiers/topology_machines.h"
 #include "tests/unit.h"
 
-/* Makes a plan, which has all items of `expected`: "compute CORES x THREADS", "host SPREAD NODES" and
- * the like, apart by "; ". Says the machine and the plan too, so that a failure shows both. */
+/* Makes a plan, which must have all items of `expected`: "compute CORES x THREADS", "host SPREAD
+ * NODES" and the like, with "; " between them. Prints the machine and the plan too, so that a
+ * failure shows both. */
 static core_plan plan_of(const topology *machine, const core_request *asked, uint64_t host_gib,
                          uint64_t device_gib, const char *expected)
 {
