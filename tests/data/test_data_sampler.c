@@ -1,5 +1,7 @@
 /* The corpus joins files and refuses bad ones; the sampler visits each window once per epoch. */
 #include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "base/rng.h"

@@ -2,6 +2,8 @@
  * a text, what is refused. The models are trained here. Without the library: *.model is refused
  * with what to install, and the rest is skipped. Against the Python package, on much text:
  * reference/check_sentencepiece.py. */
+#include <unistd.h>
+
 #include "tests/directory.h"
 #include "text/tokenizer.h"
 
