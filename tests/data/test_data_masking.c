@@ -1,6 +1,5 @@
 /* Masked tokens: which are chosen and what becomes of them; what it depends on; the mask token and
  * the special tokens of a tokenizer; windows of a mixture. */
-
 #include "base/error.h"
 #include "base/rng.h"
 #include "data/mixture.h"
