@@ -153,8 +153,12 @@ static void placements_give_equal_bits(void **state)
     fixture_set(&sets, "schedule.update=after_backward");
     spare_experts(&sets);
     fixture_train_good("baseline", &shape, &sets, &baseline);
-    /* Experts add kernels, not lanes: few placements, with and without graphs. */
-    for (size_t i = 0; i < sizeof placements / sizeof placements[0]; i += is_group("moe") ? 3 : 1) {
+    /* Experts add kernels, not lanes: few placements, with and without graphs. On the simulated
+     * GPU, where a run takes seconds, other models have those that experts do not have. */
+    bool is_few = getenv("SLUICE_TEST_FEW") != NULL;
+    for (size_t i = 0; i < sizeof placements / sizeof placements[0]; i++) {
+        if (is_group("moe") ? i % 3 != 0 : is_few && i % 3 == 0)
+            continue;
         set_group(&sets, "cuda");
         fixture_set(&sets, "run.steps=5");
         bool is_tight = place(&sets, placements[i]);

@@ -243,6 +243,8 @@ static void a_late_update_gives_other_bits(void **state)
     assert_int_equal(result.step_count, step_count());
     assert_memory_equal(result.loss_bits, baseline.loss_bits, 1 * sizeof result.loss_bits[0]);
     assert_true(result.summary.weights_hash != baseline.summary.weights_hash);
+    if (are_few())
+        return;
     /* Late, but exact in itself: where things rest changes nothing. */
     fixture_set(&sets, "schedule.order=batch_major");
     for (int k = 0; k < KINDS; k++)
