@@ -229,6 +229,13 @@ class Files(unittest.TestCase):
         buffers.end_step()
         self.assertIn("table", torch.load(os.path.join(self.folder, "step-000000005.pt")))
 
+    def test_a_module_that_has_none(self):
+        buffers = self.buffers(module=torch.nn.Linear(2, 2))
+        buffers.end_step()
+        buffers.step_counts()
+        buffers.write()
+        self.assertEqual(os.listdir(self.run_dir), ["state"])
+
     def test_one_that_never_changes_is_no_reason_to_warn(self):
         module = Counting()
         del module.count

@@ -78,7 +78,7 @@ class Buffers:
         # writes through .data, which leave the version as it was, are looked for only sometimes
         self._note(step, self._is_first or is_committed)
         self._is_first = False
-        if is_committed:
+        if is_committed and step in self._values:  # a module without buffers has none to write
             self._write(step)
 
     def step_counts(self) -> None:
