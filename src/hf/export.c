@@ -104,7 +104,7 @@ static int find_type(const exporter *self, enum dtype *type)
             *type = (enum dtype)t;
             return 0;
         }
-    return err_set(ERR_USAGE, "--dtype is \"%s\", and must be bf16, fp16 or fp32", name);
+    return err_set(ERR_USAGE, "the dtype is \"%s\", and must be bf16, fp16 or fp32", name);
 }
 
 /* Checks that the commit is of this model and that its slabs can be seen. Sums extent_bytes. */

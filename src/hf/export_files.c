@@ -341,10 +341,11 @@ int hfi_take_directory(const char *dir, bool force)
     int rc = 0;
     for (const struct dirent *entry; rc == 0 && !force && (entry = readdir(directory));)
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            rc = err_set(ERR_INPUT,
-                         "%s is not empty (it holds %.100s): name another directory, or --force to "
-                         "replace what is in it",
-                         dir, entry->d_name);
+            rc = err_set(
+                ERR_INPUT,
+                "%s is not empty (it holds %.100s): name another directory, or replace what "
+                "is in it (--force, in Python force=True)",
+                dir, entry->d_name);
     closedir(directory);
     return rc;
 }

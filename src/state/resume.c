@@ -389,7 +389,8 @@ static int check_units(const struct state_run *self, const manifest *found)
                        self->is_borrowed ? self->from.path : self->dir.path, count,
                        net->unit_count);
     return err_set(ERR_INPUT,
-                   "--from: the run in %s has other units (%" PRIu32 ") than this one (%" PRIu32
+                   "the run to begin from, %s, has other units (%" PRIu32
+                   ") than this one (%" PRIu32
                    "): train.only selects norms apart from matrices in only one of the two. Select "
                    "\"norms\" in both or in neither, or begin from an export of that run "
                    "(model.hf)",
@@ -505,14 +506,14 @@ int state_borrow(struct state_run *self, manifest *found)
     char state[FILE_PATH_BYTES + 16];
     snprintf(state, sizeof state, "%s/state", path);
     if (access(state, F_OK) != 0)
-        return err_set(ERR_INPUT, "--from: %s is no run directory", path);
+        return err_set(ERR_INPUT, "the run to begin from: %s is no run directory", path);
     int rc = state_run_dir_open(&self->from, path, FILE_PRIVATE);
     if (rc < 0)
-        return err_prefix(rc, "--from");
+        return err_prefix(rc, "the run to begin from");
     rc = manifest_read(self->from.state, found);
     TRY(rc);
     if (rc == 0 || found->state != MANIFEST_COMMITTED)
-        return err_set(ERR_INPUT, "--from: the run in %s has no commit to begin with", path);
+        return err_set(ERR_INPUT, "the run to begin from, %s, has no commit", path);
     TRY(state_find_moved(found, self->from.state));
     self->is_borrowed = true;
     return 0;
