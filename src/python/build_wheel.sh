@@ -9,6 +9,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 build=$(cd "${1:?use: build_wheel.sh BUILD TARGET-DIR}" && pwd)
 target=${2:?use: build_wheel.sh BUILD TARGET-DIR}
 python=${PYTHON:-python3}
+if ! "$python" -c 'import pip, scikit_build_core' 2>/dev/null; then
+    echo "build_wheel.sh: $python lacks pip or scikit-build-core: name a Python that has both (PYTHON=...)" >&2
+    exit 2
+fi
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
