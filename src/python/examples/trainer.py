@@ -23,7 +23,10 @@ class SluiceTrainer(Trainer):
         self.optimizer = engine.optimizer
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        loss = self.engine(**self._prepare_inputs(inputs)).loss
+        loss = self.compute_loss(self.engine, self._prepare_inputs(inputs),
+                                 num_items_in_batch=num_items_in_batch)
+        if num_items_in_batch is not None:  # the loss is a share of the mean over the step's labels
+            loss = loss * self.engine.accumulation
         self.engine.backward(loss)
         return loss.detach() / self.engine.accumulation
 
