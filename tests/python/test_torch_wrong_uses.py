@@ -34,7 +34,8 @@ class Steps(WrongUses):
         engine.backward(loss)
         self.refused("outside of a step", engine.backward, loss)
         engine.step()
-        engine(self.data[2])
+        loss = engine(self.data[2])
+        self.refused("takes a real loss", engine.backward, torch.complex(loss, loss))
         other = torch.ones(1, requires_grad=True)
         self.refused("depends on no parameter", engine.backward, (2 * other).sum())
         self.refused("depends on no parameter", engine, self.data[2])  # it takes no more steps

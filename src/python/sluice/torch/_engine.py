@@ -311,10 +311,11 @@ class Engine(Closing):
         """Goes back from a loss, the mean over this micro-batch, and takes over the gradients."""
         self._check_open()
         training = self._training("backward was called")
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        is_real = isinstance(loss, torch.Tensor) and loss.is_floating_point()
+        if not is_real or loss.numel() != 1 or not loss.requires_grad:
             raise WrongJob(
-                "engine.backward takes a loss of one element that has a gradient: the mean over "
-                "the micro-batch"
+                "engine.backward takes a real loss of one element that has a gradient: the mean "
+                "over the micro-batch"
             )
         if training.is_in_backward or training.is_forward:
             raise WrongJob("engine.backward was called within a forward or a backward")
