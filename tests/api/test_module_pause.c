@@ -1,5 +1,11 @@
 /* Updates in the pauses of passes that a program computes (sluice_module_pause): they run while the
- * use is held, the trace shows them there, and they change no bit. */
+ * use is held, the trace shows them there, and they change no bit. A step may be given up, or an
+ * update fail, in such a pause. */
+#include <errno.h>
+
+#include "engine/engine.h"
+#include "kernels/ops.h"
+#include "sluice_internal.h"
 #include "tests/api/toy_module.h"
 #include "tests/train/train_fixture.h"
 #include "tests/unit.h"
@@ -8,24 +14,40 @@ enum { STEPS = 6, ASKED = 100 };
 
 static char dir[FIXTURE_PATH_BYTES + 32], drive[FIXTURE_PATH_BYTES + 32];
 
-/* A run of a few steps with all states on a drive, so that updates wait for reads; closed. */
-static void run_steps(toy *self, enum dtype type, const char *const *set, size_t set_count,
-                      uint32_t asked_pauses)
+/* The budgets leave little room for state that is read ahead, so that tiles are read while a use is
+ * held. */
+static const char *const in_next_forward[] = {
+    "tiers.place.params=nvme",  "tiers.place.grads=nvme",   "tiers.place.optimizer=nvme",
+    "tiers.host.budget=448KiB", "schedule.tile_elems=4096", "schedule.update=in_next_forward"};
+
+static toy_job new_job(enum dtype type)
 {
     static int count;
     snprintf(dir, sizeof dir, "%s/run%d", fixture_dir, count);
     snprintf(drive, sizeof drive, "%s/drive%d", fixture_dir, count++);
-    const toy_job asked = {.dir = dir,
-                           .drive = drive,
-                           .type = type,
-                           .lends = true,
-                           .more = ", \"gradient_clipping\": 0"};
-    toy_open(self, &asked, set, set_count);
-    self->asked_pauses = asked_pauses;
+    return (toy_job){.dir = dir,
+                     .drive = drive,
+                     .type = type,
+                     .lends = true,
+                     .more = ", \"gradient_clipping\": 0"};
+}
+
+static void end_run(toy *self)
+{
     toy_train(self, STEPS);
     (void)toy_evaluate(self);
     assert_int_equal(sluice_module_pause(self->run), 0); /* no use is held */
     toy_close(self);
+}
+
+/* A run of a few steps with all states on a drive, so that updates wait for reads; closed. */
+static void run_steps(toy *self, enum dtype type, const char *const *set, size_t set_count,
+                      uint32_t asked_pauses)
+{
+    const toy_job asked = new_job(type);
+    toy_open(self, &asked, set, set_count);
+    self->asked_pauses = asked_pauses;
+    end_run(self);
 }
 
 /* Passes of the run at hand in whose trace updates lie within them, as long as they say. */
@@ -35,8 +57,8 @@ static uint64_t count_paused_passes(void)
     char path[sizeof dir + 16];
     uint64_t count = 0;
     snprintf(path, sizeof path, "%s/trace.json", dir);
-    json_t *trace = fixture_json(path), *pass, *other;
-    const json_t *events = json_object_get(trace, "traceEvents");
+    json_t *written = fixture_json(path), *pass, *other;
+    const json_t *events = json_object_get(written, "traceEvents");
     size_t i, k;
     json_array_foreach(events, i, pass)
     {
@@ -48,16 +70,16 @@ static uint64_t count_paused_passes(void)
         double end = begin + json_number_value(json_object_get(pass, "dur"));
         json_array_foreach(events, k, other)
         {
-            const char *lane = json_string_value(json_object_get(other, "cat"));
+            const char *category = json_string_value(json_object_get(other, "cat"));
             double at = json_number_value(json_object_get(other, "ts"));
-            if (lane && strcmp(lane, "update") == 0 && at >= begin && at < end)
+            if (category && strcmp(category, "update") == 0 && at >= begin && at < end)
                 inner_us += json_number_value(json_object_get(other, "dur")) - rounding_us;
         }
         assert_true(inner_us > 0);
         assert_true(inner_us <= json_number_value(paused_us));
         count++;
     }
-    json_decref(trace);
+    json_decref(written);
     return count;
 }
 
@@ -76,18 +98,90 @@ static uint64_t check_pauses(enum dtype type, const char *const *set, size_t set
     return passes;
 }
 
-/* The budgets leave little room for state that is read ahead, so that tiles are read while a use is
- * held. An update of lent gradients seldom has to wait for its state. */
+/* An update of lent gradients seldom has to wait for its state. */
 static void updates_run_while_a_use_is_held(void **state)
 {
-    const char *const next[] = {"tiers.place.params=nvme",    "tiers.place.grads=nvme",
-                                "tiers.place.optimizer=nvme", "tiers.host.budget=448KiB",
-                                "schedule.tile_elems=4096",   "schedule.update=in_next_forward"};
     const char *const lent[] = {"tiers.place.params=host",        "tiers.place.optimizer=nvme",
                                 "schedule.update=in_backward",    "schedule.tile_elems=4096",
                                 "bf16.check_grad_overflow=false", "tiers.host.budget=544KiB"};
-    assert_true(check_pauses(DTYPE_FP32, next, 6) > 0);
+    assert_true(check_pauses(DTYPE_FP32, in_next_forward, 6) > 0);
     (void)check_pauses(DTYPE_BF16, lent, 6);
+}
+
+/* ---- ends ---- */
+
+/* Trains until updates run in a pause, whose use stays held. */
+static void train_into_pause(toy *self)
+{
+    self->asked_pauses = ASKED;
+    self->stays_in_pause = true;
+    toy_train(self, STEPS);
+    assert_int_equal(self->pauses, 1);
+    self->stays_in_pause = false;
+}
+
+static void a_step_is_given_up_in_a_pause(void **state)
+{
+    static toy plain, self;
+    run_steps(&plain, DTYPE_FP32, in_next_forward, 6, 0);
+    const toy_job asked = new_job(DTYPE_FP32);
+    toy_open(&self, &asked, in_next_forward, 6);
+    train_into_pause(&self);
+    assert_int_equal(sluice_module_abort(self.run, "enough"), SLUICE_DONE);
+    end_run(&self);
+    assert_memory_equal(self.losses, plain.losses, sizeof self.losses);
+    assert_memory_equal(self.seen, plain.seen, sizeof self.seen);
+}
+
+static const toy *failing;
+static const kernel_ops *real_ops;
+
+static int fail_in_pause(kernel_context *context, void *stream, const adam_args *args)
+{
+    if (failing->is_in_pause)
+        return err_set(-EIO, "an update failed in a pause");
+    return real_ops->adam(context, stream, args);
+}
+
+/* From now on updates of the run fail in pauses. */
+static void make_updates_fail(const toy *self)
+{
+    static kernel_ops ops;
+    struct sluice_use use;
+    assert_int_equal(sluice_module_begin(self->run, 1), SLUICE_DONE);
+    assert_int_equal(sluice_module_wait(self->run, &use), SLUICE_DONE);
+    struct setup *setup = ((struct engine *)self->run->use->pause.user)->setup;
+    assert_int_equal(sluice_module_abort(self->run, "seen"), SLUICE_DONE);
+    failing = self;
+    real_ops = setup->ops;
+    ops = *real_ops;
+    ops.adam = fail_in_pause;
+    setup->ops = &ops;
+}
+
+/* The use goes on to its end; what comes next fails. The run goes on from its last commit. */
+static void an_update_fails_in_a_pause(void **state)
+{
+    static toy plain, self;
+    struct sluice_use use;
+    run_steps(&plain, DTYPE_FP32, in_next_forward, 6, 0);
+    const toy_job asked = new_job(DTYPE_FP32);
+    toy_open(&self, &asked, in_next_forward, 6);
+    make_updates_fail(&self);
+    train_into_pause(&self);
+    uint64_t made = self.steps_made;
+    assert_int_equal(sluice_module_done(self.run, NULL), SLUICE_DONE);
+    assert_int_equal(sluice_module_wait(self.run, &use), SLUICE_FAILED);
+    assert_non_null(strstr(sluice_error(), "an update failed in a pause"));
+    assert_int_equal(sluice_module_end(self.run, NULL), SLUICE_FAILED);
+    assert_int_equal(sluice_close(self.run), SLUICE_FAILED);
+    toy_open(&self, &asked, in_next_forward, 6);
+    uint64_t begun = self.steps_made;
+    assert_true(begun <= made);
+    end_run(&self);
+    assert_memory_equal(self.losses + begun, plain.losses + begun,
+                        (STEPS - begun) * sizeof *self.losses);
+    assert_memory_equal(self.seen, plain.seen, sizeof self.seen);
 }
 
 /* run.paranoid has scratch for one op at a time. */
@@ -103,6 +197,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(updates_run_while_a_use_is_held),
+        cmocka_unit_test(a_step_is_given_up_in_a_pause),
+        cmocka_unit_test(an_update_fails_in_a_pause),
         cmocka_unit_test(paranoid_runs_have_none),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);

@@ -391,9 +391,13 @@ void toy_train(toy *self, uint64_t until)
             assert_int_equal(use.stage, at < HEAD ? at : 2 * HEAD - at);
             double loss = toy_compute(self, &use);
             bool has_paused = false;
+            self->is_in_pause = true;
             for (uint32_t k = 0; k < self->asked_pauses && !has_paused; k++, usleep(50))
                 has_paused = sluice_module_pause(self->run) != 0;
+            self->is_in_pause = false;
             self->pauses += has_paused;
+            if (has_paused && self->stays_in_pause)
+                return;
             assert_done(sluice_module_done(self->run, use.stage == HEAD ? &loss : NULL));
         }
         assert_done(sluice_module_end(self->run, &made));

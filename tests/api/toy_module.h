@@ -55,6 +55,8 @@ struct toy {
     uint64_t lent_count;              /* uses so far that lend */
     uint32_t asked_pauses;            /* toy_train asks so often in each use, until updates ran */
     uint64_t pauses;                  /* of these in which updates ran */
+    bool is_in_pause;                 /* toy_train asks at the moment */
+    bool stays_in_pause;              /* toy_train returns once updates ran, with that use held */
 };
 typedef struct toy toy;
 
