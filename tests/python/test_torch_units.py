@@ -172,7 +172,7 @@ class Refusals(OverTheStandIn):
         models.engine_losses(engine, data[:1])
         self.assert_refused("outside of a step", engine.module.blocks[0], torch.zeros(1, 4, 32))
         self.assert_refused("takes no closure", engine.optimizer.step, lambda: 1.0)
-        self.assert_refused("the run has begun", engine.load_state_dict, {})
+        self.assert_refused("load weights before", engine.load_state_dict, {})
 
     def test_other_orders(self):
         class Turned(Language):

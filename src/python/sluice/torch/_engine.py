@@ -20,7 +20,7 @@ from ._hooks import claim, guard, install
 from ._init import values_of
 from ._memory import plainly, return_free_memory
 from ._profile import Profile, profile_of
-from ._recording import Recorder, Unfit, copy_inputs, differentiable, keep_state, settle_times
+from ._recording import Recorder, State, Unfit, copy_inputs, differentiable, settle_times
 from ._recording import tensors_in
 from ._turns import Evaluating, Training, Turns, Use
 from ._unchanged import Unchanged
@@ -95,7 +95,7 @@ class Engine(Closing):
         self._open_options: Dict[str, Any] = {"machine": machine, "fresh": fresh, "verbose": verbose}
         self._open_core = open_core
         self._core: Any = None
-        self._accumulation = 1
+        self.accumulation = 1  #: micro-batches of a step
         self._micro_batch = 0
         self._failure: Optional[BaseException] = None
         self._driver: Any = None  # what the hooks call; None: nothing runs
@@ -282,7 +282,7 @@ class Engine(Closing):
                 "engine.skip(), or use torch.no_grad() to evaluate; for a loss of two forwards, give "
                 "the engine a module whose forward makes both"
             )
-        if self._micro_batch >= self._accumulation:
+        if self._micro_batch >= self.accumulation:
             raise WrongJob(
                 "engine.step() is missing: call it after engine.backward, once for each micro-batch"
             )
@@ -337,7 +337,7 @@ class Engine(Closing):
         self._check_open()
         if self._driver is not None or self._micro_batch == 0:
             raise WrongJob("engine.step comes after engine.backward, once for each micro-batch")
-        if self._micro_batch < self._accumulation:
+        if self._micro_batch < self.accumulation:
             return None
         self._micro_batch = 0
         try:
@@ -358,7 +358,7 @@ class Engine(Closing):
         self._check_open()
         if self._driver is None and self._micro_batch == 0:
             return
-        if self._micro_batch == self._accumulation:
+        if self._micro_batch == self.accumulation:
             raise WrongJob(
                 "engine.skip comes before the last backward of a step, after which its update is "
                 "made: call engine.step()"
@@ -421,7 +421,7 @@ class Engine(Closing):
         return recorder
 
     def _record_once(self, args: Any, kwargs: Any, checks: bool) -> Recorder:
-        state = keep_state(self.module, self._device)
+        state = State(self.module, self._device)
         recorder = Recorder(self._holding, self._values, self._device)
         self._driver = recorder
         self._is_called = True
@@ -467,7 +467,7 @@ class Engine(Closing):
 
     def _begin(self, stages: List[Stage]) -> None:
         info = self._core.info()  # a micro-batch counts as one token
-        self._accumulation = max(info.tokens_per_step // info.world_size, 1)
+        self.accumulation = max(info.tokens_per_step // info.world_size, 1)
         root = self._root if self._root.units else None
         self._turns = Turns(self._core, stages, root, self._holding, self._device)
         self._goes_back = find_learning(stages)
@@ -488,11 +488,6 @@ class Engine(Closing):
         that begin afterwards."""
         groups: Groups = self._groups
         return groups
-
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches of a step."""
-        return self._accumulation
 
     @alone
     def plan(self) -> Any:
@@ -542,11 +537,6 @@ class Engine(Closing):
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Parameters and buffers for a run that has not begun."""
         self._check_open()
-        if self._core is not None:
-            raise WrongJob(
-                "the run has begun, and its weights are its own: load weights before the first "
-                "step, or begin another run_dir with them"
-            )
         self.module.load_state_dict(state)
 
     @alone

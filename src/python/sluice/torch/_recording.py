@@ -164,7 +164,7 @@ class Recorder:
         self.is_forward = True
         self._now: Optional[Tuple[str, str]] = None
         self._since = 0.0
-        self._held: Optional[Stage] = None
+        self.stage: Optional[Stage] = None  # the one whose units are held
         self.order: List[Stage] = []  # of the forward, without the root
         self.backward: List[Stage] = []
         self.seconds: Seconds = {}
@@ -174,19 +174,14 @@ class Recorder:
 
     # ---- what the module's hooks call ----
 
-    @property
-    def stage(self) -> Optional[Stage]:
-        """The one whose units are held."""
-        return self._held
-
     def enter(self, holder: Holder) -> None:
         if not self.is_forward:
             self.turn(holder, None)  # a checkpoint computes the unit's forward again
             return
-        if self._held is not None:
+        if self.stage is not None:
             raise Unfit(
                 holder,
-                f'the unit "{holder.name}" is called within the unit "{self._held.name}"',
+                f'the unit "{holder.name}" is called within the unit "{self.stage.name}"',
                 "leave it out of the units (units=...)",
             )
         use = sum(stage.holder is holder for stage in self.order)
@@ -215,7 +210,7 @@ class Recorder:
                 "name a part of the module around both as the unit (units=...), or leave it out of "
                 "the units",
             )
-        held = self._held
+        held = self.stage
         if held is not None and held.holder is holder and stage in (None, held):
             return
         left = [one for one in self.order if one.holder is holder and one not in self.backward]
@@ -234,13 +229,13 @@ class Recorder:
     def gradient(self, holder: Holder, slot: Slot, is_root: bool) -> None:
         if is_root:  # handed over at the end
             return
-        if self._held is None or self._held.holder is not holder:
+        if self.stage is None or self.stage.holder is not holder:
             self.turn(holder, None)
-        assert self._held is not None
-        self._held.adds = True
+        assert self.stage is not None
+        self.stage.adds = True
         self.rounds_sums |= id(slot) in self._with_gradient and slot.parameter.itemsize < 4
         self._with_gradient.add(id(slot))
-        self._copy_gradients(self._held.name, [slot])
+        self._copy_gradients(self.stage.name, [slot])
 
     def _copy_gradients(self, name: str, slots: List[Slot]) -> None:
         begin = time.perf_counter()
@@ -261,14 +256,14 @@ class Recorder:
     def _take(self, stage: Stage) -> None:
         for unit in stage.holder.units:
             self._holding.place(unit, self._values.flat(unit, self._dtype, self._device))
-        self._held = stage
+        self.stage = stage
         self._since = time.perf_counter()
 
     def _release(self) -> None:
-        if self._held is not None:
-            for unit in self._held.holder.units:
+        if self.stage is not None:
+            for unit in self.stage.holder.units:
                 self._holding.take_away(unit)
-        self._held = None
+        self.stage = None
 
     # ---- the whole ----
 
@@ -343,7 +338,7 @@ _PLAIN = (bool, int, float, str, type(None))
 _CONTAINERS = (dict, OrderedDict, set)
 
 
-class _State:
+class State:
     """Random numbers, buffers, and a module's attributes, to be as before."""
 
     def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
@@ -393,7 +388,3 @@ def copy_inputs(inputs: Any) -> Any:
         return item.detach().clone().requires_grad_(item.requires_grad)
 
     return tree_map(copy, inputs)
-
-
-def keep_state(module: torch.nn.Module, device: torch.device) -> _State:
-    return _State(module, device)

@@ -72,7 +72,7 @@ class Turns:
         self.device = device
         self.lending = Lending()
         self._dtype = typical(holding.holders).dtype
-        self._use: Optional[Use] = None
+        self.use: Optional[Use] = None  # the turn at hand
         self._numbers: Dict[int, List[int]] = {}  # by id(holder), rising
         for i, stage in enumerate(stages):
             self._numbers.setdefault(id(stage.holder), []).append(i)
@@ -89,7 +89,7 @@ class Turns:
         """Ends the turn at hand and waits for the next one, which must be this one."""
         self.finish_turn(None)
         use = Use(*self.core.module_wait())
-        self._use = use
+        self.use = use
         if use.stage != stage or use.pass_ != pass_:
             raise WrongJob(
                 f"the plan's turn is {self._name(use.stage, use.pass_)}, and the module wants "
@@ -107,18 +107,14 @@ class Turns:
             )
 
     def finish_turn(self, loss: Optional[float]) -> None:
-        if self._use is not None:
+        if self.use is not None:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)  # nothing reads or writes its memory any more
-            self._use = None
+            self.use = None
             self.core.module_done(loss)
 
     def forget_turn(self) -> None:
-        self._use = None
-
-    @property
-    def use(self) -> Optional[Use]:
-        return self._use
+        self.use = None
 
     def _name(self, stage: int, pass_: int) -> str:
         name = self.stages[stage].name if stage < len(self.stages) else "loss"
@@ -256,26 +252,13 @@ class Training:
         self._turns = turns
         self._goes_back = goes_back  # by stage
         self._next = 0  # the stage whose turn comes
-        self._is_forward = True
-        self._is_in_backward = False
+        self.is_forward = True
+        self.is_in_backward = False
         # of the turn, by the unit's index
         self._gradients: Dict[int, Union[Gradients, LentGradients]] = {}
-        self._held: Optional[int] = None  # the stage whose turn it is
+        self.stage: Optional[int] = None  # the one whose units are held
         self._is_reached = False  # by the backward
         self.loss: Optional[float] = None
-
-    @property
-    def is_forward(self) -> bool:
-        return self._is_forward
-
-    @property
-    def is_in_backward(self) -> bool:
-        return self._is_in_backward
-
-    @property
-    def stage(self) -> Optional[int]:
-        """The stage whose units are held."""
-        return self._held
 
     def begin(self) -> None:
         if self._turns.root is not None:
@@ -283,16 +266,16 @@ class Training:
             self._next = 1
 
     def enter(self, holder: Holder) -> None:
-        if self._is_in_backward:
+        if self.is_in_backward:
             self.turn(holder, None)
             return
-        if not self._is_forward:
+        if not self.is_forward:
             raise WrongJob(
                 f'the unit "{holder.name}" is used between engine(...) and engine.backward: '
                 "evaluate after engine.step()"
             )
-        if self._held is not None:
-            raise _nested(holder, self._turns.stages[self._held].name)
+        if self.stage is not None:
+            raise _nested(holder, self._turns.stages[self.stage].name)
         stage = self._turns.next_number(holder, self._next)
         if stage is None:
             before = self._turns.stages[self._next - 1].name
@@ -304,7 +287,7 @@ class Training:
             )
         self._pass_over(stage)
         self._turns.place(holder, self._turns.take(stage, FORWARD))
-        self._held = stage
+        self.stage = stage
         self._next = stage + 1
 
     def _pass_over(self, until: int) -> None:
@@ -314,13 +297,13 @@ class Training:
             self._next += 1
 
     def leave(self, holder: Holder) -> None:
-        if self._is_forward:
+        if self.is_forward:
             self._turns.take_away(holder)
-            self._held = None
+            self.stage = None
 
     def end_forward(self) -> None:
         self._pass_over(len(self._turns.stages))
-        self._is_forward = False
+        self.is_forward = False
 
     # ---- backward ----
 
@@ -329,12 +312,12 @@ class Training:
         use = self._turns.take(len(self._turns.stages), BACKWARD)
         self.loss = float(loss.detach())
         self._next = len(self._turns.stages) - 1
-        self._is_in_backward = True
+        self.is_in_backward = True
         return use.grad_scale
 
     def turn(self, holder: Holder, stage: Optional[int]) -> None:
         """The backward is at a use of the holder. `stage`: which one, if that is known."""
-        held, stages = self._held, self._turns.stages
+        held, stages = self.stage, self._turns.stages
         if held is not None and stages[held].holder is holder and stage in (None, held):
             return
         self._check_begun()
@@ -353,7 +336,7 @@ class Training:
         self._take_back(True)
 
     def _check_begun(self) -> None:
-        if not self._is_in_backward:
+        if not self.is_in_backward:
             raise WrongJob(
                 "a backward began that the engine does not know of: call engine.backward(loss), "
                 "not loss.backward()"
@@ -368,7 +351,7 @@ class Training:
         self._take_gradients(holder, use)
         if is_used:
             self._turns.place(holder, use)
-            self._held = stage
+            self.stage = stage
         else:
             self._close_gradients()
 
@@ -391,11 +374,11 @@ class Training:
         self._gradients.clear()
 
     def _leave_back(self) -> None:
-        if self._held is not None:
+        if self.stage is not None:
             with torch.no_grad():
                 self._close_gradients()
-            self._turns.take_away(self._turns.stages[self._held].holder)
-            self._held = None
+            self._turns.take_away(self._turns.stages[self.stage].holder)
+            self.stage = None
         if self._turns.use is not None and self._turns.use.stage == len(self._turns.stages):
             self._turns.finish_turn(self.loss)
 
@@ -433,7 +416,7 @@ class Training:
                 self._take_gradients(root, self._turns.take(0, BACKWARD))
                 self._close_gradients()
         self._turns.finish_turn(None)
-        self._is_in_backward = False
+        self.is_in_backward = False
 
 
 def _nested(holder: Holder, outer: str) -> WrongJob:
