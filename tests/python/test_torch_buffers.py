@@ -108,6 +108,29 @@ class Runs(Engines):
         engine.close()
         self.assertEqual(self.resumed_count(), 2)
 
+    def test_a_run_that_begins_with_anothers(self):
+        self.begun(3).close()
+        run, states = os.path.join(self.directory, "run"), []
+        for step in (3, 4):  # the second one goes on, and leaves start_from unused
+            engine = self.engine(Counting(), name="next", start_from=run)
+            engine.prepare(self.BATCH)
+            self.assertEqual((engine.info().step, int(engine.module.count)), (step, step))
+            self.train(engine, 1)
+            states.append(engine.state_dict())
+            engine.close()
+        engine = self.begun(1)  # it is as it was, and makes the same step
+        self.assertEqual(engine.info().step, 4)
+        for name, value in engine.state_dict().items():
+            self.assertTrue(torch.equal(value, states[0][name]), name)
+        engine.close()
+        engine = self.begun(1, "faster", start_from=run, optimizer=sluice.AdamW(lr=1e-2))
+        self.assertEqual(engine.info().step, 5)
+        engine.close()
+        for name in os.listdir(os.path.join(run, "buffers")):
+            os.unlink(os.path.join(run, "buffers", name))
+        engine = self.engine(Counting(), name="third", start_from=run)
+        self.assertRaisesRegex(sluice.WrongJob, "run/buffers has no buffers of step 4", engine.prepare, self.BATCH)
+
     def test_ctrl_c_while_they_are_written(self):
         """Neither call commits the step, and both can be made again."""
         engine = self.begun(1)
@@ -182,10 +205,10 @@ class Files(unittest.TestCase):
         self.folder = os.path.join(self.run_dir, "buffers")
         os.mkdir(os.path.join(self.run_dir, "state"))
 
-    def buffers(self, step=0, rank=0, module=None, every=1, run_dir=None):
+    def buffers(self, step=0, rank=0, module=None, every=1, run_dir=None, start_from=None):
         self.module = module or Counting()
         run = {"dir": run_dir or self.run_dir, "commit_every": every}
-        buffers = Buffers(self.module, run, rank)
+        buffers = Buffers(self.module, run, rank, start_from)
         buffers.begin(step)
         return buffers
 
@@ -250,8 +273,15 @@ class Files(unittest.TestCase):
         self.step(self.buffers(), 1)
         self.buffers(1, rank=1)
         self.assertEqual(int(self.module.count), 1)
+        with self.assertRaisesRegex(sluice.WrongJob, "rank 1 cannot read /nowhere/run"):
+            self.buffers(1, rank=1, run_dir="/nowhere/run")
+        with self.assertRaisesRegex(sluice.WrongJob, "copy step-000000001.pt"):  # a copy that is old
+            self.buffers(2, rank=1)
+        del self.module.count, self.module.table
+        self.buffers(1, rank=1, module=self.module, run_dir="/nowhere/run")  # it has none
+        os.unlink(os.path.join(self.folder, "step-000000001.pt"))  # as rank 0 makes the first
         with self.assertWarnsRegex(UserWarning, "as the program has made them"):
-            self.step(self.buffers(1, rank=1, run_dir="/nowhere/run"), 2)
+            self.buffers(1, rank=1)
 
     def test_files_of_no_use(self):
         buffers = self.buffers()

@@ -8,7 +8,9 @@ of a step is there before the step ends if run.commit_every commits it, and else
 that the program asks for or that closing makes. Only the commit that follows a failure may come
 before its file. A run that was killed between the two has no buffers of its step, and is refused.
 
-Rank 0 has the files. All ranks go on with its buffers, as DistributedDataParallel does it.
+Rank 0 writes the files, and all ranks read them when the run goes on: as with
+DistributedDataParallel, all have rank 0's buffers. A run that begins with another's state reads
+the other's file.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ import os
 import stat
 import weakref
 from contextlib import suppress
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
 from .._errors import Failed, WrongJob
+from .._job import Path
 from ._core import warn
 
 #: Larger ones are saved if they were changed since the module was built.
@@ -37,10 +40,16 @@ _Values = Dict[str, torch.Tensor]
 class Buffers:
     """The buffers as they were after the last step, and after the one that ends."""
 
-    def __init__(self, module: torch.nn.Module, run: Dict[str, Any], rank: int) -> None:
+    def __init__(
+        self, module: torch.nn.Module, run: Dict[str, Any], rank: int, start_from: Optional[Path]
+    ) -> None:
         self._module = weakref.ref(module)
         self._run_dir = os.path.abspath(run["dir"])
         self._folder = os.path.join(self._run_dir, "buffers")
+        #: Where the file of the step may be with which this process begins.
+        self._sources = [self._folder]
+        if start_from is not None:
+            self._sources.append(os.path.join(os.path.abspath(os.fsdecode(start_from)), "buffers"))
         self._every: int = run["commit_every"]
         self._rank = rank
         self._step = 0
@@ -56,7 +65,7 @@ class Buffers:
         for name, value in self._each() if self._rank == 0 else ():
             if value.nbytes > _SMALL_BYTES:
                 self._unchanged[name] = (value, value._version, _sum_bits(value))
-        is_restored = step == 0 or self._restore(step)
+        has_file = step == 0 or self._restore(step)
         if self._rank != 0:
             return
         for later, path in _files(self._folder):
@@ -65,7 +74,7 @@ class Buffers:
                     os.unlink(path)
         if any(self._each()):
             self._make_folder()
-            if not is_restored:
+            if not has_file:
                 self._note(step, False)
                 self._write(step)
 
@@ -155,17 +164,11 @@ class Buffers:
         return True
 
     def _restore(self, step: int) -> bool:
-        """False, with a warning, if there are none."""
-        path = os.path.join(self._folder, _name(step))
-        if not os.path.exists(path):
-            what = f"{self._folder} has no buffers of step {step}, at which the run goes on"
-            if self._rank == 0 and self._has_folder:
-                older = [_name(number) for number, _ in _files(self._folder) if number < step]
-                ways = [f"copy {name} to {_name(step)} there" for name in older[-1:]]
-                ways += ["remove that folder to go on with those that the program makes"]
-                raise WrongJob(f"{what}: {', or '.join(ways)}")
-            if any(self._each()):
-                warn(f"{what}: they are as the program has made them")
+        """False if the run has no file of the step yet."""
+        paths = [os.path.join(folder, _name(step)) for folder in self._sources]
+        path = next(filter(os.path.exists, paths), None)
+        if path is None:
+            self._miss(step)
             return False
         try:
             values = torch.load(path, map_location="cpu", weights_only=True)
@@ -176,7 +179,28 @@ class Buffers:
             ) from None
         for name, value in values.items():
             self._set(name, value)
-        return True
+        return path == paths[0]
+
+    def _miss(self, step: int) -> None:
+        """Goes on with the buffers that the program has made, if the run never had any."""
+        folder = next(filter(os.path.isdir, self._sources), self._folder)
+        what = f"{folder} has no buffers of step {step}, at which the run goes on"
+        steps = [number for number, _ in _files(folder)]
+        # rank 0 may be about to make the folder
+        if os.path.isdir(folder) and (self._rank == 0 or steps not in ([], [step])):
+            older = [number for number in steps if number < step]
+            ways = [f"copy {_name(number)} to {_name(step)} there" for number in older[-1:]]
+            ways += ["remove that folder to go on with those that the program makes"]
+            raise WrongJob(f"{what}: {', or '.join(ways)}")
+        if not any(self._each()):
+            return
+        if self._rank != 0 and not os.path.isdir(self._run_dir):
+            raise WrongJob(
+                f"rank {self._rank} cannot read {self._run_dir}, and needs the module's buffers of "
+                f"step {step}, which rank 0 has there: put run_dir where all ranks see it, or copy "
+                "its folder buffers to each host"
+            )
+        warn(f"{what}: they are as the program has made them")
 
     def _set(self, name: str, value: torch.Tensor) -> None:
         """Also one that the module has not made yet, as its first step did."""

@@ -50,6 +50,8 @@ class Engine(Closing):
         repeated blocks of the module.
     groups: a function (name, parameter) -> dict of lr, weight_decay, betas, eps that differ from
         the optimizer's for this parameter.
+    start_from: a run, or a commit that it has kept, with whose last commit a new run begins: its
+        weights, optimizer state, buffers and step. It stays as it is.
     fresh: run_dir must be new or hold no commit.
 
     The first call records a step: it runs the module once, forward and backward, with one unit in
@@ -72,6 +74,7 @@ class Engine(Closing):
         units: Policy = None,
         groups: Optional[Callable[[str, torch.nn.Parameter], Mapping[str, Any]]] = None,
         commit_every: Optional[int] = None,
+        start_from: Optional[Path] = None,
         machine: Optional[Path] = None,
         fresh: bool = False,
         verbose: bool = False,
@@ -92,6 +95,7 @@ class Engine(Closing):
         self._job = job
         self._policy = units
         self._choose_group = groups
+        self._start_from = start_from
         self._open_options: Dict[str, Any] = {"machine": machine, "fresh": fresh, "verbose": verbose}
         self._open_core = open_core
         self._core: Any = None
@@ -455,7 +459,8 @@ class Engine(Closing):
         def first(unit: int, begin: int, count: int, address: int) -> None:
             self._values.fill(units[unit], begin, count, address)
 
-        self._core = self._open_core(job, first=first, **self._open_options)
+        options = {**self._open_options, "start_from": self._start_from}
+        self._core = self._open_core(job, first=first, **options)
         self._finalizer = weakref.finalize(self, close_at_end, self._core, self._turn_lock)
         self._finalizer.atexit = False  # the run's own end calls it
         self._core.set_at_end(self._finalizer)
@@ -476,7 +481,7 @@ class Engine(Closing):
             slot.parameter.data = torch.empty(slot.shape, dtype=dtype, device=self._device)
         self._values.forget()
         self._holding_is_over()
-        self._buffers = Buffers(self.module, self._job["run"], info.rank)
+        self._buffers = Buffers(self.module, self._job["run"], info.rank, self._start_from)
         self._buffers.begin(info.step)
         self._core.before_commit = self._buffers.write
 
