@@ -8,9 +8,11 @@ Token: which unit, and where in it; the backward makes the view anew.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from .._errors import WrongJob
 from ._memory import placeholder_of
@@ -39,7 +41,8 @@ class Holding:
         self._marks: Dict[int, Tuple[int, int]] = {}
         #: The backward needs this unit: called to bring it.
         self.bring: Callable[[Unit], None] = lambda unit: None
-        #: Called where autograd keeps a tensor, and where the backward takes it.
+        #: Called where a forward calls a module, where autograd keeps a tensor, and where the
+        #: backward takes it.
         self.pause: Callable[[], None] = lambda: None
 
     def place(self, unit: Unit, base: torch.Tensor) -> None:
@@ -95,9 +98,16 @@ class Holding:
         """The held unit whose memory the tensor lies in."""
         return self._units.get(address_of(tensor))
 
-    def hooks(self) -> Any:
+    @contextlib.contextmanager
+    def hooks(self) -> Iterator[None]:
         """The context in which a forward runs that a backward follows."""
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        # within a checkpoint no tensor is kept, but modules are called
+        calls = register_module_forward_pre_hook(lambda module, inputs: self.pause())
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+                yield
+        finally:
+            calls.remove()
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         self.pause()
