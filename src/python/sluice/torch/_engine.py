@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -24,7 +24,7 @@ from ._recording import Recorder, State, Unfit, copy_inputs, differentiable, set
 from ._recording import tensors_in
 from ._turns import Evaluating, Training, Turns, Use
 from ._unchanged import Unchanged
-from ._units import Holder, Policy, Stage, Unit, describe, find_learning, list_stages
+from ._units import Holder, Policy, Slot, Stage, Unit, describe, find_learning, list_stages
 from ._units import make_holders
 from ._values import Values, state_of
 
@@ -104,6 +104,7 @@ class Engine(Closing):
         self._failure: Optional[BaseException] = None
         self._driver: Any = None  # what the hooks call; None: nothing runs
         self._is_called = False
+        self._is_saving = False  # the module's own state_dict() is asked for
         self._inputs: Dict[int, Any] = {}  # of the unit that runs
         self._hooks: List[Any] = []
         self._unfit: Dict[str, str] = {}  # by the name of a module: why it is no unit
@@ -524,19 +525,22 @@ class Engine(Closing):
 
     @alone
     def state_dict(self) -> Dict[str, torch.Tensor]:
-        """All parameters and buffers, in new tensors: as large as the module."""
+        """What module.state_dict() would have, in new tensors: as large as the module."""
         self._need_core("state_dict")
-        values: Dict[int, torch.Tensor] = {}
+        values: List[Tuple[Slot, torch.Tensor]] = []
 
         def visit(holder: Holder, use: Use) -> None:
             for unit, address, elems in zip(holder.units, use.params, use.elems):
                 base = self._turns.over(address, elems, self._dtype)
-                for slot in unit.slots:
-                    values[id(slot.parameter)] = view_of(base, slot).clone()
+                values.extend((slot, view_of(base, slot).clone()) for slot in unit.slots)
 
-        with torch.no_grad():
+        with plainly(), torch.no_grad():
             self._evaluation().each(visit)
-        return state_of(self.module, values)
+            self._is_saving = True
+            try:
+                return state_of(self.module, values)
+            finally:
+                self._is_saving = False
 
     @alone
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:

@@ -55,7 +55,7 @@ class Hook:
 
 def _refuse_state_dict(engine: Any, *args: Any) -> None:
     """Before module.state_dict()."""
-    if engine._core is not None:
+    if engine._core is not None and not engine._is_saving:
         raise WrongJob(
             "the module's parameters are elsewhere while its engine is open: call "
             "engine.state_dict()"

@@ -227,8 +227,11 @@ def check_plain(name: str, parameter: torch.Tensor) -> None:
 
 
 def is_left(parameter: torch.Tensor) -> bool:
-    """True of one that is torch's alone, like a buffer: it does not learn, and has no floats."""
-    return not (parameter.requires_grad or parameter.is_floating_point())
+    """True of one that is torch's alone, like a buffer: it does not learn, and has no floats or a
+    class of its own. Quantized weights have scales beside them, and their backward may keep the
+    address of their memory."""
+    is_plain = type(parameter) is torch.nn.Parameter and parameter.is_floating_point()
+    return not (parameter.requires_grad or is_plain)
 
 
 def _check(name: str, parameter: torch.Tensor, first: torch.Tensor) -> None:

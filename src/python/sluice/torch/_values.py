@@ -1,5 +1,5 @@
-"""The values with which parameters begin, until a run has taken them over; and those that they have
-later, by their names."""
+"""The values with which parameters begin, until a run has taken them over, and a module's state_dict
+with those that they have later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Callable, Dict, List, Optional, Tuple, Union
 import torch
 
 from .._errors import WrongJob
-from ._holding import view_of
+from ._holding import address_of, view_of
 from ._memory import as_tensor, placeholder_of
 from ._units import Holder, Slot, Unit
 
@@ -69,17 +69,20 @@ class Values:
         self._kept = None
 
 
-def state_of(module: torch.nn.Module, values: Dict[int, torch.Tensor]) -> Dict[str, torch.Tensor]:
-    """The module's state_dict(), in new tensors. `values`: of the parameters that are elsewhere, by
-    id(parameter)."""
-    found: Dict[str, torch.Tensor] = {}
-    for prefix, item in module.named_modules(remove_duplicate=False):
-        begin = f"{prefix}." if prefix else ""
-        for name, parameter in item._parameters.items():
-            if parameter is not None:
-                own = values.get(id(parameter))
-                found[begin + name] = parameter.detach().clone() if own is None else own
-        for name, buffer in item._buffers.items():
-            if buffer is not None and name not in item._non_persistent_buffers_set:
-                found[begin + name] = buffer.detach().clone()
-    return found
+def state_of(
+    module: torch.nn.Module, values: List[Tuple[Slot, torch.Tensor]]
+) -> Dict[str, torch.Tensor]:
+    """module.state_dict() as it is while the parameters have these values, in new tensors."""
+    before = [slot.parameter.data for slot, _ in values]
+    try:
+        for slot, value in values:
+            slot.parameter.data = value
+        state = module.state_dict()
+    finally:
+        for (slot, _), data in zip(values, before):
+            slot.parameter.data = data
+    own = {address_of(value) for _, value in values}
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor) and address_of(value) not in own:
+            state[name] = value.clone()
+    return state
