@@ -512,11 +512,7 @@ struct kernel_ops {
     int (*norm_reduce)(kernel_context *context, void *stream, const double *sums, uint64_t count,
                        double *total) MUST_CHECK;
 
-    int (*adam)(kernel_context *context, void *stream, const adam_args *args) MUST_CHECK;
-    int (*adam_packed)(kernel_context *context, void *stream,
-                       const adam_packed_args *args) MUST_CHECK;
-    int (*lion)(kernel_context *context, void *stream, const lion_args *args) MUST_CHECK;
-    int (*adagrad)(kernel_context *context, void *stream, const adagrad_args *args) MUST_CHECK;
+    int (*update)(kernel_context *context, void *stream, const update_args *args) MUST_CHECK;
     /* NULL in backends that cannot: the CUDA backend. */
     int (*muon_direction)(kernel_context *context, void *stream, const muon_args *args) MUST_CHECK;
     int (*muon)(kernel_context *context, void *stream, const muon_args *args) MUST_CHECK;

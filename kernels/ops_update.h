@@ -1,4 +1,4 @@
-/* The arguments of the optimizer's ops: closing gradients, Adam, Lion, Adagrad, Muon. Part of
+/* The arguments of the optimizer's ops: closing gradients, updates, Muon. Part of
  * kernels/ops.h, whose rules hold here too; include that file. */
 #ifndef SLUICE_KERNELS_OPS_UPDATE_H
 #define SLUICE_KERNELS_OPS_UPDATE_H
@@ -23,32 +23,39 @@ struct grad_close_args {
 };
 typedef struct grad_close_args grad_close_args;
 
-/* The scalars of one step of Adam/AdamW. All tiles of a step use the same struct. */
-struct adam_scalars {
+/* The rule by which an update changes a tile, with g = gradient * grad_scale. */
+enum update_rule {
+    /* Adam or AdamW (Loshchilov and Hutter 2019) */
+    UPDATE_ADAM,
+    /* Lion (Chen et al. 2023, algorithm 2, as in DeepSpeed's CPU Lion):
+     *   c = beta1 m + (1 - beta1) g
+     *   master = master (1 - lr wd) - lr sign(c)
+     *   m = beta2 m + (1 - beta2) g
+     * sign(0) is 0, as in the paper and in PyTorch. DeepSpeed's CPU loop copies the sign bit of 0
+     * instead: there an element whose m and g are 0 moves by lr. */
+    UPDATE_LION,
+    /* Adagrad (Duchi et al. 2011, as in PyTorch):
+     *   g = g + wd master;  v = v + g^2;  master = master - lr g / (sqrt(v) + eps)
+     * DeepSpeed's CPU Adagrad is the same if wd is 0. If not, it adds the decay to the g that is
+     * squared into v, but not to the g of the step. */
+    UPDATE_ADAGRAD,
+};
+
+/* The scalars of one step. All tiles of a step use the same struct. */
+struct update_scalars {
     float learning_rate, beta1, beta2, epsilon, weight_decay;
+    /* The next three are for Adam only. */
     bool decoupled;         /* true: AdamW; false: Adam, with an L2 term added to the gradient */
     float bias_correction1; /* 1 - beta1^t; or 1 if bias correction is off */
     float bias_correction2_sqrt; /* sqrt(1 - beta2^t); or 1 if bias correction is off */
     float grad_scale; /* clip factor / loss scale; each gradient is first multiplied by it */
 };
-typedef struct adam_scalars adam_scalars;
+typedef struct update_scalars update_scalars;
 
-/* One tile, updated in place. The streams should be skewed as base/tile.h describes. */
-struct adam_args {
-    uint64_t count;
-    float *master, *m, *v; /* [count] fp32, read and written */
-    const void *grads;     /* [count] grad_type */
-    enum dtype grad_type;
-    /* [count] param_type, written: bf16 by bf16_working_copy, fp16 to nearest even. params may lie
-     * on grads if their elements have the same width, and on the master if param_type is fp32. */
-    void *params;
-    enum dtype param_type;
-    const adam_scalars *scalars;
-};
-typedef struct adam_args adam_args;
-
-/* Adam on a tile whose streams are not all fp32. The arithmetic is adam's on the widened values;
- * each stream is then stored in its format (base/tile.h):
+/* One tile, updated in place. The streams should be skewed as base/tile.h describes.
+ *
+ * Packed state. Adam can keep streams in other formats than fp32. The arithmetic is the same on the
+ * widened values; each stream is then stored in its format (base/tile.h):
  *   TILE_LOW16  the master is split: master = master_join(params[i], low[i]) is read and split
  *               again. Its bits are those of an fp32 master. params is read and written, and its
  *               type must be bf16.
@@ -62,65 +69,26 @@ typedef struct adam_args adam_args;
  *
  * Returns ERR_INTERNAL if a stream has a format that it cannot have, or if first_elem is not a
  * multiple of 4096. */
-struct adam_packed_args {
+struct update_args {
     uint64_t count;
-    uint32_t streams;     /* the streams code (base/tile.h) of 3 streams */
-    void *master, *m, *v; /* stored in the formats of the streams code; read and written */
-    const void *grads;    /* [count] grad_type */
+    /* [count] each, fp32 or in the formats of `streams`; read and written. Lion has no v, and
+     * Adagrad has no m. */
+    void *master, *m, *v;
+    const void *grads; /* [count] grad_type */
     enum dtype grad_type;
-    void *params; /* [count] param_type, as in adam_args; also read if the master is split */
+    /* [count] param_type, written: bf16 by bf16_working_copy, fp16 to nearest even. params may lie
+     * on grads if their elements have the same width, and on the master if param_type is fp32. */
+    void *params;
     enum dtype param_type;
-    const adam_scalars *scalars;
+    const update_scalars *scalars;
+    enum update_rule rule;
+    /* Only packed state needs the rest. */
+    uint32_t streams;      /* the streams code (base/tile.h); without formats: all are fp32 */
     uint64_t rounding_key; /* made from seed, step and unit */
     /* number of the tile's first element in the vector of its whole unit; a multiple of 4096 */
     uint64_t first_elem;
 };
-typedef struct adam_packed_args adam_packed_args;
-
-/* Lion (Chen et al. 2023, algorithm 2, as in DeepSpeed's CPU Lion), one tile, in place, with g =
- * gradient * grad_scale:
- *   c = beta1 m + (1 - beta1) g
- *   master = master (1 - lr wd) - lr sign(c)
- *   m = beta2 m + (1 - beta2) g
- * sign(0) is 0, as in the paper and in PyTorch. DeepSpeed's CPU loop copies the sign bit of 0
- * instead: there an element whose m and g are 0 moves by lr. */
-struct lion_scalars {
-    float learning_rate, beta1, beta2, weight_decay;
-    float grad_scale;
-};
-typedef struct lion_scalars lion_scalars;
-
-struct lion_args {
-    uint64_t count;
-    float *master, *m; /* [count] fp32, read and written */
-    const void *grads; /* [count] grad_type */
-    enum dtype grad_type;
-    void *params; /* [count] param_type, written as in adam_args */
-    enum dtype param_type;
-    const lion_scalars *scalars;
-};
-typedef struct lion_args lion_args;
-
-/* Adagrad (Duchi et al. 2011, as in PyTorch), one tile, in place:
- *   g = gradient * grad_scale + wd master;  v = v + g^2;  master = master - lr g / (sqrt(v) + eps)
- * DeepSpeed's CPU Adagrad is the same if wd is 0. If not, it adds the decay to the g that is
- * squared into v, but not to the g of the step. */
-struct adagrad_scalars {
-    float learning_rate, epsilon, weight_decay;
-    float grad_scale;
-};
-typedef struct adagrad_scalars adagrad_scalars;
-
-struct adagrad_args {
-    uint64_t count;
-    float *master, *v; /* [count] fp32, read and written; v: sum of squares */
-    const void *grads; /* [count] grad_type */
-    enum dtype grad_type;
-    void *params; /* [count] param_type, written as in adam_args */
-    enum dtype param_type;
-    const adagrad_scalars *scalars;
-};
-typedef struct adagrad_args adagrad_args;
+typedef struct update_args update_args;
 
 /* Muon (Jordan et al. 2024; as torch.optim.Muon): the momentum of a matrix, made nearly orthogonal,
  * is its step. With g = gradient * grad_scale, momentum mu, and the learning rate r of the matrix's

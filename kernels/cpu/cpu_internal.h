@@ -146,10 +146,7 @@ KERNEL_OP(stored_double) cpui_stored_double MUST_CHECK;
 /* adam.c. Chooses the variant for the context's isa. */
 void cpui_adam_select(kernel_context *context);
 const char *cpui_adam_name(const kernel_context *context);
-KERNEL_OP(adam) cpui_adam MUST_CHECK;
-KERNEL_OP(adam_packed) cpui_adam_packed MUST_CHECK; /* adam_state.c */
-KERNEL_OP(lion) cpui_lion MUST_CHECK;
-KERNEL_OP(adagrad) cpui_adagrad MUST_CHECK;
+KERNEL_OP(update) cpui_update MUST_CHECK;
 KERNEL_OP(working_copy) cpui_working_copy MUST_CHECK;
 KERNEL_OP(grad_close) cpui_grad_close MUST_CHECK;
 KERNEL_OP(norm_reduce) cpui_norm_reduce MUST_CHECK;

@@ -141,10 +141,7 @@ static const kernel_ops ops = {
     .convert = cudai_convert,
     .grad_close = cudai_grad_close,
     .norm_reduce = cudai_norm_reduce,
-    .adam = cudai_adam,
-    .adam_packed = cudai_adam_packed,
-    .lion = cudai_lion,
-    .adagrad = cudai_adagrad,
+    .update = cudai_update,
     .working_copy = cudai_working_copy,
 };
 

@@ -168,10 +168,7 @@ KERNEL_OP(read_back) cudai_read_back MUST_CHECK;
 KERNEL_OP(convert) cudai_convert MUST_CHECK;
 
 /* --- optimizers and gradients; the same bits as the CPU's variants --- */
-KERNEL_OP(adam) cudai_adam MUST_CHECK;
-KERNEL_OP(adam_packed) cudai_adam_packed MUST_CHECK;
-KERNEL_OP(lion) cudai_lion MUST_CHECK;
-KERNEL_OP(adagrad) cudai_adagrad MUST_CHECK;
+KERNEL_OP(update) cudai_update MUST_CHECK;
 KERNEL_OP(working_copy) cudai_working_copy MUST_CHECK;
 KERNEL_OP(grad_close) cudai_grad_close MUST_CHECK;
 KERNEL_OP(norm_reduce) cudai_norm_reduce MUST_CHECK;

@@ -99,11 +99,8 @@ KERNEL_OP(stored_double) refi_stored_double MUST_CHECK;
 /* reference_optimizer.c */
 KERNEL_OP(grad_close) refi_grad_close MUST_CHECK;
 KERNEL_OP(norm_reduce) refi_norm_reduce MUST_CHECK;
-KERNEL_OP(adam) refi_adam MUST_CHECK;
-KERNEL_OP(lion) refi_lion MUST_CHECK;
-KERNEL_OP(adagrad) refi_adagrad MUST_CHECK;
+KERNEL_OP(update) refi_update MUST_CHECK;
 KERNEL_OP(working_copy) refi_working_copy MUST_CHECK;
-KERNEL_OP(adam_packed) refi_adam_packed MUST_CHECK;
 
 /* reference_muon.c */
 KERNEL_OP(muon_direction) refi_muon_direction MUST_CHECK;

@@ -49,76 +49,23 @@ int refi_norm_reduce(kernel_context *context, void *stream, const double *sums, 
     return 0;
 }
 
-int refi_adam(kernel_context *context, void *stream, const adam_args *args)
+static void store_working_copy(void *params, enum dtype type, uint64_t i, float master)
 {
-    const adam_scalars *scalars = args->scalars;
-    double lr = (double)scalars->learning_rate, decay = (double)scalars->weight_decay;
-    double beta1 = (double)scalars->beta1, beta2 = (double)scalars->beta2;
-    for (uint64_t i = 0; i < args->count; i++) {
-        double w = (double)args->master[i];
-        double g = refi_load(args->grad_type, args->grads, i) * (double)scalars->grad_scale;
-        if (!scalars->decoupled)
-            g += decay * w;
-        double m = beta1 * (double)args->m[i] + (1.0 - beta1) * g;
-        double v = beta2 * (double)args->v[i] + (1.0 - beta2) * g * g;
-        double m_hat = m / (double)scalars->bias_correction1;
-        double v_hat_root = sqrt(v) / (double)scalars->bias_correction2_sqrt;
-        double step = m_hat / (v_hat_root + (double)scalars->epsilon);
-        if (scalars->decoupled)
-            step += decay * w;
-        args->m[i] = (float)m;
-        args->v[i] = (float)v;
-        args->master[i] = (float)(w - lr * step);
-    }
-    return refi_working_copy(context, stream, args->master, args->params, args->param_type,
-                             args->count);
-}
-
-int refi_lion(kernel_context *context, void *stream, const lion_args *args)
-{
-    const lion_scalars *scalars = args->scalars;
-    double lr = (double)scalars->learning_rate, decay = (double)scalars->weight_decay;
-    double beta1 = (double)scalars->beta1, beta2 = (double)scalars->beta2;
-    for (uint64_t i = 0; i < args->count; i++) {
-        double w = (double)args->master[i], m = (double)args->m[i];
-        double g = refi_load(args->grad_type, args->grads, i) * (double)scalars->grad_scale;
-        double c = beta1 * m + (1.0 - beta1) * g;
-        double sign = c > 0 ? 1.0 : c < 0 ? -1.0 : c; /* sign(0) is 0; NaN stays NaN */
-        args->m[i] = (float)(beta2 * m + (1.0 - beta2) * g);
-        args->master[i] = (float)(w * (1.0 - lr * decay) - lr * sign);
-    }
-    return refi_working_copy(context, stream, args->master, args->params, args->param_type,
-                             args->count);
-}
-
-int refi_adagrad(kernel_context *context, void *stream, const adagrad_args *args)
-{
-    const adagrad_scalars *scalars = args->scalars;
-    for (uint64_t i = 0; i < args->count; i++) {
-        double w = (double)args->master[i];
-        double g = refi_load(args->grad_type, args->grads, i) * (double)scalars->grad_scale +
-                   (double)scalars->weight_decay * w;
-        double v = (double)args->v[i] + g * g;
-        args->v[i] = (float)v;
-        args->master[i] =
-            (float)(w - (double)scalars->learning_rate * g / (sqrt(v) + (double)scalars->epsilon));
-    }
-    return refi_working_copy(context, stream, args->master, args->params, args->param_type,
-                             args->count);
+    if (type == DTYPE_BF16)
+        ((uint16_t *)params)[i] = bf16_working_copy(master);
+    else
+        refi_store(type, params, i, (double)master);
 }
 
 int refi_working_copy(kernel_context *context, void *stream, const float *master, void *params,
                       enum dtype param_type, uint64_t count)
 {
     for (uint64_t i = 0; i < count; i++)
-        if (param_type == DTYPE_BF16)
-            ((uint16_t *)params)[i] = bf16_working_copy(master[i]);
-        else
-            refi_store(param_type, params, i, (double)master[i]);
+        store_working_copy(params, param_type, i, master[i]);
     return 0;
 }
 
-/* ---- packed state ---- */
+/* ---- updates ---- */
 
 /* The value of a code at scale 1: base * ((1 + (code & 7) / 8) 2^(code >> 3) - 1). */
 static double code_value(bool is_signed, uint32_t code)
@@ -188,45 +135,73 @@ static void store_moment(void *stream, enum tile_format format, uint64_t i, doub
             isnan(value) ? 0x7fc0 : (uint16_t)((fp32_bits((float)value) + random16) >> 16);
 }
 
-/* Updates one block of up to TILE_SCALE_ELEMS elements. */
-static void update_block(const adam_packed_args *args, const adami_rounding *rounding,
-                         uint64_t block, uint64_t count)
+/* The new values of an element, in double. */
+struct element {
+    double w, m, v;
+};
+
+/* The rules of enum update_rule in the textbook's form. g is multiplied by grad_scale already. */
+static void update_element(const update_args *args, double g, struct element *at)
 {
-    const adam_scalars *s = args->scalars;
+    const update_scalars *s = args->scalars;
+    double lr = (double)s->learning_rate, decay = (double)s->weight_decay;
+    double beta1 = (double)s->beta1, beta2 = (double)s->beta2;
+    if (args->rule == UPDATE_LION) {
+        double c = beta1 * at->m + (1.0 - beta1) * g;
+        double sign = c > 0 ? 1.0 : c < 0 ? -1.0 : c; /* sign(0) is 0; NaN stays NaN */
+        at->m = beta2 * at->m + (1.0 - beta2) * g;
+        at->w = at->w * (1.0 - lr * decay) - lr * sign;
+        return;
+    }
+    if (args->rule == UPDATE_ADAGRAD) {
+        g += decay * at->w;
+        at->v += g * g;
+        at->w -= lr * g / (sqrt(at->v) + (double)s->epsilon);
+        return;
+    }
+    if (!s->decoupled)
+        g += decay * at->w;
+    at->m = beta1 * at->m + (1.0 - beta1) * g;
+    at->v = beta2 * at->v + (1.0 - beta2) * g * g;
+    double step = at->m / (double)s->bias_correction1 /
+                  (sqrt(at->v) / (double)s->bias_correction2_sqrt + (double)s->epsilon);
+    if (s->decoupled)
+        step += decay * at->w;
+    at->w -= lr * step;
+}
+
+/* Updates one block of up to TILE_SCALE_ELEMS elements. */
+static void update_block(const update_args *args, const adami_rounding *rounding, uint64_t block,
+                         uint64_t count)
+{
     enum tile_format m_format = tile_stream_format(args->streams, 1);
     enum tile_format v_format = tile_stream_format(args->streams, 2);
     bool is_split = tile_master_is_split(args->streams);
-    double decay = (double)s->weight_decay, new_m[TILE_SCALE_ELEMS], new_v[TILE_SCALE_ELEMS];
+    double new_m[TILE_SCALE_ELEMS], new_v[TILE_SCALE_ELEMS];
     for (uint64_t n = 0; n < count; n++) {
         uint64_t i = block + n;
         uint16_t *low = args->master, *copy = args->params;
-        double w =
-            is_split ? (double)master_join(copy[i], low[i]) : (double)((float *)args->master)[i];
-        double g = refi_load(args->grad_type, args->grads, i) * (double)s->grad_scale;
-        if (!s->decoupled)
-            g += decay * w;
-        double m = (double)s->beta1 * load_moment(args->m, m_format, true, i) +
-                   (1.0 - (double)s->beta1) * g;
-        double v = (double)s->beta2 * load_moment(args->v, v_format, false, i) +
-                   (1.0 - (double)s->beta2) * g * g;
-        double step = m / (double)s->bias_correction1 /
-                      (sqrt(v) / (double)s->bias_correction2_sqrt + (double)s->epsilon);
-        if (s->decoupled)
-            step += decay * w;
-        float master = (float)(w - (double)s->learning_rate * step);
+        double g = refi_load(args->grad_type, args->grads, i) * (double)args->scalars->grad_scale;
+        struct element at = {
+            .w = is_split ? (double)master_join(copy[i], low[i])
+                          : (double)((float *)args->master)[i],
+            .m = args->m ? load_moment(args->m, m_format, true, i) : 0,
+            .v = args->v ? load_moment(args->v, v_format, false, i) : 0,
+        };
+        update_element(args, g, &at);
+        float master = (float)at.w;
         uint32_t random = adami_random_bits(rounding, i);
-        new_m[n] = m;
-        new_v[n] = v;
-        store_moment(args->m, m_format, i, m, random & 0xffff);
-        store_moment(args->v, v_format, i, v, random >> 16);
+        new_m[n] = at.m;
+        new_v[n] = at.v;
+        if (args->m)
+            store_moment(args->m, m_format, i, at.m, random & 0xffff);
+        if (args->v)
+            store_moment(args->v, v_format, i, at.v, random >> 16);
         if (is_split)
             low[i] = isnan(master) ? 0 : master_low16(master);
         else
             ((float *)args->master)[i] = master;
-        if (args->param_type == DTYPE_BF16)
-            copy[i] = bf16_working_copy(master);
-        else
-            refi_store(args->param_type, args->params, i, (double)master);
+        store_working_copy(args->params, args->param_type, i, master);
     }
     if (m_format == TILE_INT8)
         store_codes(args->m, true, block, count, new_m, rounding);
@@ -234,9 +209,10 @@ static void update_block(const adam_packed_args *args, const adami_rounding *rou
         store_codes(args->v, false, block, count, new_v, rounding);
 }
 
-int refi_adam_packed(kernel_context *context, void *stream, const adam_packed_args *args)
+int refi_update(kernel_context *context, void *stream, const update_args *args)
 {
-    TRY(adami_packed_check(args));
+    if (tile_has_formats(args->streams))
+        TRY(adami_packed_check(args));
     for (uint64_t block = 0; block < args->count; block += TILE_SCALE_ELEMS) {
         adami_rounding rounding = adami_rounding_at(args->rounding_key, args->first_elem + block);
         rounding.elem -= (uint32_t)block; /* of element 0 */

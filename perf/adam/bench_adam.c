@@ -73,31 +73,32 @@ static struct tile tile_at(const struct working_set *set, uint64_t tile_idx)
 
 static int run_pass(kernel_context *context, const struct pass *pass, const struct tile *tile)
 {
-    static const adam_scalars adam = {.learning_rate = 1e-4f,
-                                      .beta1 = 0.9f,
-                                      .beta2 = 0.95f,
-                                      .epsilon = 1e-8f,
-                                      .weight_decay = 0.1f,
-                                      .decoupled = true,
-                                      .bias_correction1 = 0.5f,
-                                      .bias_correction2_sqrt = 0.5f,
-                                      .grad_scale = 0.9f};
-    static const lion_scalars lion = {.learning_rate = 1e-5f,
-                                      .beta1 = 0.9f,
-                                      .beta2 = 0.99f,
-                                      .weight_decay = 0.1f,
-                                      .grad_scale = 0.9f};
-    static const adagrad_scalars adagrad = {
-        .learning_rate = 1e-4f, .epsilon = 1e-10f, .weight_decay = 0.1f, .grad_scale = 0.9f};
+    static const update_scalars scalars = {.learning_rate = 1e-4f,
+                                           .beta1 = 0.9f,
+                                           .beta2 = 0.95f,
+                                           .epsilon = 1e-8f,
+                                           .weight_decay = 0.1f,
+                                           .decoupled = true,
+                                           .bias_correction1 = 0.5f,
+                                           .bias_correction2_sqrt = 0.5f,
+                                           .grad_scale = 0.9f};
     static double sums[BLOCK_SUMS];
     float *master = tile->state[0];
     void *params = pass->is_in_place ? master : tile->params;
-    adam_args adam_call = {TILE_ELEMS,      master, tile->state[1],   tile->state[2], tile->grads,
-                           pass->grad_type, params, pass->param_type, &adam};
-    lion_args lion_call = {TILE_ELEMS,      master, tile->state[1],   tile->grads,
-                           pass->grad_type, params, pass->param_type, &lion};
-    adagrad_args adagrad_call = {TILE_ELEMS,      master, tile->state[1],   tile->grads,
-                                 pass->grad_type, params, pass->param_type, &adagrad};
+    update_args call = {
+        .rule = pass->kind == LION      ? UPDATE_LION
+                : pass->kind == ADAGRAD ? UPDATE_ADAGRAD
+                                        : UPDATE_ADAM,
+        .count = TILE_ELEMS,
+        .master = master,
+        .m = tile->state[1],
+        .v = tile->state[pass->kind == ADAGRAD ? 1 : 2],
+        .grads = tile->grads,
+        .grad_type = pass->grad_type,
+        .params = params,
+        .param_type = pass->param_type,
+        .scalars = &scalars,
+    };
     grad_close_args close_call = {
         .count = TILE_ELEMS,
         .accumulator = master,
@@ -107,11 +108,9 @@ static int run_pass(kernel_context *context, const struct pass *pass, const stru
     };
     switch (pass->kind) {
     case ADAM:
-        return cpui_adam(context, NULL, &adam_call);
     case LION:
-        return cpui_lion(context, NULL, &lion_call);
     case ADAGRAD:
-        return cpui_adagrad(context, NULL, &adagrad_call);
+        return cpui_update(context, NULL, &call);
     case CLOSE:
         return cpui_grad_close(context, NULL, &close_call);
     case COPY:

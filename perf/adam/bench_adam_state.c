@@ -38,26 +38,26 @@ static const struct kind kinds[] = {
 };
 enum { KIND_COUNT = sizeof kinds / sizeof kinds[0] };
 
-static const adam_scalars scalars = {.learning_rate = 1e-4f,
-                                     .beta1 = 0.9f,
-                                     .beta2 = 0.95f,
-                                     .epsilon = 1e-8f,
-                                     .weight_decay = 0.1f,
-                                     .decoupled = true,
-                                     .bias_correction1 = 0.5f,
-                                     .bias_correction2_sqrt = 0.5f,
-                                     .grad_scale = 0.9f};
+static const update_scalars scalars = {.learning_rate = 1e-4f,
+                                       .beta1 = 0.9f,
+                                       .beta2 = 0.95f,
+                                       .epsilon = 1e-8f,
+                                       .weight_decay = 0.1f,
+                                       .decoupled = true,
+                                       .bias_correction1 = 0.5f,
+                                       .bias_correction2_sqrt = 0.5f,
+                                       .grad_scale = 0.9f};
 
 static uint32_t streams_of(const struct kind *kind)
 {
     return tile_streams_code(3, kind->master, kind->m, kind->v);
 }
 
-static adam_packed_args tile_at(const struct working_set *set, const struct kind *kind, uint64_t t)
+static update_args tile_at(const struct working_set *set, const struct kind *kind, uint64_t t)
 {
     char *state = set_state(set, t);
     uint32_t streams = streams_of(kind);
-    return (adam_packed_args){
+    return (update_args){
         .count = TILE_ELEMS,
         .streams = streams,
         .master = state,
@@ -87,7 +87,7 @@ static void set_fill(const struct working_set *set, const struct kind *kind)
 {
 #pragma omp parallel for schedule(static)
     for (uint64_t t = 0; t < set->tile_count; t++) {
-        adam_packed_args tile = tile_at(set, kind, t);
+        update_args tile = tile_at(set, kind, t);
         memset(tile.master, 0, set->state_pitch);
         for (uint64_t i = 0; i < TILE_ELEMS; i += 4) {
             uint32_t words[4];
@@ -136,8 +136,8 @@ LIMIT_INLINE void limit_past(char *to, limit_line line)
 #endif
 }
 
-LIMIT_INLINE void limit_loop(const adam_packed_args *tile, uint64_t begin, uint64_t end,
-                             uint64_t ahead, uint64_t master, uint64_t moments, bool is_split)
+LIMIT_INLINE void limit_loop(const update_args *tile, uint64_t begin, uint64_t end, uint64_t ahead,
+                             uint64_t master, uint64_t moments, bool is_split)
 {
     char *params = tile->params;
     const char *grads = tile->grads;
@@ -159,8 +159,7 @@ LIMIT_INLINE void limit_loop(const adam_packed_args *tile, uint64_t begin, uint6
     }
 }
 
-LIMIT_INLINE void limit_kind(const adam_packed_args *tile, uint64_t begin, uint64_t end,
-                             uint64_t ahead)
+LIMIT_INLINE void limit_kind(const update_args *tile, uint64_t begin, uint64_t end, uint64_t ahead)
 {
     bool is_split = tile_master_is_split(tile->streams);
     uint64_t moments = tile_format_bytes(tile_stream_format(tile->streams, 1), 4096) / 4096;
@@ -180,21 +179,21 @@ LIMIT_INLINE void limit_kind(const adam_packed_args *tile, uint64_t begin, uint6
 
 #ifdef __x86_64__
 
-__attribute__((target("avx512f"))) static void
-limit_avx512(const adam_packed_args *tile, uint64_t begin, uint64_t end, uint64_t ahead)
+__attribute__((target("avx512f"))) static void limit_avx512(const update_args *tile, uint64_t begin,
+                                                            uint64_t end, uint64_t ahead)
 {
     limit_kind(tile, begin, end, ahead);
     _mm_sfence();
 }
 
-__attribute__((target("avx2"))) static void limit_avx2(const adam_packed_args *tile, uint64_t begin,
+__attribute__((target("avx2"))) static void limit_avx2(const update_args *tile, uint64_t begin,
                                                        uint64_t end, uint64_t ahead)
 {
     limit_kind(tile, begin, end, ahead);
     _mm_sfence();
 }
 
-static void limit_range(const adam_packed_args *tile, uint64_t begin, uint64_t end, uint64_t ahead)
+static void limit_range(const update_args *tile, uint64_t begin, uint64_t end, uint64_t ahead)
 {
     if (__builtin_cpu_supports("avx512f")) {
         limit_avx512(tile, begin, end, ahead);
@@ -208,14 +207,14 @@ static void limit_range(const adam_packed_args *tile, uint64_t begin, uint64_t e
 
 #else
 
-static void limit_range(const adam_packed_args *tile, uint64_t begin, uint64_t end, uint64_t ahead)
+static void limit_range(const update_args *tile, uint64_t begin, uint64_t end, uint64_t ahead)
 {
     limit_kind(tile, begin, end, ahead);
 }
 
 #endif
 
-static void limit_tile(const adam_packed_args *tile, int thread_count, uint64_t ahead)
+static void limit_tile(const update_args *tile, int thread_count, uint64_t ahead)
 {
 #pragma omp parallel for schedule(static) num_threads(thread_count)
     for (int share = 0; share < thread_count; share++) {
@@ -240,11 +239,11 @@ static double row_seconds(void *user)
     struct row *row = user;
     uint64_t start = clock_ns();
     for (uint64_t t = 0; t < row->set->tile_count; t++) {
-        adam_packed_args tile = tile_at(row->set, row->kind, t);
+        update_args tile = tile_at(row->set, row->kind, t);
         if (row->is_limit)
             limit_tile(&tile, row->context.thread_count, row->ahead);
         else
-            bench_require(cpui_adam_packed(&row->context, NULL, &tile));
+            bench_require(cpui_update(&row->context, NULL, &tile));
     }
     return (double)(clock_ns() - start) * 1e-9;
 }
@@ -291,13 +290,13 @@ static void check_kind(const struct kind *kind)
     set_create(&want, 1, TILE_STREAMS_MAX, 2);
     set_create(&got, 1, TILE_STREAMS_MAX, 2);
     set_fill(&want, kind);
-    adam_packed_args tile = tile_at(&want, kind, 0);
+    update_args tile = tile_at(&want, kind, 0);
     cpui_adam_select(&reference); /* chooses the baseline */
-    bench_require(cpui_adam_packed(&reference, NULL, &tile));
+    bench_require(cpui_update(&reference, NULL, &tile));
     for (int v = 0; v < count; v++) {
         set_fill(&got, kind);
         tile = tile_at(&got, kind, 0);
-        bench_require(cpui_adam_packed(&contexts[v], NULL, &tile));
+        bench_require(cpui_update(&contexts[v], NULL, &tile));
         if (memcmp(want.base, got.base, want.bytes) != 0)
             bench_require(err_set(ERR_INTERNAL, "%s differs from the reference",
                                   cpui_adam_name(&contexts[v])));

@@ -46,12 +46,12 @@ const char *adam_library_variant(void)
 }
 
 static int prepare(const struct adam_library_scalars *in, kernel_context *context,
-                   adam_scalars *out)
+                   update_scalars *out)
 {
     TRY(cpu_isa_check());
     *context = (kernel_context){.thread_count = in->threads, .isa = cpu_isa()};
     cpui_adam_select(context);
-    *out = (adam_scalars){
+    *out = (update_scalars){
         .learning_rate = in->learning_rate,
         .beta1 = in->beta1,
         .beta2 = in->beta2,
@@ -70,11 +70,11 @@ int adam_library_step(const struct adam_library_scalars *in, uint64_t count, flo
                       int param_type)
 {
     kernel_context context;
-    adam_scalars scalars;
+    update_scalars scalars;
     int rc = prepare(in, &context, &scalars);
     if (rc < 0)
         return rc;
-    adam_args args = {
+    update_args args = {
         .count = count,
         .master = master,
         .m = m,
@@ -85,18 +85,18 @@ int adam_library_step(const struct adam_library_scalars *in, uint64_t count, flo
         .param_type = param_type ? DTYPE_BF16 : DTYPE_FP32,
         .scalars = &scalars,
     };
-    return cpui_adam(&context, NULL, &args);
+    return cpui_update(&context, NULL, &args);
 }
 
 int adam_library_step_packed(const struct adam_library_scalars *in, uint64_t count, void *low,
                              void *m, void *v, const void *grads, void *params)
 {
     kernel_context context;
-    adam_scalars scalars;
+    update_scalars scalars;
     int rc = prepare(in, &context, &scalars);
     if (rc < 0)
         return rc;
-    adam_packed_args args = {
+    update_args args = {
         .count = count,
         .streams = tile_streams_code(3, TILE_LOW16, TILE_BF16, TILE_BF16),
         .master = low,
@@ -109,5 +109,5 @@ int adam_library_step_packed(const struct adam_library_scalars *in, uint64_t cou
         .scalars = &scalars,
         .rounding_key = (uint64_t)in->step,
     };
-    return cpui_adam_packed(&context, NULL, &args);
+    return cpui_update(&context, NULL, &args);
 }

@@ -37,8 +37,8 @@ struct engine_step {
     uint64_t applied; /* optimizer steps begun so far; t in Adam's bias correction */
     uint64_t seed;    /* the run's seed, for stochastic rounding of state that is not fp32 */
     /* of group 0, whatever the optimizer: of the pending update, or else of this step's */
-    adam_scalars scalars;
-    adam_scalars *group_scalars; /* [engine.group_count] the same for each group of units */
+    update_scalars scalars;
+    update_scalars *group_scalars; /* [engine.group_count] the same for each group of units */
     /* The program that computes a module has given up this step. The op that learns of it sets
      * this; the ops that read it, later passes and the norm, come after it. */
     bool is_given_up;

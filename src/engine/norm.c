@@ -154,7 +154,7 @@ static float given_or(double given, double fallback)
 
 /* Fills a group's scalars of update number step->applied. */
 static void fill_scalars(const struct job *asked, const struct engine_step *step,
-                         const engine_group *group, adam_scalars *s)
+                         const engine_group *group, update_scalars *s)
 {
     s->learning_rate = given_or(group->learning_rate, job_learning_rate(asked, step->applied));
     s->beta1 = given_or(group->beta1, job_momentum(asked, step->applied));

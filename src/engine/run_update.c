@@ -29,7 +29,7 @@ struct update_tile {
     enum dtype grad_type, param_type;
     uint32_t unit;
     uint64_t first_elem; /* index in the whole unit, not in this rank's shard */
-    adam_scalars adam;
+    update_scalars scalars;
 };
 
 /* The address of stream `idx` of the tile; of a part of a tile, that of its elements. */
@@ -45,76 +45,28 @@ static void *tile_master(const struct update_tile *tile)
                                                                : tile_stream(tile, 0);
 }
 
-/* Adam if a stream is not fp32. setupi_check_state_kernels has checked that the backend has it. */
-static int run_adam_packed(const struct engine *self, const struct update_tile *tile)
+/* Updates all elements of the tile in one way: with Muon, as it updates what is no matrix. */
+static int run_plain(const struct engine *self, const struct update_tile *tile)
 {
-    adam_packed_args args = {
+    enum job_optimizer type = self->setup->job->optimizer.type;
+    update_args args = {
+        .rule = type == JOB_LION      ? UPDATE_LION
+                : type == JOB_ADAGRAD ? UPDATE_ADAGRAD
+                                      : UPDATE_ADAM,
         .count = tile->count,
         .streams = tile_kernel_streams(tile->streams),
         .master = tile_master(tile),
-        .m = tile_stream(tile, 1),
-        .v = tile_stream(tile, 2),
+        .m = type == JOB_ADAGRAD ? NULL : tile_stream(tile, 1),
+        .v = type == JOB_LION ? NULL : tile_stream(tile, tile_stream_count(tile->streams) - 1),
         .grads = tile->grads,
         .grad_type = tile->grad_type,
         .params = tile->params,
         .param_type = tile->param_type,
-        .scalars = &tile->adam,
+        .scalars = &tile->scalars,
         .rounding_key = setup_rounding_key(self->step.seed, self->step.applied, tile->unit),
         .first_elem = tile->first_elem,
     };
-    return tile->ops->adam_packed(tile->context, tile->stream, &args);
-}
-
-static int run_adam(const struct engine *self, const struct update_tile *tile)
-{
-    if (tile_has_formats(tile_kernel_streams(tile->streams)))
-        return run_adam_packed(self, tile);
-    adam_args args = {
-        .count = tile->count,
-        .master = tile_master(tile),
-        .m = tile_stream(tile, 1),
-        .v = tile_stream(tile, 2),
-        .grads = tile->grads,
-        .grad_type = tile->grad_type,
-        .params = tile->params,
-        .param_type = tile->param_type,
-        .scalars = &tile->adam,
-    };
-    return tile->ops->adam(tile->context, tile->stream, &args);
-}
-
-static int run_lion(const struct update_tile *tile)
-{
-    const adam_scalars *s = &tile->adam;
-    lion_scalars scalars = {s->learning_rate, s->beta1, s->beta2, s->weight_decay, s->grad_scale};
-    lion_args args = {
-        .count = tile->count,
-        .master = tile_master(tile),
-        .m = tile_stream(tile, 1),
-        .grads = tile->grads,
-        .grad_type = tile->grad_type,
-        .params = tile->params,
-        .param_type = tile->param_type,
-        .scalars = &scalars,
-    };
-    return tile->ops->lion(tile->context, tile->stream, &args);
-}
-
-static int run_adagrad(const struct update_tile *tile)
-{
-    const adam_scalars *s = &tile->adam;
-    adagrad_scalars scalars = {s->learning_rate, s->epsilon, s->weight_decay, s->grad_scale};
-    adagrad_args args = {
-        .count = tile->count,
-        .master = tile_master(tile),
-        .v = tile_stream(tile, 1),
-        .grads = tile->grads,
-        .grad_type = tile->grad_type,
-        .params = tile->params,
-        .param_type = tile->param_type,
-        .scalars = &scalars,
-    };
-    return tile->ops->adagrad(tile->context, tile->stream, &args);
+    return tile->ops->update(tile->context, tile->stream, &args);
 }
 
 /* An op on the update lane runs on that lane's own worker, always a CPU worker, or on the core
@@ -143,12 +95,12 @@ static struct update_tile tile_of(const struct engine *self, const program *prog
         .param_type = setup->net->type,
         .unit = item->unit,
         .first_elem = setup_state_begin(setup, item->unit) + item->elem_begin,
-        .adam = self->step.group_scalars[setup->net->units[item->unit].group],
+        .scalars = self->step.group_scalars[setup->net->units[item->unit].group],
     };
     tile.ops = enginei_worker(self, item, &tile.context);
     if (setup->job->optimizer.type == JOB_MUON) /* the scheduled rate is that of matrices */
-        tile.adam.learning_rate =
-            (float)((double)tile.adam.learning_rate *
+        tile.scalars.learning_rate =
+            (float)((double)tile.scalars.learning_rate *
                     (setup->job->optimizer.adam_lr / setup->job->optimizer.lr));
     return tile;
 }
@@ -156,7 +108,7 @@ static struct update_tile tile_of(const struct engine *self, const program *prog
 /* ---- Muon ---- */
 
 /* The scalars of the tile's unit; the scheduled rate is that of matrices. */
-static const adam_scalars *scalars_of(const struct engine *self, uint32_t unit)
+static const update_scalars *scalars_of(const struct engine *self, uint32_t unit)
 {
     return &self->step.group_scalars[self->setup->net->units[unit].group];
 }
@@ -164,7 +116,7 @@ static const adam_scalars *scalars_of(const struct engine *self, uint32_t unit)
 static muon_scalars muon_scalars_of(const struct engine *self, uint32_t unit)
 {
     const struct job *asked = self->setup->job;
-    const adam_scalars *s = scalars_of(self, unit);
+    const update_scalars *s = scalars_of(self, unit);
     return (muon_scalars){
         .learning_rate = s->learning_rate,
         .momentum = (float)asked->optimizer.momentum,
@@ -259,7 +211,7 @@ static int run_muon(const struct engine *self, const struct update_tile *tile, f
         struct matrix_part matrix = next_matrix(self, tile, at);
         struct update_tile between = part_of(tile, at, matrix.skipped - at);
         if (between.count > 0 && tile_stream_count(tile->streams) == 3)
-            TRY(run_adam(self, &between));
+            TRY(run_plain(self, &between));
         if (matrix.tensor)
             TRY(run_muon_part(self, tile, &matrix, directions + tile->first_elem, false));
         at = matrix.skipped + matrix.count;
@@ -316,18 +268,6 @@ int enginei_run_orthogonalize(struct engine *self, const program *prog, const op
 
 /* A piece of a thread: its gradients stay in the thread's cache from the squares to the update. */
 enum { LENT_PIECE_ELEMS = 16 * SHARD_ELEMS_STEP };
-
-static int run_plain(const struct engine *self, const struct update_tile *tile)
-{
-    switch (self->setup->job->optimizer.type) {
-    case JOB_LION:
-        return run_lion(tile);
-    case JOB_ADAGRAD:
-        return run_adagrad(tile);
-    default:
-        return run_adam(self, tile);
-    }
-}
 
 /* The sums of squares of the part's blocks. */
 static int take_squares(const struct update_tile *part, double *sums)

@@ -122,15 +122,15 @@ void probei_adam_place(const probei *self, kernel_context *context, uint64_t beg
 
 int probei_adam_once(void *user, uint64_t *elems)
 {
-    static const adam_scalars scalars = {.learning_rate = 1e-6f,
-                                         .beta1 = 0.9f,
-                                         .beta2 = 0.95f,
-                                         .epsilon = 1e-8f,
-                                         .weight_decay = 0.1f,
-                                         .decoupled = true,
-                                         .bias_correction1 = 0.5f,
-                                         .bias_correction2_sqrt = 0.5f,
-                                         .grad_scale = 1.0f};
+    static const update_scalars scalars = {.learning_rate = 1e-6f,
+                                           .beta1 = 0.9f,
+                                           .beta2 = 0.95f,
+                                           .epsilon = 1e-8f,
+                                           .weight_decay = 0.1f,
+                                           .decoupled = true,
+                                           .bias_correction1 = 0.5f,
+                                           .bias_correction2_sqrt = 0.5f,
+                                           .grad_scale = 1.0f};
     probei_adam *self = user;
     uint64_t count = self->tile_elems;
     unsigned char *state = self->base + self->next * adam_pitch(count);
@@ -138,18 +138,18 @@ int probei_adam_once(void *user, uint64_t *elems)
     unsigned char *params = state + tile_pitch(count, TILE_STREAMS_MAX) +
                             size_round_up(2 * count, TILE_PERIOD_BYTES) + TILE_PERIOD_BYTES +
                             TILE_RESIDUE_PARAMS;
-    adam_args args = {.count = count,
-                      .master = (float *)(void *)state,
-                      .m = (float *)(void *)(state + tile_stream_stride(count)),
-                      .v = (float *)(void *)(state + 2 * tile_stream_stride(count)),
-                      .grads = grads,
-                      .grad_type = DTYPE_BF16,
-                      .params = params,
-                      .param_type = DTYPE_BF16,
-                      .scalars = &scalars};
+    update_args args = {.count = count,
+                        .master = state,
+                        .m = state + tile_stream_stride(count),
+                        .v = state + 2 * tile_stream_stride(count),
+                        .grads = grads,
+                        .grad_type = DTYPE_BF16,
+                        .params = params,
+                        .param_type = DTYPE_BF16,
+                        .scalars = &scalars};
     self->next = (self->next + 1) % self->tile_count;
     *elems += count;
-    return kernels_cpu.adam(self->context, NULL, &args);
+    return kernels_cpu.update(self->context, NULL, &args);
 }
 
 /* *rate: elements per second over all tiles. */

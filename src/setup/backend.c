@@ -177,24 +177,6 @@ int setupi_choose_collectives(struct setup *self)
     return measure_nccl(self);
 }
 
-int setupi_check_state_kernels(const struct setup *self)
-{
-    const kernel_ops *const updating[] = {self->ops, self->gpu ? &kernels_cpu : self->ops};
-    for (int i = 0; i < 2; i++)
-        if (tile_has_formats(tile_kernel_streams(self->plan.state_streams)) &&
-            !updating[i]->adam_packed)
-            return err_set(
-                ERR_CONFIG,
-                "%s, but the %s backend has Adam for fp32 state alone: leave state.master "
-                "and state.moments at fp32, or set device.backend to another one",
-                tile_stream_format(self->plan.state_streams, 0) == TILE_LOW16
-                    ? "state.master is \"split\""
-                : self->job->state.moments == TILE_BF16 ? "state.moments is \"bf16\""
-                                                        : "state.moments is \"8bit\"",
-                updating[i]->name);
-    return 0;
-}
-
 int setupi_make_cpu_context(struct setup *self)
 {
     if (self->gpu)

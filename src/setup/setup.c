@@ -442,10 +442,8 @@ static int setup_fill(struct setup *self, const struct setup_options *options)
         TRY(setupi_described_ranks(self));
     TRY(make_model(self, options));
     TRY(make_plan_inputs(self, options));
-    if (!options->only_eval) {
-        TRY(setupi_check_state_kernels(self));
+    if (!options->only_eval)
         TRY(setupi_find_matrices(self));
-    }
     if (self->is_described) {
         TRY(setupi_described_budgets(self));
     } else {

@@ -51,8 +51,6 @@ int setupi_find_owned(struct setup *self) MUST_CHECK;
 /* Sets `ops`, and for a GPU also `gpu` and `context`. ERR_CONFIG if the job demands a GPU that is
  * not there. If the job leaves the choice, an unusable GPU is only a warning. */
 int setupi_choose_backend(struct setup *self) MUST_CHECK;
-/* ERR_CONFIG if the backend that updates has no kernel for the job's state formats. */
-int setupi_check_state_kernels(const struct setup *self) MUST_CHECK;
 /* With Muon: finds the units whose update orthogonalizes matrices, and the work and scratch that it
  * takes. ERR_CONFIG if one of the matrices is cut. Call it after the plan's inputs are made. */
 int setupi_find_matrices(struct setup *self) MUST_CHECK;

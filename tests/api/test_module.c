@@ -43,7 +43,7 @@ static void update(uint64_t step, const struct sluice_group groups[2])
     static float working[TOY_ELEMS_MAX];
     for (uint32_t u = 0; u < TOY_UNITS; u++) {
         const struct sluice_group *of = &groups[u > 0];
-        adam_scalars scalars = {
+        update_scalars scalars = {
             .learning_rate = (float)of->lr,
             .beta1 = 0.9f,
             .beta2 = 0.999f,
@@ -54,16 +54,16 @@ static void update(uint64_t step, const struct sluice_group groups[2])
             .bias_correction2_sqrt = (float)sqrt(1 - pow((double)0.999f, (double)step)),
             .grad_scale = 1,
         };
-        adam_args args = {.count = toy_elems(u),
-                          .master = params[u],
-                          .m = m[u],
-                          .v = v[u],
-                          .grads = grads[u],
-                          .grad_type = DTYPE_FP32,
-                          .params = working,
-                          .param_type = DTYPE_FP32,
-                          .scalars = &scalars};
-        assert_int_equal(ops->adam(context, NULL, &args), 0);
+        update_args args = {.count = toy_elems(u),
+                            .master = params[u],
+                            .m = m[u],
+                            .v = v[u],
+                            .grads = grads[u],
+                            .grad_type = DTYPE_FP32,
+                            .params = working,
+                            .param_type = DTYPE_FP32,
+                            .scalars = &scalars};
+        assert_int_equal(ops->update(context, NULL, &args), 0);
     }
     ops->context_destroy(context);
 }

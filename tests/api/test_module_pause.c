@@ -136,11 +136,11 @@ static void a_step_is_given_up_in_a_pause(void **state)
 static const toy *failing;
 static const kernel_ops *real_ops;
 
-static int fail_in_pause(kernel_context *context, void *stream, const adam_args *args)
+static int fail_in_pause(kernel_context *context, void *stream, const update_args *args)
 {
     if (failing->is_in_pause)
         return err_set(-EIO, "an update failed in a pause");
-    return real_ops->adam(context, stream, args);
+    return real_ops->update(context, stream, args);
 }
 
 /* From now on updates of the run fail in pauses. */
@@ -155,7 +155,7 @@ static void make_updates_fail(const toy *self)
     failing = self;
     real_ops = setup->ops;
     ops = *real_ops;
-    ops.adam = fail_in_pause;
+    ops.update = fail_in_pause;
     setup->ops = &ops;
 }
 

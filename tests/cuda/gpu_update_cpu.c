@@ -8,10 +8,7 @@ const kernel_ops cpu_update_ops = {
     .name = "cpu",
     .grad_close = cpui_grad_close,
     .norm_reduce = cpui_norm_reduce,
-    .adam = cpui_adam,
-    .adam_packed = cpui_adam_packed,
-    .lion = cpui_lion,
-    .adagrad = cpui_adagrad,
+    .update = cpui_update,
     .working_copy = cpui_working_copy,
 };
 

@@ -38,16 +38,16 @@ static uint64_t stream_offset(const struct packed_shape *shape, enum stream stre
 static int update(const kernel_ops *ops, kernel_context *context, void *stream,
                   const struct packed_shape *shape, char *const blocks[STREAM_COUNT], uint64_t step)
 {
-    adam_scalars scalars = {.learning_rate = 3e-3f,
-                            .beta1 = 0.9f,
-                            .beta2 = 0.95f,
-                            .epsilon = 1e-8f,
-                            .weight_decay = 0.1f,
-                            .decoupled = shape->decoupled,
-                            .bias_correction1 = 0.19f,
-                            .bias_correction2_sqrt = 0.3f,
-                            .grad_scale = 0.37f};
-    adam_packed_args args = {
+    update_scalars scalars = {.learning_rate = 3e-3f,
+                              .beta1 = 0.9f,
+                              .beta2 = 0.95f,
+                              .epsilon = 1e-8f,
+                              .weight_decay = 0.1f,
+                              .decoupled = shape->decoupled,
+                              .bias_correction1 = 0.19f,
+                              .bias_correction2_sqrt = 0.3f,
+                              .grad_scale = 0.37f};
+    update_args args = {
         .count = shape->count,
         .streams =
             tile_streams_code(3, shape->formats[MASTER], shape->formats[M], shape->formats[V]),
@@ -62,7 +62,7 @@ static int update(const kernel_ops *ops, kernel_context *context, void *stream,
         .rounding_key = 7 + step,
         .first_elem = shape->first_elem,
     };
-    return ops->adam_packed(context, stream, &args);
+    return ops->update(context, stream, &args);
 }
 
 /* Numbers as in training, or patterns of every kind. */

@@ -10,9 +10,9 @@
 #include "tests/cuda/gpu_update.h"
 #include "tests/unit.h"
 
-enum optimizer { ADAM, LION, ADAGRAD, OPTIMIZER_COUNT };
-static const char *const optimizer_names[OPTIMIZER_COUNT] = {"adam", "lion", "adagrad"};
-static enum optimizer tested; /* by argv[1] */
+enum { RULE_COUNT = 3 };
+static const char *const rule_names[RULE_COUNT] = {"adam", "lion", "adagrad"};
+static enum update_rule tested; /* by argv[1] */
 
 enum { STREAM_COUNT = 5, SLACK_BYTES = 64, STEPS = 2 };
 enum stream { MASTER, M, V, GRADS, PARAMS };
@@ -29,25 +29,19 @@ struct tile_shape {
     bool is_shared; /* params lie on grads */
 };
 
-struct setting {
-    adam_scalars adam;
-    lion_scalars lion;
-    adagrad_scalars adagrad;
-};
-
 /* AdamW; Adam with L2; no decay in either; then scalars at the ends of what fp32 holds. */
 enum { SETTING_COUNT = 7 };
-static struct setting setting_at(int idx)
+static update_scalars scalars_at(int idx)
 {
-    adam_scalars s = {.learning_rate = 3e-3f,
-                      .beta1 = 0.9f,
-                      .beta2 = 0.95f,
-                      .epsilon = 1e-8f,
-                      .weight_decay = idx < 2 ? 0.1f : 0.0f,
-                      .decoupled = idx % 2 == 0,
-                      .bias_correction1 = idx == 2 ? 1.0f : 0.19f,
-                      .bias_correction2_sqrt = idx == 2 ? 1.0f : 0.312249899f,
-                      .grad_scale = 0.37f};
+    update_scalars s = {.learning_rate = 3e-3f,
+                        .beta1 = 0.9f,
+                        .beta2 = 0.95f,
+                        .epsilon = 1e-8f,
+                        .weight_decay = idx < 2 ? 0.1f : 0.0f,
+                        .decoupled = idx % 2 == 0,
+                        .bias_correction1 = idx == 2 ? 1.0f : 0.19f,
+                        .bias_correction2_sqrt = idx == 2 ? 1.0f : 0.312249899f,
+                        .grad_scale = 0.37f};
     if (idx == 4) { /* subnormal rates */
         s.learning_rate = 0x1p-140f;
         s.epsilon = 0x1p-149f;
@@ -66,18 +60,9 @@ static struct setting setting_at(int idx)
         s.grad_scale = -1.0f;
         s.beta1 = 0.0f;
     }
-    return (struct setting){
-        .adam = s,
-        .lion = {.learning_rate = s.learning_rate,
-                 .beta1 = s.beta1,
-                 .beta2 = s.beta2,
-                 .weight_decay = s.weight_decay,
-                 .grad_scale = s.grad_scale},
-        .adagrad = {.learning_rate = idx == 5 ? INFINITY : s.learning_rate,
-                    .epsilon = s.epsilon,
-                    .weight_decay = s.weight_decay,
-                    .grad_scale = s.grad_scale},
-    };
+    if (idx == 5 && tested == UPDATE_ADAGRAD)
+        s.learning_rate = INFINITY;
+    return s;
 }
 
 static uint64_t block_bytes(const struct tile_shape *shape)
@@ -97,49 +82,27 @@ static uint64_t stream_offset(const struct tile_shape *shape, enum stream stream
 
 static int update(const kernel_ops *ops, kernel_context *context, void *stream,
                   const struct tile_shape *shape, char *const blocks[STREAM_COUNT],
-                  const struct setting *setting)
+                  const update_scalars *scalars)
 {
     float *master = (float *)(blocks[MASTER] + stream_offset(shape, MASTER));
     float *m = (float *)(blocks[M] + stream_offset(shape, M));
     float *v = (float *)(blocks[V] + stream_offset(shape, V));
     void *grads = blocks[GRADS] + stream_offset(shape, GRADS);
     void *params = shape->is_shared ? grads : blocks[PARAMS] + stream_offset(shape, PARAMS);
-    if (tested == ADAM)
-        return ops->adam(context, stream,
-                         &(adam_args){.count = shape->count,
-                                      .master = master,
-                                      .m = m,
-                                      .v = v,
-                                      .grads = grads,
-                                      .grad_type = shape->grad_type,
-                                      .params = params,
-                                      .param_type = shape->param_type,
-                                      .scalars = &setting->adam});
-    if (tested == LION)
-        return ops->lion(context, stream,
-                         &(lion_args){.count = shape->count,
-                                      .master = master,
-                                      .m = m,
-                                      .grads = grads,
-                                      .grad_type = shape->grad_type,
-                                      .params = params,
-                                      .param_type = shape->param_type,
-                                      .scalars = &setting->lion});
-    return ops->adagrad(context, stream,
-                        &(adagrad_args){.count = shape->count,
-                                        .master = master,
-                                        .v = v,
-                                        .grads = grads,
-                                        .grad_type = shape->grad_type,
-                                        .params = params,
-                                        .param_type = shape->param_type,
-                                        .scalars = &setting->adagrad});
+    const update_args args = {.rule = tested,
+                              .count = shape->count,
+                              .master = master,
+                              .m = tested == UPDATE_ADAGRAD ? NULL : m,
+                              .v = tested == UPDATE_LION ? NULL : v,
+                              .grads = grads,
+                              .grad_type = shape->grad_type,
+                              .params = params,
+                              .param_type = shape->param_type,
+                              .scalars = scalars};
+    return ops->update(context, stream, &args);
 }
 
-const kernel_ops gpu_update_ops = {.adam = cudai_adam,
-                                   .adam_packed = cudai_adam_packed,
-                                   .lion = cudai_lion,
-                                   .adagrad = cudai_adagrad};
+const kernel_ops gpu_update_ops = {.update = cudai_update};
 
 /* --- values --- */
 
@@ -221,7 +184,7 @@ static void fill_blocks(const struct tile_shape *shape, uint64_t seed, enum fill
 /* The same steps on the GPU and by each variant of the CPU from the same bytes: all blocks must
  * stay equal, what lies around the streams included. */
 static void compare(gpu_fixture *gpu, const cpu_variants *variants, const struct tile_shape *shape,
-                    const struct setting *setting, enum fill fill)
+                    const update_scalars *scalars, enum fill fill)
 {
     char *start[STREAM_COUNT], *want[STREAM_COUNT], *got[STREAM_COUNT], *device[STREAM_COUNT];
     uint64_t bytes = block_bytes(shape);
@@ -235,7 +198,7 @@ static void compare(gpu_fixture *gpu, const cpu_variants *variants, const struct
     for (int i = 0; i < STREAM_COUNT; i++)
         device[i] = gpu_alloc_copy(gpu, start[i], bytes);
     for (int step = 0; step < STEPS; step++)
-        assert_ok(update(&gpu_update_ops, &gpu->context, gpu->stream, shape, device, setting));
+        assert_ok(update(&gpu_update_ops, &gpu->context, gpu->stream, shape, device, scalars));
     for (int i = 0; i < STREAM_COUNT; i++)
         gpu_download(gpu, got[i], device[i], bytes);
     for (int variant = 0; variant < variants->count; variant++) {
@@ -243,13 +206,13 @@ static void compare(gpu_fixture *gpu, const cpu_variants *variants, const struct
             memcpy(want[i], start[i], bytes);
         for (int step = 0; step < STEPS; step++)
             assert_int_equal(
-                update(&cpu_update_ops, variants->contexts[variant], NULL, shape, want, setting),
+                update(&cpu_update_ops, variants->contexts[variant], NULL, shape, want, scalars),
                 0);
         for (int i = 0; i < STREAM_COUNT; i++) {
             char name[160];
             snprintf(name, sizeof name,
                      "%s of %s, %s values, count %llu, grads %s, params %s%s, shift %d, against %s",
-                     stream_names[i], optimizer_names[tested], fill_names[fill],
+                     stream_names[i], rule_names[tested], fill_names[fill],
                      (unsigned long long)shape->count, dtype_name(shape->grad_type),
                      dtype_name(shape->param_type), shape->is_shared ? " in their place" : "",
                      (int)shape->shift, variants->names[variant]);
@@ -276,11 +239,11 @@ static void updates_have_the_cpu_bits(void **state)
                                        .grad_type = (enum dtype)(types / DTYPE_COUNT),
                                        .param_type = (enum dtype)(types % DTYPE_COUNT)};
             /* Every count both aligned and not, every setting with every pair of types. */
-            struct setting setting = setting_at((int)(i + (uint64_t)types) % SETTING_COUNT);
-            compare(gpu, &variants, &shape, &setting, FILL_RANDOM);
+            update_scalars scalars = scalars_at((int)(i + (uint64_t)types) % SETTING_COUNT);
+            compare(gpu, &variants, &shape, &scalars, FILL_RANDOM);
             shape.shift = 1 + i % 3;
-            setting = setting_at((int)(i + (uint64_t)types + 3) % SETTING_COUNT);
-            compare(gpu, &variants, &shape, &setting, FILL_BITS);
+            scalars = scalars_at((int)(i + (uint64_t)types + 3) % SETTING_COUNT);
+            compare(gpu, &variants, &shape, &scalars, FILL_BITS);
         }
     gpu_end(gpu);
     cpu_variants_close(&variants);
@@ -296,11 +259,11 @@ static void a_thread_goes_round(void **state)
     struct tile_shape shape = {.count = 32 * 256 * 2 * 4 * 2 + 4 * 777 + 3,
                                .grad_type = DTYPE_BF16,
                                .param_type = DTYPE_BF16};
-    struct setting setting = setting_at(0);
-    compare(gpu, &variants, &shape, &setting, FILL_RANDOM);
+    update_scalars scalars = scalars_at(0);
+    compare(gpu, &variants, &shape, &scalars, FILL_RANDOM);
     shape.shift = 1;
     shape.count = 32 * 256 * 2 * 2 + 7;
-    compare(gpu, &variants, &shape, &setting, FILL_RANDOM);
+    compare(gpu, &variants, &shape, &scalars, FILL_RANDOM);
     gpu_end(gpu);
     cpu_variants_close(&variants);
 }
@@ -318,8 +281,8 @@ static void special_values_have_the_cpu_bits(void **state)
                                            gpu->is_simulated ? 4 * pairs : SPECIAL_COUNT * pairs,
                                        .grad_type = (enum dtype)(types / DTYPE_COUNT),
                                        .param_type = (enum dtype)(types % DTYPE_COUNT)};
-            struct setting setting = setting_at(idx);
-            compare(gpu, &variants, &shape, &setting, FILL_SPECIAL);
+            update_scalars scalars = scalars_at(idx);
+            compare(gpu, &variants, &shape, &scalars, FILL_SPECIAL);
         }
     gpu_end(gpu);
     cpu_variants_close(&variants);
@@ -335,8 +298,8 @@ static void every_half_as_a_gradient(void **state)
         struct tile_shape shape = {.count = 65536,
                                    .grad_type = is_fp16 ? DTYPE_FP16 : DTYPE_BF16,
                                    .param_type = is_fp16 ? DTYPE_BF16 : DTYPE_FP16};
-        struct setting setting = setting_at(is_fp16);
-        compare(gpu, &variants, &shape, &setting, FILL_HALVES);
+        update_scalars scalars = scalars_at(is_fp16);
+        compare(gpu, &variants, &shape, &scalars, FILL_HALVES);
     }
     gpu_end(gpu);
     cpu_variants_close(&variants);
@@ -355,9 +318,9 @@ static void params_may_lie_on_grads(void **state)
                                    .is_shared = true};
         if (dtype_bytes(shape.grad_type) != dtype_bytes(shape.param_type))
             continue;
-        struct setting setting = setting_at(types % 2);
+        update_scalars scalars = scalars_at(types % 2);
         for (shape.shift = 0; shape.shift < 2; shape.shift++)
-            compare(gpu, &variants, &shape, &setting, FILL_RANDOM);
+            compare(gpu, &variants, &shape, &scalars, FILL_RANDOM);
     }
     gpu_end(gpu);
     cpu_variants_close(&variants);
@@ -380,7 +343,7 @@ static void many_elements(void **state)
     cpu_variants_open(&variants);
     struct tile_shape chunk = shape;
     chunk.count = PERIOD;
-    struct setting setting = setting_at(0);
+    update_scalars scalars = scalars_at(0);
     char *host[STREAM_COUNT], *device[STREAM_COUNT];
     uint64_t widths[STREAM_COUNT] = {4, 4, 4, 2, 2};
     for (int i = 0; i < STREAM_COUNT; i++) {
@@ -391,10 +354,10 @@ static void many_elements(void **state)
     fill_blocks(&chunk, gpu->seed, FILL_RANDOM, host);
     for (int i = 0; i < STREAM_COUNT; i++)
         fill_repeated(gpu, device[i], widths[i] * shape.count, host[i], widths[i] * PERIOD);
-    assert_int_equal(update(&gpu_update_ops, &gpu->context, gpu->stream, &shape, device, &setting),
+    assert_int_equal(update(&gpu_update_ops, &gpu->context, gpu->stream, &shape, device, &scalars),
                      0);
     int best = variants.count - 1;
-    assert_int_equal(update(&cpu_update_ops, variants.contexts[best], NULL, &chunk, host, &setting),
+    assert_int_equal(update(&cpu_update_ops, variants.contexts[best], NULL, &chunk, host, &scalars),
                      0);
     for (int i = 0; i < STREAM_COUNT; i++) {
         expect_repeated(gpu, stream_names[i], device[i], widths[i] * shape.count, host[i],
@@ -445,9 +408,9 @@ int main(int argc, char **argv)
         return cmocka_run_group_tests(closing, NULL, NULL);
     if (strcmp(name, "norm") == 0)
         return cmocka_run_group_tests(norms, NULL, NULL);
-    for (int i = 0; i < OPTIMIZER_COUNT; i++)
-        if (strcmp(name, optimizer_names[i]) == 0) {
-            tested = (enum optimizer)i;
+    for (int i = 0; i < RULE_COUNT; i++)
+        if (strcmp(name, rule_names[i]) == 0) {
+            tested = (enum update_rule)i;
             return cmocka_run_group_tests(updates, NULL, NULL);
         }
     fprintf(stderr, "no test is named %s\n", name);

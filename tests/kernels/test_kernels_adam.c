@@ -17,7 +17,8 @@ static enum cpu_isa tested_isa;
 /* The five streams of one tile, each in its own block, `shift` elements off alignment. */
 struct tile {
     char *blocks[STREAM_COUNT];
-    adam_args args;
+    float *master, *m, *v;
+    update_args args;
 };
 
 static float random_value(uint64_t stream, uint64_t i, float scale)
@@ -35,18 +36,21 @@ static const uint32_t special_bits[] = {
 enum { SPECIAL_COUNT = sizeof special_bits / sizeof special_bits[0] };
 
 static void tile_init(struct tile *self, uint64_t count, enum dtype grad_type,
-                      enum dtype param_type, const adam_scalars *scalars, size_t shift)
+                      enum dtype param_type, const update_scalars *scalars, size_t shift)
 {
     for (int i = 0; i < STREAM_COUNT; i++) {
         self->blocks[i] = mem_alloc(STREAM_BYTES, 1, "test stream");
         assert_non_null(self->blocks[i]);
         memset(self->blocks[i], 0x5a, STREAM_BYTES);
     }
-    self->args = (adam_args){
+    self->master = (float *)self->blocks[0] + shift;
+    self->m = (float *)self->blocks[1] + 2 * shift;
+    self->v = (float *)self->blocks[2] + 3 * shift;
+    self->args = (update_args){
         .count = count,
-        .master = (float *)self->blocks[0] + shift,
-        .m = (float *)self->blocks[1] + 2 * shift,
-        .v = (float *)self->blocks[2] + 3 * shift,
+        .master = self->master,
+        .m = self->m,
+        .v = self->v,
         .grads = self->blocks[3] + shift * dtype_bytes(grad_type),
         .grad_type = grad_type,
         .params = self->blocks[4] + 3 * shift * dtype_bytes(param_type),
@@ -70,9 +74,9 @@ static void fill_random(struct tile *self, uint64_t step)
                       self->args.grad_type, 1);
         if (step > 0)
             continue;
-        self->args.master[i] = random_value(1, i, 0.1f);
-        self->args.m[i] = random_value(2, i, 0.01f);
-        self->args.v[i] = fabsf(random_value(3, i, 1e-4f));
+        self->master[i] = random_value(1, i, 0.1f);
+        self->m[i] = random_value(2, i, 0.01f);
+        self->v[i] = fabsf(random_value(3, i, 1e-4f));
     }
 }
 
@@ -91,9 +95,9 @@ static void fill_special(struct tile *self)
             memcpy((char *)self->args.grads + 4 * i, &grad, 4);
         else
             memcpy((char *)self->args.grads + 2 * i, &half, 2);
-        self->args.m[i] = fp32_from_bits(b);
-        self->args.v[i] = fp32_from_bits(turn % 2 ? special_bits[(i * 7) % SPECIAL_COUNT] : c);
-        self->args.master[i] = fp32_from_bits(turn % 2 ? c : special_bits[(i * 5) % SPECIAL_COUNT]);
+        self->m[i] = fp32_from_bits(b);
+        self->v[i] = fp32_from_bits(turn % 2 ? special_bits[(i * 7) % SPECIAL_COUNT] : c);
+        self->master[i] = fp32_from_bits(turn % 2 ? c : special_bits[(i * 5) % SPECIAL_COUNT]);
     }
 }
 
@@ -109,15 +113,15 @@ static void assert_tiles_equal(const struct tile *a, const struct tile *b, const
     }
 }
 
-static adam_scalars scalars_at(bool decoupled, float weight_decay, bool is_corrected, int step)
+static update_scalars scalars_at(bool decoupled, float weight_decay, bool is_corrected, int step)
 {
-    adam_scalars s = {.learning_rate = 3e-3f,
-                      .beta1 = 0.9f,
-                      .beta2 = 0.95f,
-                      .epsilon = 1e-8f,
-                      .weight_decay = weight_decay,
-                      .decoupled = decoupled,
-                      .grad_scale = 0.37f};
+    update_scalars s = {.learning_rate = 3e-3f,
+                        .beta1 = 0.9f,
+                        .beta2 = 0.95f,
+                        .epsilon = 1e-8f,
+                        .weight_decay = weight_decay,
+                        .decoupled = decoupled,
+                        .grad_scale = 0.37f};
     s.bias_correction1 = is_corrected ? (float)(1.0 - pow((double)s.beta1, step)) : 1.0f;
     s.bias_correction2_sqrt = is_corrected ? (float)sqrt(1.0 - pow((double)s.beta2, step)) : 1.0f;
     return s;
@@ -138,8 +142,8 @@ static void compare_runs(kernel_context *a, kernel_context *b, uint64_t count, e
     tile_init(&left, count, grad_type, param_type, NULL, shift);
     tile_init(&right, count, grad_type, param_type, NULL, shift);
     for (int step = 0; step < 3; step++) {
-        adam_scalars scalars = scalars_at(modes[mode].decoupled, modes[mode].weight_decay,
-                                          modes[mode].is_corrected, step + 1);
+        update_scalars scalars = scalars_at(modes[mode].decoupled, modes[mode].weight_decay,
+                                            modes[mode].is_corrected, step + 1);
         left.args.scalars = right.args.scalars = &scalars;
         if (!is_special)
             fill_random(&left, (uint64_t)step);
@@ -149,8 +153,8 @@ static void compare_runs(kernel_context *a, kernel_context *b, uint64_t count, e
         if (step == 0)
             for (int stream = 0; stream < STREAM_COUNT; stream++)
                 memcpy(right.blocks[stream], left.blocks[stream], STREAM_BYTES);
-        assert_int_equal(cpui_adam(a, NULL, &left.args), 0);
-        assert_int_equal(cpui_adam(b, NULL, &right.args), 0);
+        assert_int_equal(cpui_update(a, NULL, &left.args), 0);
+        assert_int_equal(cpui_update(b, NULL, &right.args), 0);
         assert_tiles_equal(&left, &right, is_special ? "special values" : "random values");
     }
     tile_fini(&left);
@@ -196,7 +200,7 @@ static void adam_stores_past_the_caches(void **state)
 {
     enum { COUNT = 16 * SHARD_ELEMS_STEP + 77, APART = 0, ON_GRADS = 2, ON_MASTER = 3, PLACES = 4 };
     kernel_context reference = adam_context_of(CPU_BASELINE, 2);
-    adam_scalars scalars = scalars_at(true, 0.1f, true, 1);
+    update_scalars scalars = scalars_at(true, 0.1f, true, 1);
     for (int grad = 0; grad < DTYPE_COUNT; grad++)
         for (int param = 0; param < DTYPE_COUNT; param++)
             for (size_t place = APART; place < PLACES; place++) {
@@ -214,8 +218,8 @@ static void adam_stores_past_the_caches(void **state)
                                          ? tested.blocks[0]
                                          : boundary_in(tested.blocks[4], place, param_type);
                 kernel_context context = adam_context_of(tested_isa, 1 + (int)(place % 2));
-                assert_int_equal(cpui_adam(&reference, NULL, &apart.args), 0);
-                assert_int_equal(cpui_adam(&context, NULL, &tested.args), 0);
+                assert_int_equal(cpui_update(&reference, NULL, &apart.args), 0);
+                assert_int_equal(cpui_update(&context, NULL, &tested.args), 0);
                 for (int stream = 0; stream < 3; stream++)
                     assert_memory_equal(tested.blocks[stream], apart.blocks[stream], STREAM_BYTES);
                 assert_memory_equal(tested.args.params, apart.args.params,
@@ -238,13 +242,13 @@ static void adam_follows_textbook(void **state)
         struct tile tile;
         tile_init(&tile, COUNT, DTYPE_FP32, DTYPE_FP32, NULL, 0);
         for (int i = 0; i < COUNT; i++) {
-            tile.args.master[i] = random_value(1, (uint64_t)i, 0.1f);
-            tile.args.m[i] = tile.args.v[i] = 0;
-            weight[i] = (double)tile.args.master[i];
+            tile.master[i] = random_value(1, (uint64_t)i, 0.1f);
+            tile.m[i] = tile.v[i] = 0;
+            weight[i] = (double)tile.master[i];
             m[i] = v[i] = 0;
         }
         for (int step = 1; step <= STEPS; step++) {
-            adam_scalars s = scalars_at(decoupled, 0.1f, true, step);
+            update_scalars s = scalars_at(decoupled, 0.1f, true, step);
             tile.args.scalars = &s;
             double lr = (double)s.learning_rate, beta1 = (double)s.beta1, beta2 = (double)s.beta2;
             double decay = (double)s.weight_decay;
@@ -263,16 +267,16 @@ static void adam_follows_textbook(void **state)
                 double v_hat = v[i] / (1 - pow(beta2, step));
                 weight[i] -= lr * m_hat / (sqrt(v_hat) + (double)s.epsilon);
             }
-            assert_int_equal(cpui_adam(&tested, NULL, &tile.args), 0);
+            assert_int_equal(cpui_update(&tested, NULL, &tile.args), 0);
         }
         for (int i = 0; i < COUNT; i++) {
-            double error = fabs((double)tile.args.master[i] - weight[i]);
+            double error = fabs((double)tile.master[i] - weight[i]);
             if (error > 2e-6)
                 fail_msg("decoupled %d, element %d: %.9g, textbook %.9g", decoupled, i,
-                         (double)tile.args.master[i], weight[i]);
-            assert_true(fabs((double)tile.args.m[i] - m[i]) <= 1e-6 * fabs(m[i]) + 2e-8);
-            assert_true(fabs((double)tile.args.v[i] - v[i]) <= 1e-5 * v[i] + 1e-12);
-            assert_true(((float *)tile.blocks[4])[i] == tile.args.master[i]);
+                         (double)tile.master[i], weight[i]);
+            assert_true(fabs((double)tile.m[i] - m[i]) <= 1e-6 * fabs(m[i]) + 2e-8);
+            assert_true(fabs((double)tile.v[i] - v[i]) <= 1e-5 * v[i] + 1e-12);
+            assert_true(((float *)tile.blocks[4])[i] == tile.master[i]);
         }
         tile_fini(&tile);
     }
@@ -287,25 +291,25 @@ static void adam_first_step(void **state)
         master[i] = 1.0f;
         grads[i] = i % 2 ? 4.0f : -0.25f;
     }
-    adam_scalars s = {.learning_rate = 0.5f,
-                      .beta1 = 0.5f,
-                      .beta2 = 0.75f,
-                      .epsilon = 0,
-                      .weight_decay = 0.5f,
-                      .decoupled = true,
-                      .bias_correction1 = 0.5f,
-                      .bias_correction2_sqrt = 0.5f,
-                      .grad_scale = 1.0f};
-    adam_args args = {.count = 40,
-                      .master = master,
-                      .m = m,
-                      .v = v,
-                      .grads = grads,
-                      .grad_type = DTYPE_FP32,
-                      .params = params,
-                      .param_type = DTYPE_FP32,
-                      .scalars = &s};
-    assert_int_equal(cpui_adam(&tested, NULL, &args), 0);
+    update_scalars s = {.learning_rate = 0.5f,
+                        .beta1 = 0.5f,
+                        .beta2 = 0.75f,
+                        .epsilon = 0,
+                        .weight_decay = 0.5f,
+                        .decoupled = true,
+                        .bias_correction1 = 0.5f,
+                        .bias_correction2_sqrt = 0.5f,
+                        .grad_scale = 1.0f};
+    update_args args = {.count = 40,
+                        .master = master,
+                        .m = m,
+                        .v = v,
+                        .grads = grads,
+                        .grad_type = DTYPE_FP32,
+                        .params = params,
+                        .param_type = DTYPE_FP32,
+                        .scalars = &s};
+    assert_int_equal(cpui_update(&tested, NULL, &args), 0);
     for (int i = 0; i < 40; i++) {
         assert_true(master[i] == (i % 2 ? 0.25f : 1.25f)); /* 1 * (1 - 0.25) -+ 0.5 */
         assert_true(m[i] == 0.5f * grads[i]);

@@ -17,14 +17,14 @@ static kernel_context tested;
 
 /* Moments are kept as they are by beta 1 and gradient 0, so that a call does nothing but round
  * them. */
-static const adam_scalars keep = {.learning_rate = 0.25f,
-                                  .beta1 = 1,
-                                  .beta2 = 1,
-                                  .epsilon = 1e-8f,
-                                  .decoupled = true,
-                                  .bias_correction1 = 1,
-                                  .bias_correction2_sqrt = 1,
-                                  .grad_scale = 1};
+static const update_scalars keep = {.learning_rate = 0.25f,
+                                    .beta1 = 1,
+                                    .beta2 = 1,
+                                    .epsilon = 1e-8f,
+                                    .decoupled = true,
+                                    .bias_correction1 = 1,
+                                    .bias_correction2_sqrt = 1,
+                                    .grad_scale = 1};
 
 /* The streams of one tile, of the widest format. */
 static struct {
@@ -37,20 +37,20 @@ static struct {
 } tile;
 
 static void update(const kernel_ops *ops, enum tile_format m, enum tile_format v,
-                   const adam_scalars *scalars, uint64_t key)
+                   const update_scalars *scalars, uint64_t key)
 {
-    adam_packed_args args = {.count = COUNT,
-                             .streams = tile_streams_code(3, TILE_FP32, m, v),
-                             .master = tile.master,
-                             .m = &tile.m,
-                             .v = &tile.v,
-                             .grads = tile.grads,
-                             .grad_type = DTYPE_FP32,
-                             .params = tile.params,
-                             .param_type = DTYPE_FP32,
-                             .scalars = scalars,
-                             .rounding_key = key};
-    assert_ok(ops ? ops->adam_packed(NULL, NULL, &args) : cpui_adam_packed(&tested, NULL, &args));
+    update_args args = {.count = COUNT,
+                        .streams = tile_streams_code(3, TILE_FP32, m, v),
+                        .master = tile.master,
+                        .m = &tile.m,
+                        .v = &tile.v,
+                        .grads = tile.grads,
+                        .grad_type = DTYPE_FP32,
+                        .params = tile.params,
+                        .param_type = DTYPE_FP32,
+                        .scalars = scalars,
+                        .rounding_key = key};
+    assert_ok(ops ? ops->update(NULL, NULL, &args) : cpui_update(&tested, NULL, &args));
 }
 
 static uint8_t *code_at(void *stream, uint64_t i)
@@ -85,7 +85,7 @@ static void assert_unbiased(enum tile_format format)
 {
     enum { KEYS = 400, ELEMS = 512 };
     static double sum[2][ELEMS], least[2][ELEMS], most[2][ELEMS];
-    adam_scalars take = keep;
+    update_scalars take = keep;
     take.beta1 = take.beta2 = 0;
     memset(sum, 0, sizeof sum);
     for (uint64_t i = 0; i < COUNT; i++) {
@@ -137,7 +137,7 @@ static void slow_averages_do_not_stall(void **state)
 {
     static const enum tile_format formats[] = {TILE_BF16, TILE_INT8};
     enum { STEPS = 1500 };
-    adam_scalars slow = keep;
+    update_scalars slow = keep;
     slow.beta1 = 0.998f;
     slow.beta2 = 0.999f;
     for (int f = 0; f < 2; f++) {
@@ -190,7 +190,7 @@ static void codes_stay(void **state)
 static void zero_bytes_are_zero_moments(void **state)
 {
     static float master[COUNT], m[COUNT], v[COUNT], params[COUNT];
-    adam_scalars first = keep;
+    update_scalars first = keep;
     first.beta1 = 0.9f;
     first.beta2 = 0.99f;
     memset(&tile.m, 0, sizeof tile.m);
@@ -205,8 +205,14 @@ static void zero_bytes_are_zero_moments(void **state)
     assert_memory_equal(tile.master, master, sizeof master);
     for (uint64_t i = 0; i < COUNT; i++)
         tile.grads[i] = rng_normal(SEED, 3, i);
-    adam_args args = {COUNT, master, m, v, tile.grads, DTYPE_FP32, params, DTYPE_FP32, &first};
-    assert_int_equal(cpui_adam(&tested, NULL, &args), 0);
+    update_args args = {.count = COUNT,
+                        .master = master,
+                        .m = m,
+                        .v = v,
+                        .grads = tile.grads,
+                        .params = params,
+                        .scalars = &first};
+    assert_int_equal(cpui_update(&tested, NULL, &args), 0);
     update(NULL, TILE_INT8, TILE_INT8, &first, SEED);
     assert_memory_equal(tile.master, master, sizeof master);
     for (uint64_t i = 0; i < COUNT; i++) {
@@ -222,7 +228,7 @@ static void zero_bytes_are_zero_moments(void **state)
  * or go. */
 static void ends_of_the_range(void **state)
 {
-    adam_scalars take = keep;
+    update_scalars take = keep;
     take.beta1 = take.beta2 = 0;
     static const float largest[] = {INFINITY,  -INFINITY, NAN,        3.3e38f, -3.1e38f,
                                     0x1p-126f, 0x1p-127f, -0x1p-149f, 1.0f,    0x1p-64f};
@@ -274,7 +280,7 @@ static void codes_are_those_of_a_search(void **state)
 {
     static uint8_t m_bytes[sizeof tile.m.bytes], v_bytes[sizeof tile.v.bytes];
     static float start[COUNT], master[COUNT];
-    adam_scalars step = keep;
+    update_scalars step = keep;
     step.beta1 = 0.9f;
     step.beta2 = 0.99f;
     memset(&tile.m, 0, sizeof tile.m);

@@ -18,7 +18,7 @@ enum stream { MASTER, M, V, GRADS, PARAMS };
 struct tile {
     char *blocks[STREAM_COUNT];
     size_t bytes[STREAM_COUNT];
-    adam_packed_args args;
+    update_args args;
 };
 typedef struct tile tile;
 
@@ -30,18 +30,18 @@ struct tile_form {
 };
 typedef struct tile_form tile_form;
 
-static const adam_scalars adamw = {.learning_rate = 3e-3f,
-                                   .beta1 = 0.9f,
-                                   .beta2 = 0.95f,
-                                   .epsilon = 1e-8f,
-                                   .weight_decay = 0.1f,
-                                   .decoupled = true,
-                                   .bias_correction1 = 0.19f,
-                                   .bias_correction2_sqrt = 0.3f,
-                                   .grad_scale = 0.37f};
+static const update_scalars adamw = {.learning_rate = 3e-3f,
+                                     .beta1 = 0.9f,
+                                     .beta2 = 0.95f,
+                                     .epsilon = 1e-8f,
+                                     .weight_decay = 0.1f,
+                                     .decoupled = true,
+                                     .bias_correction1 = 0.19f,
+                                     .bias_correction2_sqrt = 0.3f,
+                                     .grad_scale = 0.37f};
 
 /* Streams of zero bytes between others. */
-static void tile_init(tile *self, const tile_form *form, const adam_scalars *scalars)
+static void tile_init(tile *self, const tile_form *form, const update_scalars *scalars)
 {
     const enum tile_format formats[] = {form->master, form->m, form->v};
     void *streams[STREAM_COUNT];
@@ -60,7 +60,7 @@ static void tile_init(tile *self, const tile_form *form, const adam_scalars *sca
         streams[i] = self->blocks[i] + width * form->shift * (i == M ? 2 : 1);
         memset(streams[i], 0, used);
     }
-    self->args = (adam_packed_args){
+    self->args = (update_args){
         .count = form->count,
         .streams = tile_streams_code(3, form->master, form->m, form->v),
         .master = streams[MASTER],
@@ -83,7 +83,7 @@ static void tile_fini(tile *self)
 
 static void run(kernel_context *context, const tile *self)
 {
-    assert_ok(cpui_adam_packed(context, NULL, &self->args));
+    assert_ok(cpui_update(context, NULL, &self->args));
 }
 
 /* ---- values ---- */
@@ -200,7 +200,7 @@ static void assert_same(const tile *a, const tile *b, const char *what)
 }
 
 static void compare(kernel_context *a, kernel_context *b, const tile_form *form,
-                    const adam_scalars *scalars, bool is_special)
+                    const update_scalars *scalars, bool is_special)
 {
     tile left, right;
     tile_init(&left, form, scalars);
@@ -245,7 +245,7 @@ static void compare_form(const tile_form *form, int idx)
     static const uint64_t counts[] = {0, 1, 31, 255, 256, 257, 4096, 4096 + 300, 3 * 4096};
     kernel_context reference = adam_context_of(CPU_BASELINE, 1);
     kernel_context tested = adam_context_of(tested_isa, 1);
-    adam_scalars scalars = adamw;
+    update_scalars scalars = adamw;
     scalars.decoupled = idx % 2 == 0;
     tile_form shaped = *form;
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
@@ -286,9 +286,9 @@ static void ignores_threads_and_tiles(void **state)
         memcpy(cut.blocks[i], whole.blocks[i], whole.bytes[i]);
     run(&tested, &whole);
     for (uint64_t at = 0; at < form.count; at += (uint64_t)5 * 4096) {
-        adam_packed_args part =
+        update_args part =
             adami_packed_part(&cut.args, at, size_min((uint64_t)5 * 4096, form.count - at));
-        assert_int_equal(cpui_adam_packed(&tested, NULL, &part), 0);
+        assert_int_equal(cpui_update(&tested, NULL, &part), 0);
     }
     assert_same(&whole, &cut, "tiles");
     /* Beyond it the bits are others. */
@@ -325,11 +325,19 @@ static void split_master_is_an_fp32_master(void **state)
             put_fp32(grads, DTYPE_BF16, i, 0.01f * rng_normal(SEED, 50 + step, i));
         if (step == STEPS / 2)
             grads[3000] = 0x7f80; /* infinite: m and v are then, and the weight no number */
-        adam_args args = {COUNT, master, m, v, grads, DTYPE_BF16, params, DTYPE_BF16, &adamw};
+        update_args args = {.count = COUNT,
+                            .master = master,
+                            .m = m,
+                            .v = v,
+                            .grads = grads,
+                            .grad_type = DTYPE_BF16,
+                            .params = params,
+                            .param_type = DTYPE_BF16,
+                            .scalars = &adamw};
         plain.args.grads = grads;
         run(&tested, &split);
         run(&tested, &plain);
-        assert_int_equal(cpui_adam(&tested, NULL, &args), 0);
+        assert_int_equal(cpui_update(&tested, NULL, &args), 0);
         for (uint64_t i = 0; i < COUNT; i++)
             if (fp32_bits(get_master(&split, i)) != fp32_bits(master[i]))
                 fail_msg("step %d, element %d: %08x, fp32 master %08x", (int)step, (int)i,
@@ -411,19 +419,19 @@ static void refuses(void **state)
     tile_form form = {.count = 256, .m = TILE_BF16, .v = TILE_BF16, .param_type = DTYPE_BF16};
     tile self;
     tile_init(&self, &form, &adamw);
-    adam_packed_args args = self.args;
+    update_args args = self.args;
     args.streams = tile_streams_code(2, TILE_FP32, TILE_BF16, TILE_FP32);
-    assert_int_equal(cpui_adam_packed(&tested, NULL, &args), ERR_INTERNAL);
+    assert_int_equal(cpui_update(&tested, NULL, &args), ERR_INTERNAL);
     args.streams = tile_streams_code(3, TILE_BF16, TILE_BF16, TILE_BF16);
-    assert_int_equal(cpui_adam_packed(&tested, NULL, &args), ERR_INTERNAL);
+    assert_int_equal(cpui_update(&tested, NULL, &args), ERR_INTERNAL);
     args.streams = tile_streams_code(3, TILE_FP32, TILE_LOW16, TILE_BF16);
-    assert_int_equal(cpui_adam_packed(&tested, NULL, &args), ERR_INTERNAL);
+    assert_int_equal(cpui_update(&tested, NULL, &args), ERR_INTERNAL);
     args.streams = tile_streams_code(3, TILE_LOW16, TILE_BF16, TILE_BF16);
     args.param_type = DTYPE_FP16;
-    assert_error(cpui_adam_packed(&tested, NULL, &args), ERR_INTERNAL, "fp16");
+    assert_error(cpui_update(&tested, NULL, &args), ERR_INTERNAL, "fp16");
     args = self.args;
     args.first_elem = 256;
-    assert_int_equal(cpui_adam_packed(&tested, NULL, &args), ERR_INTERNAL);
+    assert_int_equal(cpui_update(&tested, NULL, &args), ERR_INTERNAL);
     tile_fini(&self);
 }
 

@@ -63,50 +63,36 @@ static void tile_fini(struct tile *self)
         mem_free(self->blocks[i]);
 }
 
-/* The settings of a step: two of each optimizer. */
-struct setting {
-    lion_scalars lion;
-    adagrad_scalars adagrad;
-};
-
-static const struct setting settings[] = {
+/* Two settings of each optimizer. */
+static const update_scalars settings[OPTIMIZER_COUNT][2] = {
     {{.learning_rate = 1e-3f,
       .beta1 = 0.9f,
       .beta2 = 0.99f,
       .weight_decay = 0.1f,
       .grad_scale = 0.37f},
-     {.learning_rate = 1e-2f, .epsilon = 1e-10f, .weight_decay = 0.1f, .grad_scale = 0.37f}},
-    {{.learning_rate = 3e-4f, .beta1 = 0.95f, .beta2 = 0.98f, .grad_scale = 1.0f},
+     {.learning_rate = 3e-4f, .beta1 = 0.95f, .beta2 = 0.98f, .grad_scale = 1.0f}},
+    {{.learning_rate = 1e-2f, .epsilon = 1e-10f, .weight_decay = 0.1f, .grad_scale = 0.37f},
      {.learning_rate = 1e-1f, .epsilon = 1e-8f, .grad_scale = 1.0f}},
 };
 
 static void tile_update(const struct tile *self, const kernel_ops *ops, kernel_context *context,
-                        const struct setting *setting)
+                        int setting)
 {
-    if (self->optimizer == LION) {
-        lion_args args = {.count = self->count,
-                          .master = self->master,
-                          .m = self->state,
-                          .grads = self->grads,
-                          .grad_type = self->grad_type,
-                          .params = self->params,
-                          .param_type = self->param_type,
-                          .scalars = &setting->lion};
-        assert_int_equal(ops->lion(context, NULL, &args), 0);
-        return;
-    }
-    adagrad_args args = {.count = self->count,
-                         .master = self->master,
-                         .v = self->state,
-                         .grads = self->grads,
-                         .grad_type = self->grad_type,
-                         .params = self->params,
-                         .param_type = self->param_type,
-                         .scalars = &setting->adagrad};
-    assert_int_equal(ops->adagrad(context, NULL, &args), 0);
+    bool is_lion = self->optimizer == LION;
+    const update_args args = {.rule = is_lion ? UPDATE_LION : UPDATE_ADAGRAD,
+                              .count = self->count,
+                              .master = self->master,
+                              .m = is_lion ? self->state : NULL,
+                              .v = is_lion ? NULL : self->state,
+                              .grads = self->grads,
+                              .grad_type = self->grad_type,
+                              .params = self->params,
+                              .param_type = self->param_type,
+                              .scalars = &settings[self->optimizer][setting]};
+    assert_int_equal(ops->update(context, NULL, &args), 0);
 }
 
-static const kernel_ops cpu_ops = {.lion = cpui_lion, .adagrad = cpui_adagrad};
+static const kernel_ops cpu_ops = {.update = cpui_update};
 
 static void fill_random(struct tile *self, uint64_t step)
 {
@@ -154,8 +140,8 @@ static int64_t first_difference(const struct tile *a, const struct tile *b)
 /* Two contexts run the same three steps on equal tiles; all streams must stay equal, what lies
  * around them included. */
 static void compare_runs(kernel_context *a, kernel_context *b, enum optimizer optimizer,
-                         uint64_t count, enum dtype grad_type, enum dtype param_type,
-                         const struct setting *setting, bool is_special)
+                         uint64_t count, enum dtype grad_type, enum dtype param_type, int setting,
+                         bool is_special)
 {
     struct tile left, right;
     size_t shift = (size_t)(count + (uint64_t)grad_type) % 3; /* 0: aligned; else unaligned */
@@ -196,10 +182,10 @@ static void updates_equal_reference(void **state)
                 enum dtype param = (enum dtype)(types % DTYPE_COUNT);
                 for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
                     compare_runs(&reference, &tested, (enum optimizer)optimizer, counts[i], grad,
-                                 param, &settings[setting], false);
+                                 param, setting, false);
                 compare_runs(&reference, &tested, (enum optimizer)optimizer,
-                             SPECIAL_COUNT * SPECIAL_COUNT * SPECIAL_COUNT, grad, param,
-                             &settings[setting], true);
+                             SPECIAL_COUNT * SPECIAL_COUNT * SPECIAL_COUNT, grad, param, setting,
+                             true);
             }
 }
 
@@ -211,8 +197,7 @@ static void updates_ignore_thread_count(void **state)
         for (int optimizer = 0; optimizer < OPTIMIZER_COUNT; optimizer++)
             for (int pair = 0; pair < 3; pair++)
                 compare_runs(&reference, &tested, (enum optimizer)optimizer, MAX_ELEMS,
-                             (enum dtype)pair, (enum dtype)((pair + 1) % 3), &settings[pair % 2],
-                             false);
+                             (enum dtype)pair, (enum dtype)((pair + 1) % 3), pair % 2, false);
     }
 }
 
@@ -225,8 +210,8 @@ static void canary(void **state)
     fill_random(&left, 0);
     fill_random(&right, 0);
     kernel_context tested = adam_context_of(tested_isa, 1);
-    tile_update(&left, &cpu_ops, &tested, &settings[0]);
-    tile_update(&right, &cpu_ops, &tested, &settings[0]);
+    tile_update(&left, &cpu_ops, &tested, 0);
+    tile_update(&right, &cpu_ops, &tested, 0);
     assert_true(first_difference(&left, &right) < 0);
     right.params[2 * 32] = (char)(right.params[2 * 32] ^ 1);
     assert_true(first_difference(&left, &right) / STREAM_BYTES == 3);
@@ -243,7 +228,7 @@ static void lion_follows_textbook(void **state)
 {
     static double weight[TEXTBOOK_ELEMS], m[TEXTBOOK_ELEMS], slack[TEXTBOOK_ELEMS];
     for (int s = 0; s < 2; s++) {
-        const lion_scalars *scalars = &settings[s].lion;
+        const update_scalars *scalars = &settings[LION][s];
         double lr = (double)scalars->learning_rate, decay = (double)scalars->weight_decay;
         double beta1 = (double)scalars->beta1, beta2 = (double)scalars->beta2;
         kernel_context tested = adam_context_of(tested_isa, 2);
@@ -268,7 +253,7 @@ static void lion_follows_textbook(void **state)
                 if (direction != 0 && fabs(direction) < 1e-9)
                     slack[i] += 2 * lr;
             }
-            tile_update(&tile, &cpu_ops, &tested, &settings[s]);
+            tile_update(&tile, &cpu_ops, &tested, s);
         }
         for (int i = 0; i < TEXTBOOK_ELEMS; i++) {
             double error = fabs((double)tile.master[i] - weight[i]);
@@ -286,7 +271,7 @@ static void adagrad_follows_textbook(void **state)
 {
     static double weight[TEXTBOOK_ELEMS], v[TEXTBOOK_ELEMS];
     for (int s = 0; s < 2; s++) {
-        const adagrad_scalars *scalars = &settings[s].adagrad;
+        const update_scalars *scalars = &settings[ADAGRAD][s];
         kernel_context tested = adam_context_of(tested_isa, 2);
         struct tile tile;
         tile_init(&tile, ADAGRAD, TEXTBOOK_ELEMS, DTYPE_FP32, DTYPE_FP32, 0);
@@ -307,7 +292,7 @@ static void adagrad_follows_textbook(void **state)
                 weight[i] -=
                     (double)scalars->learning_rate * grad / (sqrt(v[i]) + (double)scalars->epsilon);
             }
-            tile_update(&tile, &cpu_ops, &tested, &settings[s]);
+            tile_update(&tile, &cpu_ops, &tested, s);
         }
         for (int i = 0; i < TEXTBOOK_ELEMS; i++) {
             double error = fabs((double)tile.master[i] - weight[i]);
@@ -334,8 +319,8 @@ static void updates_follow_reference_backend(void **state)
         tile_init(&right, optimizer, 1003, grad, param, 0);
         fill_random(&left, 0);
         fill_random(&right, 0);
-        tile_update(&left, &cpu_ops, &tested, &settings[0]);
-        tile_update(&right, &kernels_reference, NULL, &settings[0]);
+        tile_update(&left, &cpu_ops, &tested, 0);
+        tile_update(&right, &kernels_reference, NULL, 0);
         for (uint64_t i = 0; i < left.count; i++) {
             assert_true(fabsf(left.master[i] - right.master[i]) <= 1e-7f);
             assert_true(fabsf(left.state[i] - right.state[i]) <=
@@ -365,18 +350,19 @@ static void lion_by_hand(void **state)
         m[i] = m_in[i % 5];
         grads[i] = g_in[i % 5];
     }
-    lion_scalars scalars = {.learning_rate = 0.25f,
-                            .beta1 = 0.5f,
-                            .beta2 = 0.75f,
-                            .weight_decay = 0.5f,
-                            .grad_scale = 1.0f};
-    lion_args args = {.count = COUNT,
-                      .master = master,
-                      .m = m,
-                      .grads = grads,
-                      .params = params,
-                      .scalars = &scalars};
-    assert_int_equal(cpui_lion(&tested, NULL, &args), 0);
+    update_scalars scalars = {.learning_rate = 0.25f,
+                              .beta1 = 0.5f,
+                              .beta2 = 0.75f,
+                              .weight_decay = 0.5f,
+                              .grad_scale = 1.0f};
+    update_args args = {.rule = UPDATE_LION,
+                        .count = COUNT,
+                        .master = master,
+                        .m = m,
+                        .grads = grads,
+                        .params = params,
+                        .scalars = &scalars};
+    assert_int_equal(cpui_update(&tested, NULL, &args), 0);
     for (int i = 0; i < COUNT; i++) {
         assert_true(master[i] == expected[i % 5] && params[i] == master[i]);
         assert_true(m[i] == 0.75f * m_in[i % 5] + 0.25f * g_in[i % 5]);
@@ -395,17 +381,18 @@ static void adagrad_by_hand(void **state)
             v[i] = has_l2 ? 9.0f : 16.0f;
             grads[i] = has_l2 ? 6.0f : -6.0f;
         }
-        adagrad_scalars scalars = {.learning_rate = 0.5f,
-                                   .epsilon = 3.0f,
-                                   .weight_decay = has_l2 ? 0.5f : 0.0f,
-                                   .grad_scale = 0.5f};
-        adagrad_args args = {.count = COUNT,
-                             .master = master,
-                             .v = v,
-                             .grads = grads,
-                             .params = params,
-                             .scalars = &scalars};
-        assert_int_equal(cpui_adagrad(&tested, NULL, &args), 0);
+        update_scalars scalars = {.learning_rate = 0.5f,
+                                  .epsilon = 3.0f,
+                                  .weight_decay = has_l2 ? 0.5f : 0.0f,
+                                  .grad_scale = 0.5f};
+        update_args args = {.rule = UPDATE_ADAGRAD,
+                            .count = COUNT,
+                            .master = master,
+                            .v = v,
+                            .grads = grads,
+                            .params = params,
+                            .scalars = &scalars};
+        assert_int_equal(cpui_update(&tested, NULL, &args), 0);
         for (int i = 0; i < COUNT; i++) {
             assert_true(v[i] == 25.0f);
             /* (3 + 1) / (5 + 3) and -3 / (5 + 3) */
@@ -427,7 +414,7 @@ static void bad_gradients(void **state)
             tile.state[i] = 0.0f;
             ((uint16_t *)tile.grads)[i] = i % 2 ? 0xfc01 /* signalling */ : 0x7c00;
         }
-        tile_update(&tile, &cpu_ops, &tested, &settings[1]);
+        tile_update(&tile, &cpu_ops, &tested, 1);
         for (int i = 1; i < COUNT; i += 2) {
             assert_int_equal(fp32_bits(tile.master[i]), 0x7fc00000);
             assert_int_equal(fp32_bits(tile.state[i]), 0x7fc00000);
@@ -435,7 +422,7 @@ static void bad_gradients(void **state)
         }
         assert_true(isinf(tile.state[0]));
         if (optimizer == LION)
-            assert_true(tile.master[16] == 1.0f - settings[1].lion.learning_rate);
+            assert_true(tile.master[16] == 1.0f - settings[LION][1].learning_rate);
         else
             assert_true(isnan(tile.master[16])); /* infinity over infinity */
         tile_fini(&tile);

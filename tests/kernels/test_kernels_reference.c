@@ -389,24 +389,24 @@ static void optimizer_by_hand(void **state)
 {
     float master = 1.0f, m = 0.0f, v = 0.0f, grad = 0.5f;
     uint16_t param;
-    adam_scalars scalars = {.learning_rate = 0.1f,
-                            .beta1 = 0.9f,
-                            .beta2 = 0.99f,
-                            .epsilon = 0.0f,
-                            .weight_decay = 0.01f,
-                            .decoupled = true,
-                            .bias_correction1 = 0.1f,
-                            .bias_correction2_sqrt = 0.1f,
-                            .grad_scale = 2.0f};
-    adam_args args = {.count = 1,
-                      .master = &master,
-                      .m = &m,
-                      .v = &v,
-                      .grads = &grad,
-                      .params = &param,
-                      .param_type = DTYPE_BF16,
-                      .scalars = &scalars};
-    assert_int_equal(ops->adam(NULL, NULL, &args), 0);
+    update_scalars scalars = {.learning_rate = 0.1f,
+                              .beta1 = 0.9f,
+                              .beta2 = 0.99f,
+                              .epsilon = 0.0f,
+                              .weight_decay = 0.01f,
+                              .decoupled = true,
+                              .bias_correction1 = 0.1f,
+                              .bias_correction2_sqrt = 0.1f,
+                              .grad_scale = 2.0f};
+    update_args args = {.count = 1,
+                        .master = &master,
+                        .m = &m,
+                        .v = &v,
+                        .grads = &grad,
+                        .params = &param,
+                        .param_type = DTYPE_BF16,
+                        .scalars = &scalars};
+    assert_int_equal(ops->update(NULL, NULL, &args), 0);
     /* First step: m/bc1 = g = 1, sqrt(v)/bc2 = 1, so the step is lr * (1 + 0.01). */
     assert_true(fabsf(master - 0.899f) < 1e-6f && fabsf(m - 0.1f) < 1e-6f);
     assert_int_equal(param, bf16_working_copy(master));

@@ -184,7 +184,7 @@ static void update(trainer *t, uint64_t step, double norm)
     const json_t *training = member(t->fixture, "training");
     double beta1 = item(training, "betas", 0), beta2 = item(training, "betas", 1);
     double clip = number(training, "gradient_clipping") / (norm + 1e-6);
-    adam_scalars scalars = {
+    update_scalars scalars = {
         .learning_rate = (float)item(t->fixture, "learning_rates", step - 1),
         .beta1 = (float)beta1,
         .beta2 = (float)beta2,
@@ -196,7 +196,7 @@ static void update(trainer *t, uint64_t step, double norm)
         .grad_scale = (float)(clip < 1 ? clip : 1),
     };
     for (uint32_t u = 0; u < t->h.self->unit_count; u++) {
-        adam_args args = {
+        update_args args = {
             .count = t->h.self->units[u].elems,
             .master = t->h.masters[u],
             .m = t->m[u],
@@ -207,7 +207,7 @@ static void update(trainer *t, uint64_t step, double norm)
             .param_type = t->h.self->type,
             .scalars = &scalars,
         };
-        assert_int_equal(t->h.ops->adam(t->h.context, NULL, &args), 0);
+        assert_int_equal(t->h.ops->update(t->h.context, NULL, &args), 0);
     }
 }
 

@@ -1,8 +1,7 @@
 /* Runs whose optimizer state is smaller (config block `state`), with all that is done with a run:
  * they begin with an import, are stopped and moved, looked at, evaluated, made to write text,
  * verified and exported. A split master gives what an fp32 one gives, to the bit; moments of fewer
- * bits what an undisturbed run with them gives. A backend that has no Adam for such state is
- * refused before anything is made. */
+ * bits what an undisturbed run with them gives. */
 #include "base/log.h"
 #include "hf/hf.h"
 #include "infer/infer.h"
@@ -22,52 +21,6 @@ static char *path_of(const char *name, char path[PATH_BYTES])
 {
     snprintf(path, PATH_BYTES, "%s/%s", fixture_dir, name);
     return path;
-}
-
-/* ---- a backend without it ---- */
-
-int __real_setupi_choose_backend(struct setup *self);
-int __wrap_setupi_choose_backend(struct setup *self);
-
-static bool lacks_packed_adam;
-
-int __wrap_setupi_choose_backend(struct setup *self)
-{
-    static kernel_ops less;
-    int rc = __real_setupi_choose_backend(self);
-    if (rc < 0 || !lacks_packed_adam)
-        return rc;
-    less = *self->ops;
-    less.adam_packed = NULL;
-    self->ops = &less;
-    return rc;
-}
-
-static void a_backend_without_it_is_refused(void **state)
-{
-    static const struct {
-        const char *set, *named;
-    } cases[] = {{"state.master=split", "state.master is \"split\""},
-                 {"state.moments=bf16", "state.moments is \"bf16\""},
-                 {"state.moments=8bit", "state.moments is \"8bit\""},
-                 {"state.moments=fp32", NULL}};
-    static fixture_result result;
-    log_set_level(LOG_QUIET); /* every run warns that such moments are approximate */
-    lacks_packed_adam = true;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fixture_sets sets = {.count = 0};
-        fixture_set(&sets, "%s", cases[i].set);
-        fixture_set(&sets, "run.steps=1");
-        fixture_run("lacking", &shape, &sets, NULL, &result);
-        assert_int_equal(result.rc, cases[i].named ? ERR_CONFIG : 0);
-        assert_true(fixture_exists(fixture_path("lacking", NULL)) == !cases[i].named);
-        assert_true(fixture_exists(fixture_path("lacking", ".nvme")) == !cases[i].named);
-        if (cases[i].named &&
-            (!strstr(result.error, cases[i].named) || !strstr(result.error, kernels_cpu.name)))
-            fail_msg("%s", result.error);
-    }
-    lacks_packed_adam = false;
-    fixture_remove("lacking");
 }
 
 /* ---- a whole life ---- */
@@ -276,7 +229,6 @@ static void adapters_learn_with_it(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_backend_without_it_is_refused),
         cmocka_unit_test(runs_live_with_it),
         cmocka_unit_test(adapters_learn_with_it),
     };

@@ -26,7 +26,6 @@ sluice_test(test_train_random LIBS train_fixture LABELS cpu nvme TIMEOUT 180
 test_line(slow.test_train_random COMMAND test_train_random 1001-1400 LABELS slow TIMEOUT 3600)
 sluice_test(test_train_pytorch LIBS train_fixture LABELS cpu nvme INSTANCES ${train_curves})
 sluice_test(test_train_state LIBS hf_fixture train_fixture LABELS cpu nvme debug)
-target_link_options(test_train_state PRIVATE -Wl,--wrap=setupi_choose_backend)
 sluice_test(test_train_experts LIBS train_fixture LABELS cpu nvme debug)
 sluice_test(test_train_lora LIBS train_fixture LABELS cpu nvme debug)
 sluice_test(test_train_frozen LIBS train_fixture comm_fixture LABELS cpu nvme debug TIMEOUT 120)

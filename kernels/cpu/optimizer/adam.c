@@ -127,24 +127,12 @@ void adami_over_ranges(const kernel_context *context, uint64_t count, adami_loop
     }
 }
 
-int cpui_adam(kernel_context *context, void *stream, const adam_args *args)
+int cpui_update(kernel_context *context, void *stream, const update_args *args)
 {
-    adami_work work = adami_work_of_adam(args);
-    adami_over_ranges(context, args->count, context->adam->update, &work);
-    return 0;
-}
-
-int cpui_lion(kernel_context *context, void *stream, const lion_args *args)
-{
-    adami_work work = adami_work_of_lion(args);
-    adami_over_ranges(context, args->count, context->adam->lion, &work);
-    return 0;
-}
-
-int cpui_adagrad(kernel_context *context, void *stream, const adagrad_args *args)
-{
-    adami_work work = adami_work_of_adagrad(args);
-    adami_over_ranges(context, args->count, context->adam->adagrad, &work);
+    if (tile_has_formats(args->streams))
+        return adami_update_packed(context, args);
+    adami_work work = adami_work_of(args);
+    adami_over_ranges(context, args->count, context->adam->update[args->rule], &work);
     return 0;
 }
 

@@ -323,19 +323,20 @@ ADAM_INLINE uint64_t vector_groups(enum vector_rule rule, const adami_work *work
     return whole_end;
 }
 
-static void vector_update(const adami_work *work, uint64_t begin, uint64_t end)
+static void vector_adam(const adami_work *work, uint64_t begin, uint64_t end)
 {
-    adami_reference.update(work, vector_groups(RULE_ADAM, work, begin, end), end);
+    adami_reference.update[UPDATE_ADAM](work, vector_groups(RULE_ADAM, work, begin, end), end);
 }
 
 static void vector_lion(const adami_work *work, uint64_t begin, uint64_t end)
 {
-    adami_reference.lion(work, vector_groups(RULE_LION, work, begin, end), end);
+    adami_reference.update[UPDATE_LION](work, vector_groups(RULE_LION, work, begin, end), end);
 }
 
 static void vector_adagrad(const adami_work *work, uint64_t begin, uint64_t end)
 {
-    adami_reference.adagrad(work, vector_groups(RULE_ADAGRAD, work, begin, end), end);
+    adami_reference.update[UPDATE_ADAGRAD](work, vector_groups(RULE_ADAGRAD, work, begin, end),
+                                           end);
 }
 
 static void vector_copy(const adami_work *work, uint64_t begin, uint64_t end)

@@ -26,7 +26,7 @@ enum {
 #define ADAMI_QUIET_NAN_BITS 0x7fc00000u
 
 /* The scalars of a step in the form that the loops use: all fp32, each computed by correctly
- * rounded operations. Lion and Adagrad leave those that they do not use at 0. */
+ * rounded operations. */
 struct adami_scalars {
     float grad_scale;
     float beta1, one_minus_beta1; /* 1 - beta1 */
@@ -52,7 +52,7 @@ struct adami_work {
     adami_scalars scalars;
     /* Only for packed state: `packed` replaces the streams above, and `rounding` holds for all
      * elements of the tile. */
-    const adam_packed_args *packed;
+    const update_args *packed;
     const struct adami_rounding *rounding;
 };
 typedef struct adami_work adami_work;
@@ -66,71 +66,38 @@ static inline void adami_stream_fence(void)
 #endif
 }
 
-static inline adami_scalars adami_prepare(const adam_scalars *s)
+static inline adami_scalars adami_prepare(const update_args *args)
 {
+    const update_scalars *s = args->scalars;
+    bool is_adam = args->rule == UPDATE_ADAM;
+    bool is_decoupled = is_adam ? s->decoupled : args->rule == UPDATE_LION;
     return (adami_scalars){
         .grad_scale = s->grad_scale,
         .beta1 = s->beta1,
         .one_minus_beta1 = 1.0f - s->beta1,
         .beta2 = s->beta2,
         .one_minus_beta2 = 1.0f - s->beta2,
-        .l2 = !s->decoupled && s->weight_decay != 0 ? s->weight_decay : 0.0f,
-        .decay = s->decoupled ? fmaf(-s->learning_rate, s->weight_decay, 1.0f) : 1.0f,
-        .correction2 = 1.0f / s->bias_correction2_sqrt,
+        .l2 = is_decoupled ? 0.0f : s->weight_decay,
+        .decay = is_decoupled ? fmaf(-s->learning_rate, s->weight_decay, 1.0f) : 1.0f,
+        .correction2 = is_adam ? 1.0f / s->bias_correction2_sqrt : 1.0f,
         .epsilon = s->epsilon,
-        .minus_step = -(s->learning_rate / s->bias_correction1),
+        .minus_step = -(is_adam ? s->learning_rate / s->bias_correction1 : s->learning_rate),
     };
 }
 
-/* The work of a call of an op on fp32 state. */
-static inline adami_work adami_work_of_adam(const adam_args *args)
+/* The work of a call on fp32 state. */
+static inline adami_work adami_work_of(const update_args *args)
 {
-    return (adami_work){.count = args->count,
-                        .master = args->master,
-                        .state = {args->m, args->v},
-                        .grads = args->grads,
-                        .params = args->params,
-                        .grad_type = args->grad_type,
-                        .param_type = args->param_type,
-                        .scalars = adami_prepare(args->scalars)};
-}
-
-static inline adami_work adami_work_of_lion(const lion_args *args)
-{
-    const lion_scalars *s = args->scalars;
     return (adami_work){
         .count = args->count,
         .master = args->master,
-        .state = {args->m},
+        .state = {args->rule == UPDATE_ADAGRAD ? args->v : args->m,
+                  args->rule == UPDATE_ADAM ? args->v : NULL},
         .grads = args->grads,
         .params = args->params,
         .grad_type = args->grad_type,
         .param_type = args->param_type,
-        .scalars = {.grad_scale = s->grad_scale,
-                    .beta1 = s->beta1,
-                    .one_minus_beta1 = 1.0f - s->beta1,
-                    .beta2 = s->beta2,
-                    .one_minus_beta2 = 1.0f - s->beta2,
-                    .decay = fmaf(-s->learning_rate, s->weight_decay, 1.0f),
-                    .minus_step = -s->learning_rate},
-    };
-}
-
-static inline adami_work adami_work_of_adagrad(const adagrad_args *args)
-{
-    const adagrad_scalars *s = args->scalars;
-    return (adami_work){
-        .count = args->count,
-        .master = args->master,
-        .state = {args->v},
-        .grads = args->grads,
-        .params = args->params,
-        .grad_type = args->grad_type,
-        .param_type = args->param_type,
-        .scalars = {.grad_scale = s->grad_scale,
-                    .l2 = s->weight_decay,
-                    .epsilon = s->epsilon,
-                    .minus_step = -s->learning_rate},
+        .scalars = adami_prepare(args),
     };
 }
 #endif
@@ -142,9 +109,8 @@ typedef void adami_loop(const adami_work *work, uint64_t begin, uint64_t end);
 /* The table of the loops: a column (struct) for each instruction set, a row (member) for each
  * optimizer and format of its state.
  *
- *   update         Adam and AdamW, fp32 state
- *   update_packed  the same on packed state: bf16 or 8-bit moments, a split master (adam_state.c)
- *   lion, adagrad  fp32 state
+ *   update         by rule, on fp32 state
+ *   update_packed  Adam on packed state: bf16 or 8-bit moments, a split master (adam_state.c)
  *   copy           no optimizer: params = working copy of master
  *
  * The functions may use non-temporal stores (on x86), which other threads may see late. So a thread
@@ -153,10 +119,8 @@ struct adam_variant {
     const char *name; /* "reference", "avx2", "avx512", "neon" */
 
     /* loops over elements [begin, end) of a tile */
-    adami_loop *update;
+    adami_loop *update[UPDATE_ADAGRAD + 1]; /* by enum update_rule */
     adami_loop *update_packed;
-    adami_loop *lion;
-    adami_loop *adagrad;
     adami_loop *copy;
 
     /* Rounds block `block_idx` of 4096 elements and returns its partial sums of squares: lane j is
@@ -168,6 +132,9 @@ struct adam_variant {
  * the context divide among themselves. */
 void adami_over_ranges(const kernel_context *context, uint64_t count, adami_loop *loop,
                        const adami_work *work);
+
+/* adam_state.c. An update of packed state. */
+int adami_update_packed(const kernel_context *context, const update_args *args) MUST_CHECK;
 
 extern const struct adam_variant adami_reference;
 extern const struct adam_variant adami_avx2;

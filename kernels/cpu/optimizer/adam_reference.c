@@ -44,7 +44,7 @@ static float adam_step(const adami_scalars *s, float weight, float grad, float *
     return one_nan(fmaf(s->minus_step, new_m / denominator, weight * s->decay));
 }
 
-static void reference_update(const adami_work *work, uint64_t begin, uint64_t end)
+static void reference_adam(const adami_work *work, uint64_t begin, uint64_t end)
 {
     for (uint64_t i = begin; i < end; i++) {
         float grad = load_element(work->grads, work->grad_type, i);
@@ -183,14 +183,14 @@ static void store_moment(void *stream, enum tile_format format, uint64_t i, floa
         ((uint16_t *)stream)[i] = adami_round_bf16(value, random16);
 }
 
-static float load_master(const adam_packed_args *args, uint64_t i)
+static float load_master(const update_args *args, uint64_t i)
 {
     if (tile_master_is_split(args->streams))
         return master_join(((uint16_t *)args->params)[i], ((uint16_t *)args->master)[i]);
     return ((float *)args->master)[i];
 }
 
-static void store_master(const adam_packed_args *args, uint64_t i, float master)
+static void store_master(const update_args *args, uint64_t i, float master)
 {
     if (tile_master_is_split(args->streams))
         ((uint16_t *)args->master)[i] = master_low16(master);
@@ -201,7 +201,7 @@ static void store_master(const adam_packed_args *args, uint64_t i, float master)
 
 static void reference_update_packed(const adami_work *work, uint64_t begin, uint64_t end)
 {
-    const adam_packed_args *args = work->packed;
+    const update_args *args = work->packed;
     const adami_scalars *s = &work->scalars;
     const adami_rounding *rounding = work->rounding;
     enum tile_format m_format = tile_stream_format(args->streams, 1);
@@ -229,10 +229,8 @@ static void reference_update_packed(const adami_work *work, uint64_t begin, uint
 
 const struct adam_variant adami_reference = {
     .name = "reference",
-    .update = reference_update,
+    .update = {reference_adam, reference_lion, reference_adagrad},
     .update_packed = reference_update_packed,
-    .lion = reference_lion,
-    .adagrad = reference_adagrad,
     .copy = reference_copy,
     .close = reference_close,
 };

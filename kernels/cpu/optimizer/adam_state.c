@@ -64,16 +64,16 @@
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/cpu/optimizer/adam_state_internal.h"
 
-int cpui_adam_packed(kernel_context *context, void *stream, const adam_packed_args *args)
+int adami_update_packed(const kernel_context *context, const update_args *args)
 {
     TRY(adami_packed_check(args));
-    adam_packed_args left = *args;
+    update_args left = *args;
     while (left.count > 0) {
-        adam_packed_args part = left;
+        update_args part = left;
         part.count = adami_packed_run(&left);
         adami_rounding rounding = adami_rounding_at(args->rounding_key, part.first_elem);
         adami_work work = {.count = part.count,
-                           .scalars = adami_prepare(args->scalars),
+                           .scalars = adami_prepare(args),
                            .packed = &part,
                            .rounding = &rounding};
         adami_over_ranges(context, part.count, context->adam->update_packed, &work);

@@ -124,7 +124,7 @@ ADAM_INLINE void store_moment(void *stream, enum tile_format format, uint64_t bl
     }
 }
 
-ADAM_INLINE vec_pair load_master(const adam_packed_args *args, bool is_split, uint64_t i)
+ADAM_INLINE vec_pair load_master(const update_args *args, bool is_split, uint64_t i)
 {
     if (!is_split)
         return pair_load_fp32((const float *)args->master + i);
@@ -139,7 +139,7 @@ ADAM_INLINE vec_pair load_master(const adam_packed_args *args, bool is_split, ui
 
 /* Stores the master and its working copy. A NaN in `pair` has the bits ADAMI_QUIET_NAN_BITS, which
  * stay a NaN when the working copy is rounded. */
-ADAM_INLINE void store_master(const adam_packed_args *args, bool is_split, enum dtype param_type,
+ADAM_INLINE void store_master(const update_args *args, bool is_split, enum dtype param_type,
                               bool is_streamed, uint64_t i, vec_pair pair)
 {
     if (is_split)
@@ -208,7 +208,7 @@ ADAM_INLINE void store_codes(uint8_t *codes, bool is_signed, int n, const vec_wa
 
 /* Computes and stores the scales of the block and the codes of the values that wait. NULL: that
  * moment has no codes. x: as for mix_vector, for the first step. */
-ADAM_INLINE void close_codes(const adam_packed_args *args, uint64_t block, const vec_waiting *new_m,
+ADAM_INLINE void close_codes(const update_args *args, uint64_t block, const vec_waiting *new_m,
                              const vec_waiting *new_v, vecu x, vecu second)
 {
     float m_scale = new_m ? close_scale(args->m, true, block, new_m) : 0;
@@ -264,7 +264,7 @@ struct state_formats {
 };
 
 /* Updates TILE_SCALE_ELEMS elements from `block` on. */
-ADAM_INLINE void packed_block(const adam_packed_args *args, const struct vec_scalars *s,
+ADAM_INLINE void packed_block(const update_args *args, const struct vec_scalars *s,
                               const adami_rounding *rounding, bool has_l2, bool is_streamed,
                               uint64_t block, const struct state_formats format)
 {
@@ -315,12 +315,12 @@ ADAM_INLINE void packed_block(const adam_packed_args *args, const struct vec_sca
 
 /* ---- choice of the loop ---- */
 
-ADAM_INLINE void packed_blocks(const adam_packed_args *args, const adami_scalars *scalars,
+ADAM_INLINE void packed_blocks(const update_args *args, const adami_scalars *scalars,
                                const adami_rounding *rounding, uint64_t begin, uint64_t end,
                                const struct state_formats format)
 {
     const struct vec_scalars s = broadcast_scalars(scalars);
-    const adam_packed_args own = *args; /* a copy that, as the compiler can see, no store changes */
+    const update_args own = *args; /* a copy that, as the compiler can see, no store changes */
     const adami_rounding words = *rounding;
     const bool has_l2 = scalars->l2 != 0;
     const bool is_streamed =
@@ -330,7 +330,7 @@ ADAM_INLINE void packed_blocks(const adam_packed_args *args, const adami_scalars
         packed_block(&own, &s, &words, has_l2, is_streamed, block, format);
 }
 
-ADAM_INLINE void packed_master(const adam_packed_args *args, const adami_scalars *scalars,
+ADAM_INLINE void packed_master(const update_args *args, const adami_scalars *scalars,
                                const adami_rounding *rounding, uint64_t begin, uint64_t end,
                                enum tile_format m, enum tile_format v)
 {
@@ -346,7 +346,7 @@ ADAM_INLINE void packed_master(const adam_packed_args *args, const adami_scalars
         packed_blocks(args, scalars, rounding, begin, end, fp16);
 }
 
-ADAM_INLINE void packed_second(const adam_packed_args *args, const adami_scalars *scalars,
+ADAM_INLINE void packed_second(const update_args *args, const adami_scalars *scalars,
                                const adami_rounding *rounding, uint64_t begin, uint64_t end,
                                enum tile_format m)
 {
@@ -361,7 +361,7 @@ ADAM_INLINE void packed_second(const adam_packed_args *args, const adami_scalars
 
 static void vector_update_packed(const adami_work *work, uint64_t begin, uint64_t end)
 {
-    const adam_packed_args *args = work->packed;
+    const update_args *args = work->packed;
     const adami_scalars *scalars = &work->scalars;
     const adami_rounding *rounding = work->rounding;
     uint64_t whole_end = begin + (end - begin) / TILE_SCALE_ELEMS * TILE_SCALE_ELEMS;

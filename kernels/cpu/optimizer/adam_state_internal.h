@@ -48,7 +48,7 @@ static inline adami_rounding adami_rounding_at(uint64_t rounding_key, uint64_t f
 
 /* The address in stream `idx` of a tile at which element `elem` begins; elem is a multiple of
  * TILE_CODE_BLOCK_ELEMS. */
-static inline void *adami_stream_at(const adam_packed_args *args, uint32_t idx, uint64_t elem)
+static inline void *adami_stream_at(const update_args *args, uint32_t idx, uint64_t elem)
 {
     void *const streams[] = {args->master, args->m, args->v};
     return (char *)streams[idx] + tile_format_bytes(tile_stream_format(args->streams, idx), elem);
@@ -69,10 +69,9 @@ static inline float *adami_scale_at(void *stream, uint64_t i)
 
 /* The part of a call for elements [begin, begin + count); begin is a multiple of
  * TILE_CODE_BLOCK_ELEMS. */
-static inline adam_packed_args adami_packed_part(const adam_packed_args *args, uint64_t begin,
-                                                 uint64_t count)
+static inline update_args adami_packed_part(const update_args *args, uint64_t begin, uint64_t count)
 {
-    adam_packed_args part = *args;
+    update_args part = *args;
     part.count = count;
     part.first_elem += begin;
     part.master = adami_stream_at(args, 0, begin);
@@ -85,14 +84,14 @@ static inline adam_packed_args adami_packed_part(const adam_packed_args *args, u
 
 /* The number of elements of a call before the upper half of the element number changes. It is the
  * whole call, except in a unit of more than 2^32 elements. */
-static inline uint64_t adami_packed_run(const adam_packed_args *args)
+static inline uint64_t adami_packed_run(const update_args *args)
 {
     uint64_t left = ((uint64_t)1 << 32) - (uint32_t)args->first_elem;
     return size_min(args->count, left);
 }
 
 /* Returns ERR_INTERNAL if there is no kernel for args. */
-static inline MUST_CHECK int adami_packed_check(const adam_packed_args *args)
+static inline MUST_CHECK int adami_packed_check(const update_args *args)
 {
     uint32_t streams = args->streams;
     bool is_known = tile_streams_is_valid(streams) && tile_stream_count(streams) == 3 &&

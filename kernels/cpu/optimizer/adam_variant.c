@@ -13,10 +13,8 @@ static void vector_update_packed(const adami_work *work, uint64_t begin, uint64_
 
 const struct adam_variant VARIANT_TABLE = {
     .name = VARIANT_NAME,
-    .update = vector_update,
+    .update = {vector_adam, vector_lion, vector_adagrad},
     .update_packed = vector_update_packed,
-    .lion = vector_lion,
-    .adagrad = vector_adagrad,
     .copy = vector_copy,
     .close = vector_close,
 };

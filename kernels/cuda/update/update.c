@@ -2,10 +2,10 @@
  * bits as the CPU's variants, which are defined at the head of kernels/cpu/optimizer/adam.c and
  * adam_state.c.
  *
- * Each op is one launch. adam_packed needs one more if a tile crosses a multiple of 2^32 elements
- * of its unit. Nothing is allocated and nothing waits. Arguments that only a bug of ours can make
- * wrong are asserted. Pointers must be aligned to their elements. If all pointers of an op are
- * aligned to packs, as arena buffers and tile streams are, threads move packs. */
+ * Each op is one launch. An update of packed state needs one more if a tile crosses a multiple of
+ * 2^32 elements of its unit. Nothing is allocated and nothing waits. Arguments that only a bug of
+ * ours can make wrong are asserted. Pointers must be aligned to their elements. If all pointers of
+ * an op are aligned to packs, as arena buffers and tile streams are, threads move packs. */
 #include <assert.h>
 #include <math.h>
 
@@ -32,42 +32,9 @@ static bool is_wide_as(const void *data, enum dtype type)
     return lies_on(data, dtype_bytes(type), CUDAI_UPDATE_PACK);
 }
 
-/* Launches an optimizer on fp32 state; `what` names its kernel. */
-static int launch_update(const kernel_context *context, void *stream, enum cudai_update_rule rule,
-                         const adami_work *work, const char *what)
-{
-    if (work->count == 0)
-        return 0;
-    /* All are evaluated, since each asserts its own alignment. */
-    bool master = is_wide_fp32(work->master), first = is_wide_fp32(work->state[0]);
-    bool second = is_wide_fp32(work->state[1]); /* true for NULL */
-    bool grads = is_wide_as(work->grads, work->grad_type);
-    bool params = is_wide_as(work->params, work->param_type);
-    bool is_wide = master && first && second && grads && params;
-    return cudai_check(cudai_launch_update(context, stream, rule, work, is_wide), what);
-}
-
-int cudai_adam(kernel_context *context, void *stream, const adam_args *args)
-{
-    adami_work work = adami_work_of_adam(args);
-    return launch_update(context, stream, CUDAI_RULE_ADAM, &work, "the Adam kernel");
-}
-
-int cudai_lion(kernel_context *context, void *stream, const lion_args *args)
-{
-    adami_work work = adami_work_of_lion(args);
-    return launch_update(context, stream, CUDAI_RULE_LION, &work, "the Lion kernel");
-}
-
-int cudai_adagrad(kernel_context *context, void *stream, const adagrad_args *args)
-{
-    adami_work work = adami_work_of_adagrad(args);
-    return launch_update(context, stream, CUDAI_RULE_ADAGRAD, &work, "the Adagrad kernel");
-}
-
 /* Makes one launch. All elements' numbers have the same upper half. */
-static int adam_packed_part(kernel_context *context, void *stream, const adam_packed_args *args,
-                            const adami_scalars *scalars)
+static int update_packed_part(kernel_context *context, void *stream, const update_args *args,
+                              const adami_scalars *scalars)
 {
     static const uint64_t format_bytes[TILE_FORMAT_COUNT] = {4, 2, 2, 1};
     cudai_packed_tile tile = {
@@ -92,18 +59,36 @@ static int adam_packed_part(kernel_context *context, void *stream, const adam_pa
                        "the kernel of Adam on packed state");
 }
 
-int cudai_adam_packed(kernel_context *context, void *stream, const adam_packed_args *args)
+static int update_packed(kernel_context *context, void *stream, const update_args *args)
 {
     TRY(adami_packed_check(args));
-    adami_scalars scalars = adami_prepare(args->scalars);
-    adam_packed_args left = *args;
+    adami_scalars scalars = adami_prepare(args);
+    update_args left = *args;
     while (left.count > 0) {
-        adam_packed_args part = left;
+        update_args part = left;
         part.count = adami_packed_run(&left);
-        TRY(adam_packed_part(context, stream, &part, &scalars));
+        TRY(update_packed_part(context, stream, &part, &scalars));
         left = adami_packed_part(&left, part.count, left.count - part.count);
     }
     return 0;
+}
+
+int cudai_update(kernel_context *context, void *stream, const update_args *args)
+{
+    static const char *const names[] = {"the Adam kernel", "the Lion kernel", "the Adagrad kernel"};
+    if (tile_has_formats(args->streams))
+        return update_packed(context, stream, args);
+    adami_work work = adami_work_of(args);
+    if (work.count == 0)
+        return 0;
+    /* All are evaluated, since each asserts its own alignment. */
+    bool master = is_wide_fp32(work.master), first = is_wide_fp32(work.state[0]);
+    bool second = is_wide_fp32(work.state[1]); /* true for NULL */
+    bool grads = is_wide_as(work.grads, work.grad_type);
+    bool params = is_wide_as(work.params, work.param_type);
+    bool is_wide = master && first && second && grads && params;
+    return cudai_check(cudai_launch_update(context, stream, args->rule, &work, is_wide),
+                       names[args->rule]);
 }
 
 int cudai_working_copy(kernel_context *context, void *stream, const float *master, void *params,

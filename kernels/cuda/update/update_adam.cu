@@ -145,12 +145,11 @@ static cudaError_t launch_rule(const kernel_context *context, void *stream, cons
 }
 
 extern "C" int cudai_launch_update(const kernel_context *context, void *stream,
-                                   enum cudai_update_rule rule, const adami_work *work,
-                                   bool is_wide)
+                                   enum update_rule rule, const adami_work *work, bool is_wide)
 {
-    if (rule == CUDAI_RULE_ADAM)
+    if (rule == UPDATE_ADAM)
         return launch_rule(context, stream, *work, adam_rule{work->scalars}, is_wide);
-    if (rule == CUDAI_RULE_LION)
+    if (rule == UPDATE_LION)
         return launch_rule(context, stream, *work, lion_rule{work->scalars}, is_wide);
     return launch_rule(context, stream, *work, adagrad_rule{work->scalars}, is_wide);
 }

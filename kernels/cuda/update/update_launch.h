@@ -22,9 +22,6 @@ enum {
     CUDAI_NORM_BLOCKS_MAX = 1024,
 };
 
-/* Adam has two streams of state, the others have one. */
-enum cudai_update_rule { CUDAI_RULE_ADAM, CUDAI_RULE_LION, CUDAI_RULE_ADAGRAD };
-
 /* One tile of Adam on packed state. All its elements' numbers have the same upper half. */
 struct cudai_packed_tile {
     uint64_t count;
@@ -41,7 +38,7 @@ typedef struct cudai_packed_tile cudai_packed_tile;
 int cudai_launch_adam_packed(const kernel_context *context, void *stream,
                              const cudai_packed_tile *tile, const adami_scalars *scalars);
 
-int cudai_launch_update(const kernel_context *context, void *stream, enum cudai_update_rule rule,
+int cudai_launch_update(const kernel_context *context, void *stream, enum update_rule rule,
                         const adami_work *work, bool is_wide);
 int cudai_launch_working_copy(const kernel_context *context, void *stream, const float *master,
                               void *params, enum dtype param_type, uint64_t count, bool is_wide);
