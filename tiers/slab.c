@@ -126,26 +126,6 @@ static int reserve_space(const slab_file *file)
     return 0;
 }
 
-/* Reads or writes one header. */
-static int move_header(const slab_file *file, slab_header *header, bool write_it)
-{
-    size_t done = 0;
-    while (done < sizeof *header) {
-        char *at = (char *)header + done;
-        ssize_t got = write_it ? pwrite(file->fd, at, sizeof *header - done, (off_t)done)
-                               : pread(file->fd, at, sizeof *header - done, (off_t)done);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return err_errno(errno, "%s of the header of the slab %s", write_it ? "write" : "read",
-                             file->path);
-        if (got == 0)
-            return err_set(ERR_CORRUPT, "the slab %s ends within its header", file->path);
-        done += (size_t)got;
-    }
-    return 0;
-}
-
 static int write_header(const slab *self, uint32_t drive_idx)
 {
     _Alignas(SLAB_HEADER_BYTES) slab_header header;
@@ -163,7 +143,10 @@ static int write_header(const slab *self, uint32_t drive_idx)
     for (uint32_t i = 0; i < self->drive_count; i++)
         header.drive_stripes[i] = htole64(self->drive_stripes[i]);
     header.checksum = htole64(XXH3_64bits(&header, offsetof(slab_header, checksum)));
-    return move_header(&self->files[drive_idx], &header, true);
+    int rc = file_write_at(self->files[drive_idx].fd, 0, &header, sizeof header);
+    return rc < 0
+               ? err_errno(-rc, "write of the header of the slab %s", self->files[drive_idx].path)
+               : 0;
 }
 
 /* Checks that this is a header of this slab. The first drive's header sets how stripes are shared;
@@ -271,7 +254,11 @@ static int open_existing_file(slab *self, const slab_config *config, uint32_t dr
                        file->path, (long long)status.st_size, SLAB_HEADER_BYTES);
     set_direct(file);
     _Alignas(SLAB_HEADER_BYTES) slab_header header;
-    TRY(move_header(file, &header, false));
+    int64_t got = file_read_at(file->fd, 0, &header, sizeof header);
+    if (got < 0)
+        return err_errno((int)-got, "read of the header of the slab %s", file->path);
+    if ((size_t)got < sizeof header)
+        return err_set(ERR_CORRUPT, "the slab %s ends within its header", file->path);
     TRY(check_header(self, &header, drive_idx));
     file->file_bytes = SLAB_HEADER_BYTES + self->drive_stripes[drive_idx] * self->stripe_bytes;
     if (le64toh(header.file_bytes) != file->file_bytes ||
@@ -430,34 +417,16 @@ void slab_close(slab *self)
     memset(self, 0, sizeof *self);
 }
 
-/* Deletes the file. A missing file, or a missing part of its path, is no error. */
-static int remove_file(const char *path)
-{
-    if (unlink(path) == 0 || errno == ENOENT || errno == ENOTDIR)
-        return 0;
-    return err_errno(errno, "deleting the slab %s", path);
-}
-
-/* Deletes the directory if it is empty. Otherwise it holds the slabs of other ranks, and the last
- * of them deletes it. */
-static int remove_directory(const char *path)
-{
-    if (rmdir(path) == 0 || errno == ENOENT || errno == ENOTDIR || errno == ENOTEMPTY ||
-        errno == EEXIST)
-        return 0;
-    return err_errno(errno, "deleting the directory %s", path);
-}
-
 int slab_unname(slab *self)
 {
     char path[FILE_PATH_BYTES];
     err_record first = {0};
     for (uint32_t i = 0; i < self->drive_count; i++)
-        err_keep(&first, remove_file(self->files[i].path));
+        err_keep(&first, file_remove_path(self->files[i].path));
     for (uint32_t i = 0; i < self->drive_count; i++) {
         snprintf(path, sizeof path, "%s", self->files[i].path);
-        *strrchr(path, '/') = 0;
-        err_keep(&first, remove_directory(path));
+        *strrchr(path, '/') = 0; /* it is not empty while it has the slabs of other ranks */
+        err_keep(&first, file_remove_empty(path));
     }
     return first.code < 0 ? err_restore(&first) : 0;
 }
@@ -484,12 +453,12 @@ int slab_remove_files(const slab_config *config)
     err_record first = {0};
     for (uint32_t i = 0; i < config->drive_count; i++) {
         int rc = tieri_slab_file_path(config, i, path);
-        err_keep(&first, rc < 0 ? rc : remove_file(path));
+        err_keep(&first, rc < 0 ? rc : file_remove_path(path));
     }
     /* Two drives may share a directory: it is empty only when all files are gone. */
     for (uint32_t i = 0; i < config->drive_count; i++) {
         int rc = tieri_slab_directory(config, i, path);
-        err_keep(&first, rc < 0 ? rc : remove_directory(path));
+        err_keep(&first, rc < 0 ? rc : file_remove_empty(path));
     }
     return first.code < 0 ? err_restore(&first) : 0;
 }

@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "base/progress.h"
 #include "base/size.h"
 #include "tiers/tiers_internal.h"
 
@@ -164,23 +163,6 @@ static int read_part(const slab_file *from, unsigned char *buffer, uint64_t size
     return 0;
 }
 
-static int write_part(const copy_job *self, int fd, const unsigned char *buffer,
-                      uint64_t size_bytes, uint64_t offset)
-{
-    for (uint64_t done = 0; done < size_bytes;) {
-        ssize_t put = pwrite(fd, buffer + done, size_bytes - done, (off_t)(offset + done));
-        if (put < 0 && errno == EINTR)
-            continue;
-        if (put <= 0)
-            return err_errno(put < 0 ? errno : EIO,
-                             "write of %llu bytes at offset %llu of the copy %s",
-                             (unsigned long long)(size_bytes - done),
-                             (unsigned long long)(offset + done), self->path);
-        done += (uint64_t)put;
-    }
-    return 0;
-}
-
 /* Copies one piece, unless the file is a clone. */
 static int copy_piece(copy_job *self, const slab_piece *piece)
 {
@@ -195,9 +177,11 @@ static int copy_piece(copy_job *self, const slab_piece *piece)
         if (at < file->window_end || at + part - file->window_begin > COPY_WINDOW_BYTES)
             end_window(file, at); /* the window is full, or the piece lies elsewhere */
         TRY(read_part(&self->source->files[piece->drive_idx], buffer, part, at));
-        TRY(write_part(self, file->fd, buffer, part, at));
+        int rc = file_write_at(file->fd, (int64_t)at, buffer, part);
+        if (rc < 0)
+            return err_errno(-rc, "write of %llu bytes at offset %llu of the copy %s",
+                             (unsigned long long)part, (unsigned long long)at, self->path);
         self->copied_bytes += part;
-        progress_note();
         file->window_end = at + part;
     }
     return 0;

@@ -232,6 +232,50 @@ int file_read(const char *path, uint64_t bytes_max, char **text, uint64_t *text_
     return end_read(rc, text, text_bytes);
 }
 
+/* ---- open files ---- */
+
+int64_t file_read_at(int fd, uint64_t offset, void *data, uint64_t bytes)
+{
+    uint64_t done = 0;
+    while (done < bytes) {
+        ssize_t got = pread(fd, (char *)data + done, bytes - done, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return -errno;
+        if (got == 0)
+            break;
+        done += (uint64_t)got;
+        progress_note();
+    }
+    return (int64_t)done;
+}
+
+int file_write_at(int fd, int64_t offset, const void *data, uint64_t bytes)
+{
+    for (uint64_t done = 0; done < bytes;) {
+        const char *from = (const char *)data + done;
+        ssize_t put = offset == FILE_CURRENT ? write(fd, from, bytes - done)
+                                             : pwrite(fd, from, bytes - done, offset + (off_t)done);
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put <= 0)
+            return put < 0 ? -errno : -EIO;
+        done += (uint64_t)put;
+        progress_note();
+    }
+    return 0;
+}
+
+int file_append(int fd, const void *data, uint64_t bytes)
+{
+    off_t begin = lseek(fd, 0, SEEK_END);
+    int rc = file_write_at(fd, FILE_CURRENT, data, bytes);
+    if (rc < 0 && begin >= 0 && ftruncate(fd, begin) < 0)
+        return rc; /* a part of the bytes stays */
+    return rc;
+}
+
 /* ---- writing ---- */
 
 /* Opens a new file. -errno without a text. */
@@ -347,13 +391,18 @@ int file_write(const char *path, int mode, const void *data, uint64_t data_bytes
     return file_write_with(path, mode, write_bytes, &(struct bytes){data, data_bytes});
 }
 
+int file_remove_path(const char *path)
+{
+    if (unlink(path) == 0 || errno == ENOENT || errno == ENOTDIR)
+        return 0;
+    return err_errno(errno, "cannot remove %s", path);
+}
+
 int file_remove(const char *directory, const char *name)
 {
     char path[FILE_PATH_BYTES];
     TRY(file_join(path, sizeof path, directory, name));
-    if (unlink(path) == 0 || errno == ENOENT || errno == ENOTDIR)
-        return 0;
-    return err_errno(errno, "cannot remove %s", path);
+    return file_remove_path(path);
 }
 
 /* ---- directories ---- */
@@ -435,6 +484,14 @@ void file_unmake_directories(const char *directory, uint32_t made_count)
     assert(length >= 0 && (size_t)length < sizeof path);
     while (made_count-- && rmdir(path) == 0 && cut_last_part(path))
         ;
+}
+
+int file_remove_empty(const char *directory)
+{
+    if (rmdir(directory) == 0 || errno == ENOENT || errno == ENOTDIR || errno == ENOTEMPTY ||
+        errno == EEXIST)
+        return 0;
+    return err_errno(errno, "cannot remove the directory %s", directory);
 }
 
 int file_cannot_look_into(const char *directory)

@@ -48,6 +48,23 @@ int file_read_any(const char *path, uint64_t bytes_max, char **text,
 /* The name of such a path for messages: "standard input" for "-", else the path. */
 const char *file_name_any(const char *path);
 
+/* ---- open files ----
+ *
+ * These functions go on after signals and after parts, each of which counts as progress
+ * (progress.h). They set no text, since only the caller knows the file. */
+
+/* Reads `bytes` from `offset` on, or those up to the file's end. Returns their number or -errno. */
+int64_t file_read_at(int fd, uint64_t offset, void *data, uint64_t bytes) MUST_CHECK;
+
+enum { FILE_CURRENT = -1 }; /* the offset at which the file stands; it moves on */
+
+/* Writes all bytes. -errno. */
+int file_write_at(int fd, int64_t offset, const void *data, uint64_t bytes) MUST_CHECK;
+
+/* Adds the bytes at the end. On failure the file is cut to its length before, if it can be cut.
+ * -errno. */
+int file_append(int fd, const void *data, uint64_t bytes) MUST_CHECK;
+
 /* ---- permissions of what is made ----
  *
  * A `mode` is the permissions of a file, as chmod takes them, such as 0640. A directory also gets x
@@ -90,7 +107,8 @@ int file_open_temporary(const char *path, int mode, char temporary[FILE_PATH_BYT
  * afterwards. On failure the temporary is removed. -errno. */
 int file_publish(int *fd, const char *temporary, const char *path) MUST_CHECK;
 
-/* Removes <directory>/<name>. That there is no such file is no error. -errno. */
+/* Removes a file; the second, <directory>/<name>. That there is none is no error. -errno. */
+int file_remove_path(const char *path) MUST_CHECK;
 int file_remove(const char *directory, const char *name) MUST_CHECK;
 
 /* ---- directories ---- */
@@ -110,6 +128,10 @@ int file_make_directories(const char *directory, int mode, uint32_t *made_count)
 /* Removes the directory and those of its parents that file_make_directories made, as far as they
  * are empty. */
 void file_unmake_directories(const char *directory, uint32_t made_count);
+
+/* Removes the directory if it is empty. That there is none, or that it holds something, is no
+ * error. -errno. */
+int file_remove_empty(const char *directory) MUST_CHECK;
 
 /* Sets the error that a directory's entries cannot be seen, for the reason in errno. ERR_INPUT. */
 int file_cannot_look_into(const char *directory) MUST_CHECK;

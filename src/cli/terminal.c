@@ -7,10 +7,10 @@
  * A pipe or a file gets the bytes as they are. Allocates only in cli_terminal_begin. */
 #include "cli/cli.h"
 
-#include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/utf8.h"
 
 enum { TERMINAL_PIECE_BYTES = 512, TERMINAL_BUFFER_BYTES = 4096 };
@@ -22,15 +22,7 @@ static struct {
 
 static int terminal_write_all(const char *bytes, size_t count)
 {
-    for (size_t done = 0; done < count;) {
-        ssize_t put = write(STDOUT_FILENO, bytes + done, count - done);
-        if (put < 0 && errno == EINTR)
-            continue;
-        if (put < 0)
-            return -1;
-        done += (size_t)put;
-    }
-    return 0;
+    return file_write_at(STDOUT_FILENO, FILE_CURRENT, bytes, count);
 }
 
 /* The write function of the stream: returns the bytes taken, fewer if there was an error. */

@@ -14,7 +14,6 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
 #include "base/size.h"
 #include "data/data_internal.h"
 
@@ -37,22 +36,15 @@ int datai_open(const char *path, int *out, uint64_t *bytes)
 
 int datai_pread(int fd, const char *path, uint64_t offset, uint64_t bytes, void *target)
 {
-    for (uint64_t done = 0; done < bytes;) {
-        ssize_t got = pread(fd, (char *)target + done, bytes - done, (off_t)(offset + done));
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return err_errno(errno, "cannot read %llu bytes at %llu of the token file %s",
-                             (unsigned long long)(bytes - done),
-                             (unsigned long long)(offset + done), path);
-        if (got == 0)
-            return err_set(ERR_INPUT,
-                           "the token file %s ends at byte %llu, earlier than when it was opened; "
-                           "it must not change during a run",
-                           path, (unsigned long long)(offset + done));
-        done += (uint64_t)got;
-        progress_note();
-    }
+    int64_t got = file_read_at(fd, offset, target, bytes);
+    if (got < 0)
+        return err_errno((int)-got, "cannot read %llu bytes at %llu of the token file %s",
+                         (unsigned long long)bytes, (unsigned long long)offset, path);
+    if ((uint64_t)got < bytes)
+        return err_set(ERR_INPUT,
+                       "the token file %s ends at byte %llu, earlier than when it was opened; "
+                       "it must not change during a run",
+                       path, (unsigned long long)(offset + (uint64_t)got));
     return 0;
 }
 

@@ -14,7 +14,6 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/progress.h"
 #include "base/size.h"
 #include "data/data_internal.h"
 
@@ -57,16 +56,10 @@ static int output_open(struct output *self, const char *name, int mode)
 
 static int output_flush(struct output *self)
 {
-    for (uint64_t done = 0; done < self->used;) {
-        ssize_t put = write(self->fd, self->buffer + done, self->used - done);
-        if (put < 0 && errno == EINTR)
-            continue;
-        if (put < 0)
-            return err_errno(errno, "cannot write %llu bytes to %s",
-                             (unsigned long long)(self->used - done), self->path);
-        done += (uint64_t)put;
-        progress_note();
-    }
+    int rc = file_write_at(self->fd, FILE_CURRENT, self->buffer, self->used);
+    if (rc < 0)
+        return err_errno(-rc, "cannot write %llu bytes to %s", (unsigned long long)self->used,
+                         self->path);
     self->used = 0;
     return 0;
 }

@@ -110,15 +110,11 @@ static int write_range(const slot_file *self, const manifesti_parts *parts, uint
         const char *data = parts->parts[i].data;
         uint64_t part_end = part_begin + parts->parts[i].bytes;
         uint64_t at = size_max(begin, part_begin), stop = size_min(end, part_end);
-        while (at < stop) {
-            ssize_t put = pwrite(self->fd, data + (at - part_begin), stop - at, (off_t)at);
-            if (put < 0 && errno == EINTR)
-                continue;
-            if (put <= 0)
-                return err_errno(put < 0 ? errno : EIO,
-                                 "cannot write the manifest %s at byte %" PRIu64,
+        if (at < stop) {
+            int rc = file_write_at(self->fd, (int64_t)at, data + (at - part_begin), stop - at);
+            if (rc < 0)
+                return err_errno(-rc, "cannot write the manifest %s at byte %" PRIu64,
                                  present_path(self), at);
-            at += (uint64_t)put;
         }
         part_begin = part_end;
     }
@@ -220,24 +216,6 @@ int manifest_remove(const char *state_dir)
 
 /* ---- reading ---- */
 
-/* Reads `bytes`, or up to the end of the file. Returns the number of bytes read, or -errno without
- * a message. */
-static int64_t read_fully(int fd, char *target, uint64_t bytes)
-{
-    uint64_t done = 0;
-    while (done < bytes) {
-        ssize_t got = pread(fd, target + done, bytes - done, (off_t)done);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return -errno;
-        if (got == 0)
-            break;
-        done += (uint64_t)got;
-    }
-    return (int64_t)done;
-}
-
 /* Returns 1 with the record, 0 with the reason, or -ENOMEM. */
 static int read_open(int fd, unsigned slot, manifest *out, manifesti_reason *reason)
 {
@@ -249,7 +227,7 @@ static int read_open(int fd, unsigned slot, manifest *out, manifesti_reason *rea
     uint64_t file_bytes = (uint64_t)info.st_size;
     /* read first: no memory is allocated for a file whose header does not give its length */
     manifesti_header header;
-    int64_t got = read_fully(fd, (char *)&header, sizeof header);
+    int64_t got = file_read_at(fd, 0, &header, sizeof header);
     if (got < 0)
         return manifesti_wrong(reason, "it cannot be read (%s)", strerror((int)-got));
     manifesti_header checked;
@@ -258,7 +236,7 @@ static int read_open(int fd, unsigned slot, manifest *out, manifesti_reason *rea
     char *bytes = mem_alloc(file_bytes, 1, "manifest slot");
     if (!bytes)
         return -ENOMEM;
-    got = read_fully(fd, bytes, file_bytes);
+    got = file_read_at(fd, 0, bytes, file_bytes);
     int rc = got < 0 ? manifesti_wrong(reason, "it cannot be read (%s)", strerror((int)-got))
                      : manifesti_decode(bytes, (uint64_t)got, slot, out, reason);
     mem_free(bytes);

@@ -10,7 +10,6 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/progress.h"
 #include "base/size.h"
 #include "format/format_json.h"
 
@@ -270,20 +269,13 @@ int safetensors_decode(const char *path, const char *header, uint64_t header_byt
 /* Reads `size_bytes` of the file from `offset` on. */
 static int read_at(const char *path, int fd, uint64_t offset, uint64_t size_bytes, void *target)
 {
-    for (uint64_t at = 0; at < size_bytes;) {
-        ssize_t got =
-            pread(fd, (unsigned char *)target + at, size_bytes - at, (off_t)(offset + at));
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return err_errno(errno, "cannot read %" PRIu64 " bytes at offset %" PRIu64 " of %s",
-                             size_bytes, offset, path);
-        if (got == 0)
-            return err_set(ERR_INPUT, "%s ends at byte %" PRIu64 ", before its header says", path,
-                           offset + at);
-        at += (uint64_t)got;
-        progress_note();
-    }
+    int64_t got = file_read_at(fd, offset, target, size_bytes);
+    if (got < 0)
+        return err_errno((int)-got, "cannot read %" PRIu64 " bytes at offset %" PRIu64 " of %s",
+                         size_bytes, offset, path);
+    if ((uint64_t)got < size_bytes)
+        return err_set(ERR_INPUT, "%s ends at byte %" PRIu64 ", before its header says", path,
+                       offset + (uint64_t)got);
     return 0;
 }
 

@@ -10,7 +10,6 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/progress.h"
 #include "base/size.h"
 #include "format/safetensors.h"
 
@@ -101,17 +100,8 @@ static int stored_bytes(const char *text, uint64_t *bytes)
 static int write_at(const safetensors_writer *self, uint64_t offset, uint64_t size_bytes,
                     const void *source)
 {
-    for (uint64_t at = 0; at < size_bytes;) {
-        ssize_t put = pwrite(self->fd, (const unsigned char *)source + at, size_bytes - at,
-                             (off_t)(offset + at));
-        if (put < 0 && errno == EINTR)
-            continue;
-        if (put < 0)
-            return err_errno(errno, "cannot write %s", self->partial);
-        at += (uint64_t)put;
-        progress_note();
-    }
-    return 0;
+    int rc = file_write_at(self->fd, (int64_t)offset, source, size_bytes);
+    return rc < 0 ? err_errno(-rc, "cannot write %s", self->partial) : 0;
 }
 
 /* Reserves all of the file's space, so that a lack of space shows before anything is written. */

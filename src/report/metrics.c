@@ -190,22 +190,9 @@ int metrics_file_write(metrics_file *self, const metrics_line *line)
     int length = metrics_format(line, text, sizeof text);
     if (length < 0)
         return length;
-    off_t begin = lseek(self->fd, 0, SEEK_END);
-    int done = 0;
-    while (done < length) {
-        ssize_t put = write(self->fd, text + done, (size_t)(length - done));
-        if (put < 0 && errno == EINTR)
-            continue;
-        if (put <= 0) {
-            int rc =
-                err_errno(put < 0 ? errno : EIO, "cannot write to the metrics file %s", self->path);
-            if (begin >= 0 && done > 0 && ftruncate(self->fd, begin) < 0)
-                return rc; /* the next open cuts off the partial line */
-            return rc;
-        }
-        done += (int)put;
-    }
-    return 0;
+    /* the next open cuts off a partial line */
+    int rc = file_append(self->fd, text, (uint64_t)length);
+    return rc < 0 ? err_errno(-rc, "cannot write to the metrics file %s", self->path) : 0;
 }
 
 bool metrics_file_ends_evaluated(const metrics_file *self, uint64_t step)

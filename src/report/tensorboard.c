@@ -159,23 +159,11 @@ static double wall_clock(void)
 
 /* ---- the file ---- */
 
+/* Readers would wait at a partial record. */
 static int append(tensorboard_file *self, const struct bytes *records)
 {
-    off_t begin = lseek(self->fd, 0, SEEK_END);
-    for (size_t done = 0; done < records->count;) {
-        ssize_t put_bytes = write(self->fd, records->data + done, records->count - done);
-        if (put_bytes < 0 && errno == EINTR)
-            continue;
-        if (put_bytes <= 0) {
-            int rc = err_errno(put_bytes < 0 ? errno : EIO, "cannot write to the event file %s",
-                               self->path);
-            if (begin >= 0 && done > 0 && ftruncate(self->fd, begin) < 0)
-                return rc; /* readers wait at the partial record */
-            return rc;
-        }
-        done += (size_t)put_bytes;
-    }
-    return 0;
+    int rc = file_append(self->fd, records->data, records->count);
+    return rc < 0 ? err_errno(-rc, "cannot write to the event file %s", self->path) : 0;
 }
 
 /* The time in the name of a new file: now, and later than those of all files that are there. */

@@ -106,9 +106,8 @@ static bool cut_name(char *path)
 
 static void remove_file(const char *directory, const char *name)
 {
-    char path[FILE_PATH_BYTES];
-    if (file_join(path, sizeof path, directory, name) == 0 && unlink(path) != 0 && errno != ENOENT)
-        log_warn("%s cannot be removed: %s", path, strerror(errno));
+    if (file_remove(directory, name) < 0)
+        log_warn("%s", err_text());
 }
 
 /* Removes a file of the copy, also one that is being written. */

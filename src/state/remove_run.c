@@ -214,11 +214,7 @@ static int remove_file(const char *directory, const char *name)
 /* Removes the directory if it is empty. A link is removed, and not what it leads to. */
 static int remove_directory(const char *path)
 {
-    if (statei_is_link(path) ? unlink(path) == 0 : rmdir(path) == 0)
-        return 0;
-    if (errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR)
-        return 0;
-    return err_errno(errno, "cannot remove %s", path);
+    return statei_is_link(path) ? file_remove_path(path) : file_remove_empty(path);
 }
 
 /* Removes the slabs that the record of a run or of a kept commit names. */
