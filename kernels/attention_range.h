@@ -10,6 +10,7 @@
 #ifndef SLUICE_KERNELS_ATTENTION_RANGE_H
 #define SLUICE_KERNELS_ATTENTION_RANGE_H
 
+#include "base/size.h"
 #include "kernels/dropout_mask.h"
 #include "kernels/ops.h"
 
@@ -62,6 +63,29 @@ static inline int attention_mask_check(const attention_desc *desc)
             (unsigned long long)desc->heads, (unsigned long long)desc->tokens,
             DROPOUT_QUAD_BITS + 2);
     return 0;
+}
+
+/* Refuses dimensions that no backend computes, and what attention_mask_check refuses. ERR_BACKEND,
+ * or the error of a size that overflows. */
+static inline int attention_desc_check(const attention_desc *desc, uint64_t dim_max)
+{
+    uint64_t bytes;
+    if (desc->batch == 0 || desc->tokens == 0 || desc->heads == 0 || desc->kv_heads == 0 ||
+        desc->head_dim == 0 || desc->head_dim > dim_max || desc->value_dim > dim_max ||
+        desc->heads % desc->kv_heads != 0 || desc->qkv_stride / desc->head_dim < desc->heads ||
+        desc->qkv_stride / attention_value_dim(desc) < desc->kv_heads)
+        return err_set(
+            ERR_BACKEND,
+            "attention B=%llu T=%llu H=%llu G=%llu D=%llu E=%llu stride=%llu: every dimension must "
+            "be positive, D and E at most %llu, H a multiple of G, stride at least H*D and G*E",
+            (unsigned long long)desc->batch, (unsigned long long)desc->tokens,
+            (unsigned long long)desc->heads, (unsigned long long)desc->kv_heads,
+            (unsigned long long)desc->head_dim, (unsigned long long)attention_value_dim(desc),
+            (unsigned long long)desc->qkv_stride, (unsigned long long)dim_max);
+    TRY(size_mul(desc->batch, desc->tokens, &bytes));
+    TRY(size_mul(bytes, desc->qkv_stride, &bytes));
+    TRY(size_mul(bytes, 8, &bytes));
+    return attention_mask_check(desc);
 }
 
 /* The mask of sequence `batch`, from that of sequence 0. */

@@ -54,28 +54,6 @@ const attention_rows *cpui_attention_rows(enum cpu_isa isa)
 
 /* ---- create ---- */
 
-static int desc_check(const attention_desc *desc)
-{
-    uint64_t bytes;
-    if (desc->batch == 0 || desc->tokens == 0 || desc->heads == 0 || desc->kv_heads == 0 ||
-        desc->head_dim == 0 || desc->head_dim > HEAD_DIM_MAX || desc->value_dim > HEAD_DIM_MAX ||
-        desc->heads % desc->kv_heads != 0 || desc->qkv_stride / desc->head_dim < desc->heads ||
-        desc->qkv_stride / attention_value_dim(desc) < desc->kv_heads)
-        return err_set(ERR_BACKEND,
-                       "attention B=%llu T=%llu H=%llu G=%llu D=%llu E=%llu stride=%llu: every "
-                       "dimension must be positive, D and E at most %d, H a multiple of G, stride "
-                       "at least H*D and G*E",
-                       (unsigned long long)desc->batch, (unsigned long long)desc->tokens,
-                       (unsigned long long)desc->heads, (unsigned long long)desc->kv_heads,
-                       (unsigned long long)desc->head_dim,
-                       (unsigned long long)attention_value_dim(desc),
-                       (unsigned long long)desc->qkv_stride, HEAD_DIM_MAX);
-    TRY(size_mul(desc->batch, desc->tokens, &bytes));
-    TRY(size_mul(bytes, desc->qkv_stride, &bytes));
-    TRY(size_mul(bytes, 8, &bytes));
-    return attention_mask_check(desc);
-}
-
 /* Describes the product of one kind over r query rows and c key rows. */
 static matmul_desc product_desc(const kernel_attention *attention, enum block_product kind,
                                 uint64_t r, uint64_t c)
@@ -155,7 +133,7 @@ int cpui_attention_create(kernel_context *context, const attention_desc *desc,
                           kernel_attention **out)
 {
     *out = NULL;
-    TRY(desc_check(desc));
+    TRY(attention_desc_check(desc, HEAD_DIM_MAX));
     kernel_attention *attention = mem_alloc(1, sizeof *attention, "attention");
     if (!attention)
         return -ENOMEM;

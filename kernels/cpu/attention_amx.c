@@ -36,11 +36,11 @@ size_t cpui_attention_amx_backward_bytes(const attention_desc *desc)
     return 0;
 }
 
-void cpui_attention_amx_forward(const attention_amx_pass *pass)
+void cpui_attention_amx_forward(const attention_pass *pass)
 {
 }
 
-void cpui_attention_amx_backward(const attention_amx_pass *pass)
+void cpui_attention_amx_backward(const attention_pass *pass)
 {
 }
 

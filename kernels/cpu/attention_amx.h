@@ -15,9 +15,10 @@
 
 #include "kernels/cpu/attention_rows.h"
 
-/* The operands of a pass; see attention_forward and attention_backward in kernels/ops.h. */
-struct attention_amx_pass {
-    const attention_desc *desc; /* bf16; value_dim is set */
+/* The operands of a pass, on tiles or by products; see attention_forward and attention_backward in
+ * kernels/ops.h. */
+struct attention_pass {
+    const attention_desc *desc; /* value_dim is set; for tiles bf16 */
     const int32_t *begins;      /* [B,T] or NULL; see attention_set_documents */
     attention_dropout masks;    /* counter NULL: nothing is dropped */
     const attention_rows *rows;
@@ -30,7 +31,7 @@ struct attention_amx_pass {
     /* thread_count * cpui_attention_amx_forward_bytes or _backward_bytes, aligned to 64 bytes */
     void *scratch;
 };
-typedef struct attention_amx_pass attention_amx_pass;
+typedef struct attention_pass attention_pass;
 
 /* True if the compiler supported AMX, so that this build has code for it. */
 bool cpui_amx_is_built(void);
@@ -43,7 +44,7 @@ size_t cpui_attention_amx_forward_bytes(const attention_desc *desc);
 size_t cpui_attention_amx_backward_bytes(const attention_desc *desc);
 
 /* Call these only if both functions above return true. */
-void cpui_attention_amx_forward(const attention_amx_pass *pass);
-void cpui_attention_amx_backward(const attention_amx_pass *pass);
+void cpui_attention_amx_forward(const attention_pass *pass);
+void cpui_attention_amx_backward(const attention_pass *pass);
 
 #endif

@@ -243,7 +243,7 @@ static void query_chunk(const attention_desc *desc, const struct backward_worker
 }
 
 /* Rounds dQ * scale into the gradient of the caller. */
-static void query_finish(const attention_amx_pass *pass, const struct backward_worker *worker,
+static void query_finish(const attention_pass *pass, const struct backward_worker *worker,
                          const struct backward_block *block)
 {
     const attention_desc *desc = pass->desc;
@@ -285,7 +285,7 @@ static void key_finish(const attention_desc *desc, uint64_t dim, const float *su
                          dim - tile * TILE);
 }
 
-static void backward_block(const attention_amx_pass *pass, const struct backward_worker *worker,
+static void backward_block(const attention_pass *pass, const struct backward_worker *worker,
                            const struct backward_block *block)
 {
     const attention_desc *desc = pass->desc;
@@ -326,7 +326,7 @@ static void backward_block(const attention_amx_pass *pass, const struct backward
     query_finish(pass, worker, block);
 }
 
-static void backward_task(const attention_amx_pass *pass, const struct backward_worker *worker,
+static void backward_task(const attention_pass *pass, const struct backward_worker *worker,
                           uint64_t batch, uint64_t kv_head)
 {
     const attention_desc *desc = pass->desc;
@@ -363,7 +363,7 @@ static void backward_task(const attention_amx_pass *pass, const struct backward_
                (uint16_t *)pass->v_grad + value);
 }
 
-void cpui_attention_amx_backward(const attention_amx_pass *pass)
+void cpui_attention_amx_backward(const attention_pass *pass)
 {
     const attention_desc *desc = pass->desc;
     size_t worker_bytes = cpui_attention_amx_backward_bytes(desc);

@@ -200,7 +200,7 @@ static void forward_chunk(const attention_desc *desc, const attention_mask *mask
 }
 
 /* Divides by the sums and rounds into the output and lse of the caller. */
-static void forward_finish(const attention_amx_pass *pass, const struct forward_state *state,
+static void forward_finish(const attention_pass *pass, const struct forward_state *state,
                            uint64_t batch, uint64_t head, uint64_t first_row)
 {
     const attention_desc *desc = pass->desc;
@@ -234,7 +234,7 @@ static void forward_finish(const attention_amx_pass *pass, const struct forward_
 }
 
 /* Packs the queries of a block and sets its state to the beginning. */
-static void forward_begin(const attention_amx_pass *pass, const attention_mask *mask,
+static void forward_begin(const attention_pass *pass, const attention_mask *mask,
                           struct forward_state *state, uint64_t batch, uint64_t head,
                           uint64_t block)
 {
@@ -258,7 +258,7 @@ static void forward_begin(const attention_amx_pass *pass, const attention_mask *
 }
 
 /* Up to BUNCH query blocks of a head: `first`, first + step, and so on, below `blocks`. */
-static void forward_bunch(const attention_amx_pass *pass, const struct forward_worker *worker,
+static void forward_bunch(const attention_pass *pass, const struct forward_worker *worker,
                           uint64_t batch, uint64_t head, uint64_t first, uint64_t step,
                           uint64_t blocks)
 {
@@ -290,7 +290,7 @@ static void forward_bunch(const attention_amx_pass *pass, const struct forward_w
 }
 
 /* Part `part` of `parts` of the query blocks of one key/value head. */
-static void forward_task(const attention_amx_pass *pass, const struct forward_worker *worker,
+static void forward_task(const attention_pass *pass, const struct forward_worker *worker,
                          uint64_t batch, uint64_t kv_head, uint64_t part, uint64_t parts)
 {
     const attention_desc *desc = pass->desc;
@@ -313,7 +313,7 @@ static void forward_task(const attention_amx_pass *pass, const struct forward_wo
             forward_bunch(pass, worker, batch, head, block, parts, blocks);
 }
 
-void cpui_attention_amx_forward(const attention_amx_pass *pass)
+void cpui_attention_amx_forward(const attention_pass *pass)
 {
     const attention_desc *desc = pass->desc;
     size_t worker_bytes = cpui_attention_amx_forward_bytes(desc);

@@ -15,13 +15,6 @@
 #include "kernels/cpu/attention_amx.h"
 #include "kernels/cpu/attention_internal.h"
 
-struct backward_args {
-    const void *q, *k, *v, *output;
-    const float *lse;
-    const void *output_grad;
-    void *q_grad, *k_grad, *v_grad;
-};
-
 /* One query block and one key block of one head, and their elements in the tensors. */
 struct block_pair {
     attention_range rows, keys;
@@ -44,7 +37,7 @@ static void store_rows(const kernel_attention *attention, const float *sums, uin
 }
 
 /* A pair of blocks by the products of the library. */
-static void backward_products(const kernel_attention *attention, const struct backward_args *args,
+static void backward_products(const kernel_attention *attention, const attention_pass *args,
                               attention_worker *worker, const struct block_pair *pair,
                               const score_block *block)
 {
@@ -73,7 +66,7 @@ static void backward_products(const kernel_attention *attention, const struct ba
 }
 
 /* The same by attention_dots.h, which has the key block already. */
-static void backward_dots(const kernel_attention *attention, const struct backward_args *args,
+static void backward_dots(const kernel_attention *attention, const attention_pass *args,
                           attention_worker *worker, const struct block_pair *pair,
                           const score_block *block)
 {
@@ -99,7 +92,7 @@ struct head_place {
 };
 
 /* One query block and the keys that it sees of the prepared key block `keys`. */
-static void backward_pair(const kernel_attention *attention, const struct backward_args *args,
+static void backward_pair(const kernel_attention *attention, const attention_pass *args,
                           attention_worker *worker, const struct head_place *head,
                           attention_range rows, attention_range keys)
 {
@@ -126,7 +119,7 @@ static void backward_pair(const kernel_attention *attention, const struct backwa
 }
 
 /* One key block, from key `key` on, and all query blocks of a head that see it. */
-static void backward_keys(const kernel_attention *attention, const struct backward_args *args,
+static void backward_keys(const kernel_attention *attention, const attention_pass *args,
                           attention_worker *worker, const struct head_place *head, uint64_t key)
 {
     const attention_desc *desc = &attention->desc;
@@ -143,7 +136,7 @@ static void backward_keys(const kernel_attention *attention, const struct backwa
 }
 
 /* One query head: adds to dK and dV, and writes dQ. */
-static void backward_head(const kernel_attention *attention, const struct backward_args *args,
+static void backward_head(const kernel_attention *attention, const attention_pass *args,
                           attention_worker *worker, uint64_t batch, uint64_t head, uint64_t kv_head)
 {
     const attention_desc *desc = &attention->desc;
@@ -172,7 +165,7 @@ static void backward_head(const kernel_attention *attention, const struct backwa
     store_rows(attention, worker->query_grads, dim, args->q_grad, whole.q_elem);
 }
 
-static void backward_task(const kernel_attention *attention, const struct backward_args *args,
+static void backward_task(const kernel_attention *attention, const attention_pass *args,
                           attention_worker *worker, uint64_t batch, uint64_t kv_head)
 {
     const attention_desc *desc = &attention->desc;
@@ -202,26 +195,25 @@ int cpui_attention_backward(kernel_attention *attention, void *stream, const voi
                             void *scratch)
 {
     const attention_desc *desc = &attention->desc;
+    const attention_pass pass = {.desc = desc,
+                                 .begins = attention->begins,
+                                 .masks = attention->masks,
+                                 .rows = attention->rows,
+                                 .thread_count = attention->context->thread_count,
+                                 .q = q,
+                                 .k = k,
+                                 .v = v,
+                                 .output = (void *)output,
+                                 .lse = (float *)lse,
+                                 .output_grad = output_grad,
+                                 .q_grad = q_grad,
+                                 .k_grad = k_grad,
+                                 .v_grad = v_grad,
+                                 .scratch = scratch};
     if (attention->by_tiles) {
-        attention_amx_pass pass = {.desc = desc,
-                                   .begins = attention->begins,
-                                   .masks = attention->masks,
-                                   .rows = attention->rows,
-                                   .thread_count = attention->context->thread_count,
-                                   .q = q,
-                                   .k = k,
-                                   .v = v,
-                                   .output = (void *)output,
-                                   .lse = (float *)lse,
-                                   .output_grad = output_grad,
-                                   .q_grad = q_grad,
-                                   .k_grad = k_grad,
-                                   .v_grad = v_grad,
-                                   .scratch = scratch};
         cpui_attention_amx_backward(&pass);
         return 0;
     }
-    struct backward_args args = {q, k, v, output, lse, output_grad, q_grad, k_grad, v_grad};
     return cpui_attention_run(attention, true, scratch, desc->batch * desc->kv_heads, run_task,
-                              &args);
+                              &pass);
 }

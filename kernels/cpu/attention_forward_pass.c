@@ -14,12 +14,6 @@
 #include "kernels/cpu/attention_amx.h"
 #include "kernels/cpu/attention_internal.h"
 
-struct forward_args {
-    const void *q, *k, *v;
-    void *output;
-    float *lse;
-};
-
 /* Adjacent query blocks of a head whose keys begin at the same place. */
 struct team {
     const attention_mask *mask;
@@ -39,7 +33,7 @@ static attention_range block_keys(const kernel_attention *attention, const atten
 }
 
 /* Prepares the queries of a team, and clears what their key blocks add to. */
-static void begin_rows(const kernel_attention *attention, const struct forward_args *args,
+static void begin_rows(const kernel_attention *attention, const attention_pass *args,
                        attention_worker *worker, struct team *team)
 {
     const attention_desc *desc = &attention->desc;
@@ -59,7 +53,7 @@ static void begin_rows(const kernel_attention *attention, const struct forward_a
 }
 
 /* Rounds the finished rows of a team into the caller's output and lse. */
-static void finish_rows(const kernel_attention *attention, const struct forward_args *args,
+static void finish_rows(const kernel_attention *attention, const attention_pass *args,
                         const attention_worker *worker, const struct team *team)
 {
     const attention_desc *desc = &attention->desc;
@@ -98,7 +92,7 @@ static void forward_block(const kernel_attention *attention, attention_worker *w
                            state.output);
 }
 
-static void forward_team(const kernel_attention *attention, const struct forward_args *args,
+static void forward_team(const kernel_attention *attention, const attention_pass *args,
                          attention_worker *worker, struct team *team)
 {
     const attention_desc *desc = &attention->desc;
@@ -122,7 +116,7 @@ static void forward_team(const kernel_attention *attention, const struct forward
 
 /* The query blocks [block, block_end) of a head: those whose keys begin at the same place form a
  * team. The ends of their keys never fall. */
-static void forward_task(const kernel_attention *attention, const struct forward_args *args,
+static void forward_task(const kernel_attention *attention, const attention_pass *args,
                          attention_worker *worker, uint64_t batch, uint64_t head, uint64_t block,
                          uint64_t block_end)
 {
@@ -171,22 +165,21 @@ int cpui_attention_forward(kernel_attention *attention, void *stream, const void
                            const void *v, void *output, float *lse, void *scratch)
 {
     const attention_desc *desc = &attention->desc;
+    const attention_pass pass = {.desc = desc,
+                                 .begins = attention->begins,
+                                 .masks = attention->masks,
+                                 .rows = attention->rows,
+                                 .thread_count = attention->context->thread_count,
+                                 .q = q,
+                                 .k = k,
+                                 .v = v,
+                                 .output = output,
+                                 .lse = lse,
+                                 .scratch = scratch};
     if (attention->by_tiles) {
-        attention_amx_pass pass = {.desc = desc,
-                                   .begins = attention->begins,
-                                   .masks = attention->masks,
-                                   .rows = attention->rows,
-                                   .thread_count = attention->context->thread_count,
-                                   .q = q,
-                                   .k = k,
-                                   .v = v,
-                                   .output = output,
-                                   .lse = lse,
-                                   .scratch = scratch};
         cpui_attention_amx_forward(&pass);
         return 0;
     }
-    struct forward_args args = {q, k, v, output, lse};
     uint64_t tasks = desc->batch * desc->heads * head_tasks(attention);
-    return cpui_attention_run(attention, false, scratch, tasks, run_task, &args);
+    return cpui_attention_run(attention, false, scratch, tasks, run_task, &pass);
 }

@@ -38,28 +38,13 @@ static int blocks_check(const attention_desc *desc)
 
 static int desc_check(const attention_desc *desc)
 {
-    uint64_t bytes;
-    if (desc->batch == 0 || desc->tokens == 0 || desc->tokens > TOKENS_MAX || desc->heads == 0 ||
-        desc->kv_heads == 0 || desc->head_dim == 0 || desc->head_dim > CUDAI_HEAD_DIM_MAX ||
-        desc->value_dim > CUDAI_HEAD_DIM_MAX || desc->heads % desc->kv_heads != 0 ||
-        desc->qkv_stride / desc->head_dim < desc->heads ||
-        desc->qkv_stride / attention_value_dim(desc) < desc->kv_heads)
-        return err_set(ERR_BACKEND,
-                       "attention B=%llu T=%llu H=%llu G=%llu D=%llu E=%llu stride=%llu: every "
-                       "dimension must be positive, T at most 2^30, D and E at most %d, H a "
-                       "multiple of G, stride at least H*D and G*E",
-                       (unsigned long long)desc->batch, (unsigned long long)desc->tokens,
-                       (unsigned long long)desc->heads, (unsigned long long)desc->kv_heads,
-                       (unsigned long long)desc->head_dim,
-                       (unsigned long long)attention_value_dim(desc),
-                       (unsigned long long)desc->qkv_stride, CUDAI_HEAD_DIM_MAX);
+    TRY(attention_desc_check(desc, CUDAI_HEAD_DIM_MAX));
+    if (desc->tokens > TOKENS_MAX)
+        return err_set(ERR_BACKEND, "attention T=%llu: T must be at most 2^30",
+                       (unsigned long long)desc->tokens);
     if (!(desc->scale > 0.0f) || !isfinite(desc->scale))
         return err_set(ERR_BACKEND, "attention: the scale of the scores is %g; it must be positive",
                        (double)desc->scale);
-    TRY(size_mul(desc->batch, desc->tokens, &bytes));
-    TRY(size_mul(bytes, desc->qkv_stride, &bytes));
-    TRY(size_mul(bytes, 8, &bytes));
-    TRY(attention_mask_check(desc));
     return blocks_check(desc);
 }
 
