@@ -74,7 +74,6 @@ int cpui_product_run(const cpui_product *product, int slot, const void *a, const
 int cpui_product_failed(const cpui_product *product, int status);
 
 /* matmul.c */
-int cpui_matmul_check(const matmul_desc *desc) MUST_CHECK; /* ERR_BACKEND for impossible shapes */
 KERNEL_OP(matmul_create) cpui_matmul_create MUST_CHECK;
 KERNEL_OP(matmul_destroy) cpui_matmul_destroy;
 KERNEL_OP(matmul_scratch_bytes) cpui_matmul_scratch_bytes;

@@ -31,6 +31,7 @@
 #include "base/size.h"
 #include "kernels/cpu/product_own.h"
 #include "kernels/cpu/rows_internal.h"
+#include "kernels/matmul_desc.h"
 
 enum {
     /* A widened block. It is small enough to be read again from the second or third level of cache,
@@ -82,34 +83,6 @@ struct kernel_matmul {
     cpui_product *product; /* NULL if the product is our own or widened */
     size_t scratch_bytes;
 };
-
-int cpui_matmul_check(const matmul_desc *desc)
-{
-    if (desc->m == 0 || desc->n == 0 || desc->k == 0)
-        return err_set(ERR_BACKEND, "matrix product m=%llu n=%llu k=%llu is empty",
-                       (unsigned long long)desc->m, (unsigned long long)desc->n,
-                       (unsigned long long)desc->k);
-    uint64_t a_cols = desc->a_transposed ? desc->m : desc->k;
-    uint64_t b_cols = desc->b_transposed ? desc->k : desc->n;
-    if (desc->a_stride < a_cols || desc->b_stride < b_cols || desc->c_stride < desc->n)
-        return err_set(ERR_BACKEND,
-                       "matrix product m=%llu n=%llu k=%llu: strides %llu, %llu, %llu of A, B, C "
-                       "are shorter than their rows of %llu, %llu, %llu",
-                       (unsigned long long)desc->m, (unsigned long long)desc->n,
-                       (unsigned long long)desc->k, (unsigned long long)desc->a_stride,
-                       (unsigned long long)desc->b_stride, (unsigned long long)desc->c_stride,
-                       (unsigned long long)a_cols, (unsigned long long)b_cols,
-                       (unsigned long long)desc->n);
-    if (desc->c_type != DTYPE_FP32 && (desc->c_type != desc->ab_type || desc->accumulate))
-        return err_set(ERR_BACKEND, "matrix product of %s operands cannot %s %s",
-                       dtype_name(desc->ab_type), desc->accumulate ? "accumulate in" : "give",
-                       dtype_name(desc->c_type));
-    uint64_t rows_max = size_max(desc->m, size_max(desc->n, desc->k)), elems, bytes;
-    uint64_t stride_max = size_max(desc->a_stride, size_max(desc->b_stride, desc->c_stride));
-    TRY(size_mul(rows_max, stride_max, &elems));
-    TRY(size_mul(elems, 8, &bytes)); /* all offsets fit oneDNN's signed 64 bits */
-    return 0;
-}
 
 /* The stride of rows of `cols` floats in scratch: an odd number of cache lines. With a power of two
  * the elements of a column share few sets of the cache, and oneDNN 2.6 with AVX2, which reads short
@@ -258,7 +231,7 @@ static bool wants_copies(const kernel_context *context, const matmul_desc *desc)
 int cpui_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **out)
 {
     *out = NULL;
-    TRY(cpui_matmul_check(desc));
+    TRY(matmul_check(desc));
     kernel_matmul *matmul = mem_alloc(1, sizeof *matmul, "matmul");
     if (!matmul)
         return -ENOMEM;

@@ -22,6 +22,7 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "kernels/cpu/cpu_internal.h"
+#include "kernels/matmul_desc.h"
 
 /* A memory descriptor that layout_fini releases. */
 struct layout {
@@ -222,7 +223,7 @@ int cpui_product_create(kernel_context *context, const matmul_desc *desc, int th
                         cpui_product **out)
 {
     *out = NULL;
-    TRY(cpui_matmul_check(desc));
+    TRY(matmul_check(desc));
     TRY(limits_check_memory()); /* oneDNN crashes where the code it generates has no room */
     cpui_product *product = mem_alloc(1, sizeof *product, "matrix product");
     if (!product)
@@ -296,13 +297,9 @@ int cpui_product_run(const cpui_product *product, int slot_idx, const void *a, c
 
 int cpui_product_failed(const cpui_product *product, int status)
 {
-    const matmul_desc *desc = &product->desc;
-    return err_set(
-        ERR_BACKEND, "oneDNN: matrix product m=%llu n=%llu k=%llu, A%s B%s %s, C %s%s%s: %s",
-        (unsigned long long)desc->m, (unsigned long long)desc->n, (unsigned long long)desc->k,
-        desc->a_transposed ? " transposed" : "", desc->b_transposed ? " transposed" : "",
-        dtype_name(desc->ab_type), dtype_name(desc->c_type), desc->accumulate ? " accumulated" : "",
-        desc->has_bias ? " with bias" : "", dnnl_status2str((dnnl_status_t)status));
+    char text[MATMUL_TEXT_BYTES];
+    return err_set(ERR_BACKEND, "oneDNN: %s: %s", matmul_text(&product->desc, text),
+                   dnnl_status2str((dnnl_status_t)status));
 }
 
 /* ---- engine ---- */

@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "kernels/attention_range.h"
+#include "kernels/matmul_desc.h"
 #include "kernels/reference/reference_internal.h"
 
 struct kernel_matmul {
@@ -20,14 +21,7 @@ struct kernel_attention {
 int refi_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **product)
 {
     *product = NULL;
-    if (desc->c_type != desc->ab_type && desc->c_type != DTYPE_FP32)
-        return err_set(-EINVAL, "reference matmul: C is %s, but must be %s or fp32",
-                       dtype_name(desc->c_type), dtype_name(desc->ab_type));
-    if (desc->accumulate && desc->c_type != DTYPE_FP32)
-        return err_set(-EINVAL, "reference matmul: accumulating needs an fp32 C");
-    if (desc->a_stride < (desc->a_transposed ? desc->m : desc->k) ||
-        desc->b_stride < (desc->b_transposed ? desc->k : desc->n) || desc->c_stride < desc->n)
-        return err_set(-EINVAL, "reference matmul: a row stride is shorter than its row");
+    TRY(matmul_check(desc));
     *product = mem_alloc(1, sizeof **product, "reference matmul");
     if (!*product)
         return -ENOMEM;

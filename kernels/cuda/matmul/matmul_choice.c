@@ -103,9 +103,9 @@ struct trial_layout {
 static struct trial_layout lay_trial(const matmul_desc *desc, uint64_t workspace_bytes)
 {
     uint64_t a =
-        span_bytes(cudai_a_rows(desc), cudai_a_columns(desc), desc->a_stride, desc->ab_type);
+        span_bytes(matmul_a_rows(desc), matmul_a_columns(desc), desc->a_stride, desc->ab_type);
     uint64_t b =
-        span_bytes(cudai_b_rows(desc), cudai_b_columns(desc), desc->b_stride, desc->ab_type);
+        span_bytes(matmul_b_rows(desc), matmul_b_columns(desc), desc->b_stride, desc->ab_type);
     uint64_t c = span_bytes(desc->m, desc->n, desc->c_stride, desc->c_type);
     struct trial_layout at = {.c = size_round_up(size_max(a, b), CUDAI_MATRIX_ALIGN_BYTES)};
     at.workspace = at.c + size_round_up(c, CUDAI_MATRIX_ALIGN_BYTES);
@@ -271,9 +271,9 @@ static int find_fastest(struct trial *self, int *place)
             *place = i;
     if (*place == first)
         return 0;
-    char text[CUDAI_SHAPE_TEXT_BYTES];
+    char text[MATMUL_TEXT_BYTES];
     log_info("%s: candidate %d takes %.3g ms, cuBLASLt's first one %.3g ms",
-             cudai_shape_text(&self->product->desc, text), *place, (double)best_ms[*place],
+             matmul_text(&self->product->desc, text), *place, (double)best_ms[*place],
              (double)best_ms[first]);
     return 0;
 }
@@ -283,7 +283,7 @@ static int take_algorithm(struct trial *self, bool *is_found)
 {
     kernel_matmul *product = self->product;
     kernel_context *context = product->context;
-    char text[CUDAI_SHAPE_TEXT_BYTES];
+    char text[MATMUL_TEXT_BYTES];
     int chosen = find_choice(context, &product->desc), place = -1;
     bool runs = false;
     *is_found = false;
@@ -294,7 +294,7 @@ static int take_algorithm(struct trial *self, bool *is_found)
         TRY(try_candidate(self, chosen, &runs));
     if (chosen >= 0 && !runs)
         log_warn("%s: the run's algorithm %d does not run here, and another one gives other bits",
-                 cudai_shape_text(&product->desc, text), chosen);
+                 matmul_text(&product->desc, text), chosen);
     for (int i = 0; i < self->count && !runs; i++) {
         TRY(try_candidate(self, i, &runs));
         place = i;
@@ -325,12 +325,12 @@ int cudai_product_choose(kernel_matmul *product, bool *is_found)
     void *memory = NULL;
     int cuda = self.count > 0 ? cudaMalloc(&memory, self.at.total_bytes) : cudaSuccess;
     if (cuda == cudaErrorMemoryAllocation) {
-        char text[CUDAI_SHAPE_TEXT_BYTES], size[SIZE_TEXT_BYTES];
+        char text[MATMUL_TEXT_BYTES], size[SIZE_TEXT_BYTES];
         (void)cudaGetLastError();
         memory = NULL;
         log_info("%s: a trial run needs %s of GPU memory, which are not free; its kernels load at "
                  "the first step",
-                 cudai_shape_text(&product->desc, text), size_format(self.at.total_bytes, size));
+                 matmul_text(&product->desc, text), size_format(self.at.total_bytes, size));
     } else {
         TRY(cudai_check(cuda, "memory for the first matrix product"));
     }

@@ -5,6 +5,7 @@
 #include <cublasLt.h>
 
 #include "kernels/cuda/cuda_internal.h"
+#include "kernels/matmul_desc.h"
 
 /* The entry points of cuBLASLt. Their signatures, and the enums used here, are the same in 12.4 and
  * 13.1. */
@@ -31,10 +32,7 @@ struct cudai_cublas {
     char version[64];
 };
 
-enum {
-    CUDAI_MATRIX_ALIGN_BYTES = 256, /* of every matrix and of scratch; cuBLASLt requires it */
-    CUDAI_SHAPE_TEXT_BYTES = 160,
-};
+enum { CUDAI_MATRIX_ALIGN_BYTES = 256 }; /* of every matrix and of scratch: cuBLASLt requires it */
 
 struct kernel_matmul {
     kernel_context *context;
@@ -50,28 +48,6 @@ struct kernel_matmul {
     cublasLtMatmulAlgo_t algo;
 };
 
-static inline uint64_t cudai_a_rows(const matmul_desc *desc)
-{
-    return desc->a_transposed ? desc->k : desc->m;
-}
-
-static inline uint64_t cudai_a_columns(const matmul_desc *desc)
-{
-    return desc->a_transposed ? desc->m : desc->k;
-}
-
-static inline uint64_t cudai_b_rows(const matmul_desc *desc)
-{
-    return desc->b_transposed ? desc->n : desc->k;
-}
-
-static inline uint64_t cudai_b_columns(const matmul_desc *desc)
-{
-    return desc->b_transposed ? desc->k : desc->n;
-}
-
-/* "matrix product m=... of bf16 into fp32" */
-const char *cudai_shape_text(const matmul_desc *desc, char text[CUDAI_SHAPE_TEXT_BYTES]);
 /* ERR_BACKEND with the shape, `what` and the library's word for the status. */
 int cudai_product_failed(const kernel_matmul *product, const char *what, cublasStatus_t status);
 

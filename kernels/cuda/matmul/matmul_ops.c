@@ -53,48 +53,11 @@
 
 enum { OFFSET_ALIGN_BYTES = 16 }; /* of columns in a wider matrix; of a bias */
 
-/* ---- checks and texts ---- */
-
-const char *cudai_shape_text(const matmul_desc *desc, char text[CUDAI_SHAPE_TEXT_BYTES])
-{
-    snprintf(text, CUDAI_SHAPE_TEXT_BYTES,
-             "matrix product m=%llu n=%llu k=%llu%s%s of %s into %s%s%s",
-             (unsigned long long)desc->m, (unsigned long long)desc->n, (unsigned long long)desc->k,
-             desc->a_transposed ? " A^T" : "", desc->b_transposed ? " B^T" : "",
-             dtype_name(desc->ab_type), dtype_name(desc->c_type), desc->has_bias ? " + bias" : "",
-             desc->accumulate ? " accumulated" : "");
-    return text;
-}
-
-static int check_desc(const matmul_desc *desc)
-{
-    char text[CUDAI_SHAPE_TEXT_BYTES];
-    if (desc->m == 0 || desc->n == 0 || desc->k == 0)
-        return err_set(ERR_BACKEND, "%s is empty", cudai_shape_text(desc, text));
-    if (desc->a_stride < cudai_a_columns(desc) || desc->b_stride < cudai_b_columns(desc) ||
-        desc->c_stride < desc->n)
-        return err_set(
-            ERR_BACKEND,
-            "%s: strides %llu, %llu, %llu of A, B, C are shorter than their rows of %llu, "
-            "%llu, %llu",
-            cudai_shape_text(desc, text), (unsigned long long)desc->a_stride,
-            (unsigned long long)desc->b_stride, (unsigned long long)desc->c_stride,
-            (unsigned long long)cudai_a_columns(desc), (unsigned long long)cudai_b_columns(desc),
-            (unsigned long long)desc->n);
-    if (desc->c_type != DTYPE_FP32 && (desc->c_type != desc->ab_type || desc->accumulate))
-        return err_set(ERR_BACKEND, "%s: C is fp32, or of the operands' type and not accumulated",
-                       cudai_shape_text(desc, text));
-    uint64_t rows_max = size_max(desc->m, size_max(desc->n, desc->k)), elems, bytes;
-    uint64_t stride_max = size_max(desc->a_stride, size_max(desc->b_stride, desc->c_stride));
-    TRY(size_mul(rows_max, stride_max, &elems));
-    return size_mul(elems, 8, &bytes); /* so all offsets in bytes fit signed 64 bits */
-}
-
 int cudai_product_failed(const kernel_matmul *product, const char *what, cublasStatus_t status)
 {
-    char text[CUDAI_SHAPE_TEXT_BYTES];
+    char text[MATMUL_TEXT_BYTES];
     (void)cudaGetLastError(); /* otherwise the next call would report it again */
-    return err_set(ERR_BACKEND, "%s: %s says %s", cudai_shape_text(&product->desc, text), what,
+    return err_set(ERR_BACKEND, "%s: %s says %s", matmul_text(&product->desc, text), what,
                    product->context->cublas->api.status_string(status));
 }
 
@@ -153,11 +116,11 @@ static int set_layouts(kernel_matmul *product)
     const matmul_desc *desc = &product->desc;
     cudaDataType operands = cuda_type(desc->ab_type);
     TRY_CUBLAS(product, "cublasLtMatrixLayoutCreate of B",
-               api->layout_create(&product->left, operands, cudai_b_columns(desc),
-                                  cudai_b_rows(desc), (int64_t)desc->b_stride));
+               api->layout_create(&product->left, operands, matmul_b_columns(desc),
+                                  matmul_b_rows(desc), (int64_t)desc->b_stride));
     TRY_CUBLAS(product, "cublasLtMatrixLayoutCreate of A",
-               api->layout_create(&product->right, operands, cudai_a_columns(desc),
-                                  cudai_a_rows(desc), (int64_t)desc->a_stride));
+               api->layout_create(&product->right, operands, matmul_a_columns(desc),
+                                  matmul_a_rows(desc), (int64_t)desc->a_stride));
     TRY_CUBLAS(product, "cublasLtMatrixLayoutCreate of C",
                api->layout_create(&product->product, cuda_type(desc->c_type), desc->n, desc->m,
                                   (int64_t)desc->c_stride));
@@ -190,9 +153,9 @@ static int prepare(kernel_matmul *product, bool *is_found)
     *is_found = false;
     product->begins_bias = desc->has_bias && desc->c_type != desc->ab_type;
     product->a_align_bytes =
-        align_bytes_of(cudai_a_rows(desc), cudai_a_columns(desc), desc->a_stride, desc->ab_type);
+        align_bytes_of(matmul_a_rows(desc), matmul_a_columns(desc), desc->a_stride, desc->ab_type);
     product->b_align_bytes =
-        align_bytes_of(cudai_b_rows(desc), cudai_b_columns(desc), desc->b_stride, desc->ab_type);
+        align_bytes_of(matmul_b_rows(desc), matmul_b_columns(desc), desc->b_stride, desc->ab_type);
     product->c_align_bytes = align_bytes_of(desc->m, desc->n, desc->c_stride, desc->c_type);
     TRY(set_operation(product));
     TRY(set_layouts(product));
@@ -202,7 +165,7 @@ static int prepare(kernel_matmul *product, bool *is_found)
 int cudai_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **out)
 {
     *out = NULL;
-    TRY(check_desc(desc));
+    TRY(matmul_check(desc));
     kernel_matmul *product = mem_alloc(1, sizeof *product, "cuda product");
     if (product == NULL)
         return -ENOMEM;
@@ -215,12 +178,12 @@ int cudai_matmul_create(kernel_context *context, const matmul_desc *desc, kernel
         return rc;
     }
     if (!is_found) {
-        char text[CUDAI_SHAPE_TEXT_BYTES];
+        char text[MATMUL_TEXT_BYTES];
         product->is_plain = true;
         product->scratch_bytes = 0;
         log_warn("%s has no algorithm for the %s with strides %llu, %llu, %llu: our own kernel "
                  "runs it, many times slower",
-                 context->cublas->version, cudai_shape_text(desc, text),
+                 context->cublas->version, matmul_text(desc, text),
                  (unsigned long long)desc->a_stride, (unsigned long long)desc->b_stride,
                  (unsigned long long)desc->c_stride);
     }
@@ -254,24 +217,24 @@ size_t cudai_matmul_scratch_bytes(const kernel_matmul *product)
 static int check_operand(const kernel_matmul *product, const char *name, const void *operand,
                          enum dtype type)
 {
-    char text[CUDAI_SHAPE_TEXT_BYTES];
+    char text[MATMUL_TEXT_BYTES];
     if (operand == NULL)
-        return err_set(ERR_BACKEND, "%s: %s is NULL", cudai_shape_text(&product->desc, text), name);
+        return err_set(ERR_BACKEND, "%s: %s is NULL", matmul_text(&product->desc, text), name);
     if (!is_aligned(operand, dtype_bytes(type)))
         return err_set(ERR_BACKEND, "%s: %s lies at %p, which is not aligned to %s elements",
-                       cudai_shape_text(&product->desc, text), name, operand, dtype_name(type));
+                       matmul_text(&product->desc, text), name, operand, dtype_name(type));
     return 0;
 }
 
 static int check_scratch(const kernel_matmul *product, const void *scratch)
 {
-    char text[CUDAI_SHAPE_TEXT_BYTES];
+    char text[MATMUL_TEXT_BYTES];
     if (product->scratch_bytes > 0 &&
         (scratch == NULL || !is_aligned(scratch, CUDAI_MATRIX_ALIGN_BYTES)))
         return err_set(ERR_BACKEND,
                        "%s: its scratch of %zu bytes lies at %p, but must lie on a "
                        "multiple of %d bytes",
-                       cudai_shape_text(&product->desc, text), product->scratch_bytes, scratch,
+                       matmul_text(&product->desc, text), product->scratch_bytes, scratch,
                        CUDAI_MATRIX_ALIGN_BYTES);
     return 0;
 }
@@ -292,11 +255,10 @@ static bool are_aligned(kernel_matmul *product, const void *a, const void *b, co
     for (size_t i = 0; i < sizeof operands / sizeof operands[0]; i++) {
         if (is_aligned(operands[i].at, operands[i].align_bytes))
             continue;
-        char text[CUDAI_SHAPE_TEXT_BYTES];
+        char text[MATMUL_TEXT_BYTES];
         if (!product->has_reported)
             log_warn("%s: %s is not aligned to %u bytes: our own kernel runs it, many times slower",
-                     cudai_shape_text(&product->desc, text), operands[i].name,
-                     operands[i].align_bytes);
+                     matmul_text(&product->desc, text), operands[i].name, operands[i].align_bytes);
         product->has_reported = true;
         return false;
     }
