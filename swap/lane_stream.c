@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "swap/lane_stream_internal.h"
 #include "swap/program_internal.h"
 
@@ -219,7 +220,6 @@ static int report_all(lane_stream *self)
 static int check_gpu(lane_stream *self)
 {
     char suspects[LANE_COUNT * (SWAPI_OP_TEXT_BYTES + 2)] = "", text[SWAPI_OP_TEXT_BYTES];
-    size_t length = 0;
     int rc = 0;
     for (int kind = 0; kind < LANE_COUNT && rc >= 0; kind++) {
         const gpu_stream *stream = &self->streams[kind];
@@ -234,9 +234,8 @@ static int check_gpu(lane_stream *self)
         if (swapi_in_flight(stream) == 0)
             continue;
         const lane_request *request = flight_at(self, stream, stream->polled_count)->request;
-        length += (size_t)snprintf(suspects + length, sizeof suspects - length, "%s%s",
-                                   length > 0 ? ", " : "",
-                                   swapi_op_text(request->prog, request->op_idx, text));
+        text_add(suspects, sizeof suspects, "%s%s", suspects[0] ? ", " : "",
+                 swapi_op_text(request->prog, request->op_idx, text));
     }
     return rc < 0 ? err_prefix(rc, "the GPU failed with %s in flight", suspects) : 0;
 }

@@ -11,6 +11,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "swap/program_internal.h"
 
 void program_fini(program *prog)
@@ -180,17 +181,14 @@ int swapi_find_hits(const program *prog, uint32_t *writers)
 char *swapi_op_text(const program *prog, uint32_t op_idx, char text[SWAPI_OP_TEXT_BYTES])
 {
     const op *item = &prog->ops[op_idx];
-    size_t used =
-        (size_t)snprintf(text, SWAPI_OP_TEXT_BYTES, "%s", op_kind_name((enum op_kind)item->kind));
+    snprintf(text, SWAPI_OP_TEXT_BYTES, "%s", op_kind_name((enum op_kind)item->kind));
     if (item->unit != PROGRAM_NONE)
-        used +=
-            (size_t)snprintf(text + used, SWAPI_OP_TEXT_BYTES - used, " of unit %u", item->unit);
+        text_add(text, SWAPI_OP_TEXT_BYTES, " of unit %u", item->unit);
     if (item->tile != PROGRAM_NONE)
-        used += (size_t)snprintf(text + used, SWAPI_OP_TEXT_BYTES - used, ", tile %u", item->tile);
+        text_add(text, SWAPI_OP_TEXT_BYTES, ", tile %u", item->tile);
     if (item->micro_batch != PROGRAM_NONE)
-        used += (size_t)snprintf(text + used, SWAPI_OP_TEXT_BYTES - used, ", micro-batch %u",
-                                 item->micro_batch);
-    snprintf(text + used, SWAPI_OP_TEXT_BYTES - used, " (op %u)", op_idx);
+        text_add(text, SWAPI_OP_TEXT_BYTES, ", micro-batch %u", item->micro_batch);
+    text_add(text, SWAPI_OP_TEXT_BYTES, " (op %u)", op_idx);
     return text;
 }
 

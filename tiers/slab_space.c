@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "tiers/tiers_internal.h"
 
 static_assert(SLAB_HEADER_BYTES % 4096 == 0, "data begins on a block");
@@ -252,15 +253,13 @@ void tieri_slab_share(uint32_t drive_count, const double *weights, const uint64_
 static void list_drives(const slab_config *config, const uint64_t *allowed, char *text,
                         size_t capacity)
 {
-    size_t used = 0;
     int room = (int)(capacity / config->drive_count) - SIZE_TEXT_BYTES / 2 - 4;
-    for (uint32_t i = 0; i < config->drive_count && used < capacity - 1; i++) {
+    for (uint32_t i = 0; i < config->drive_count; i++) {
         char size[SIZE_TEXT_BYTES];
         const char *path = config->drives[i].path;
         int length = (int)strlen(path), cut = length > room ? length - room + 2 : 0;
-        int more = snprintf(text + used, capacity - used, "%s%s%s: %s", i ? ", " : "",
-                            cut ? ".." : "", path + cut, size_format(allowed[i], size));
-        used = size_min(used + (size_t)(more > 0 ? more : 0), capacity - 1);
+        text_add(text, capacity, "%s%s%s: %s", i ? ", " : "", cut ? ".." : "", path + cut,
+                 size_format(allowed[i], size));
     }
 }
 
@@ -280,7 +279,7 @@ int tieri_slab_plan(const slab_config *config, uint64_t stripe_bytes, uint64_t s
         limit_sum += limits[i];
     }
     if (limit_sum < stripe_count) {
-        char list[600], needed[SIZE_TEXT_BYTES], sum[SIZE_TEXT_BYTES], stripe[SIZE_TEXT_BYTES];
+        char list[600] = "", needed[SIZE_TEXT_BYTES], sum[SIZE_TEXT_BYTES], stripe[SIZE_TEXT_BYTES];
         list_drives(config, allowed, list, sizeof list);
         return err_set(ERR_NO_FIT,
                        "does not fit: the nvme tier needs %s in stripes of %s; its %u drive%s may "

@@ -12,6 +12,8 @@
 #include <unistd.h>
 #endif
 
+#include "base/text.h"
+
 static const char *const names[CPU_ISA_COUNT] = {
     [CPU_BASELINE] = "baseline",
     [CPU_NEON] = "neon",
@@ -146,11 +148,10 @@ static void choose_once(void)
 /* "baseline, avx2, avx512" */
 static void list_sets(char *text, size_t text_bytes)
 {
-    size_t used = 0;
+    text[0] = '\0';
     for (enum cpu_isa isa = CPU_BASELINE; isa < CPU_ISA_COUNT; isa++)
         if (cpu_has(isa))
-            used += (size_t)snprintf(text + used, text_bytes - used, "%s%s", used > 0 ? ", " : "",
-                                     names[isa]);
+            text_add(text, text_bytes, "%s%s", text[0] ? ", " : "", names[isa]);
 }
 
 int cpu_isa_check(void)

@@ -16,6 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/text.h"
+
 enum action_kind { ACTION_NONE, ACTION_SLEEP, ACTION_FAIL, ACTION_KILL };
 
 enum { ARMED_ACTIONS = 1, ARMED_HOOK = 2 };
@@ -117,10 +119,8 @@ static bool read_action(const char *text, point *out)
 static int unknown_point(const char *name)
 {
     char list[POINT_COUNT * 20] = "";
-    size_t used = 0;
-    for (int i = 0; i < POINT_COUNT && used < sizeof list; i++)
-        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "",
-                                 point_names[i]);
+    for (int i = 0; i < POINT_COUNT; i++)
+        text_add(list, sizeof list, "%s%s", i ? ", " : "", point_names[i]);
     return err_set(ERR_USAGE, "SLUICE_FAILPOINTS: there is no point '%s'; there are %s", name,
                    list);
 }

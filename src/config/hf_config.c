@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "config/config_internal.h"
 #include "config/hf_config_internal.h"
 
@@ -223,10 +224,9 @@ static void say_dropout(const configi_reader *reader, const hfi_config *self)
     json_object_foreach(self->block, key, value)
     {
         char path[CONFIGI_PATH_BYTES];
-        size_t used = strlen(text);
         configi_join(path, "model", key);
         if (is_dropout(key) && !configi_get(reader, path))
-            snprintf(text + used, sizeof text - used, "%s%s %g", used ? ", " : "", key,
+            text_add(text, sizeof text, "%s%s %g", text[0] ? ", " : "", key,
                      json_number_value(value));
     }
     if (text[0] != '\0' && !configi_get(reader, "train.dropout"))

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "config/hf_config_internal.h"
 
 static const hfi_family families[] = {
@@ -233,10 +234,9 @@ const hfi_family *hfi_find_family(const char *name)
 
 void hfi_list_families(char *text, size_t capacity)
 {
-    size_t used = 0;
-    for (size_t i = 0; i < sizeof families / sizeof families[0] && used < capacity; i++)
-        used +=
-            (size_t)snprintf(text + used, capacity - used, "%s%s", i ? ", " : "", families[i].name);
+    text[0] = '\0';
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
+        text_add(text, capacity, "%s%s", i ? ", " : "", families[i].name);
 }
 
 /* True if a name is one of those in a list. */

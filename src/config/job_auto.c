@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "config/config_internal.h"
 
 static bool is_auto(const json_t *value)
@@ -37,8 +38,7 @@ struct filling {
 static int put(struct filling *self, const char *path, json_t *value)
 {
     char shown[CONFIGI_VALUE_BYTES];
-    size_t used = strlen(self->list);
-    snprintf(self->list + used, sizeof self->list - used, "%s%s %s", used > 0 ? ", " : "", path,
+    text_add(self->list, sizeof self->list, "%s%s %s", self->list[0] ? ", " : "", path,
              configi_show(value, shown));
     return configi_put_path(self->reader, path, value);
 }

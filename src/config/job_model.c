@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "config/config_internal.h"
 
 /* Reads a preset and checks it as a model block. The caller owns *preset, also on failure. */
@@ -44,10 +45,8 @@ static int merge_preset(const configi_reader *reader, json_t *model, json_t *pre
         if (!given) {
             TRY(configi_put(reader->file, model, key, json_incref(value)));
         } else if (!configi_is_same(given, value)) {
-            size_t used = strlen(overriding);
-            snprintf(overriding + used, ERR_TEXT_BYTES - used, "%s%s %s instead of %s",
-                     used > 0 ? ", " : "", path, configi_show(given, own),
-                     configi_show(value, other));
+            text_add(overriding, ERR_TEXT_BYTES, "%s%s %s instead of %s", overriding[0] ? ", " : "",
+                     path, configi_show(given, own), configi_show(value, other));
         }
     }
     return 0;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "config/config_internal.h"
 
 static int fill_working_dtype(const configi_reader *reader, job *target)
@@ -114,19 +115,18 @@ static int check_in_backward(const configi_reader *reader, job *target)
 {
     static const char path[] = "schedule.update";
     char wants[ERR_TEXT_BYTES] = "";
-    size_t used = 0;
     if (target->type == DTYPE_FP16)
         return configi_error(reader, path,
                              "in_backward updates a unit before all gradients are known, and with "
                              "fp16.enabled an overflow in any of them skips the step: set "
                              "fp16.enabled to false, or choose after_backward or in_next_forward");
     if (target->gradient_clipping != 0)
-        used += (size_t)snprintf(wants, sizeof wants, "gradient_clipping to 0 (it is %g%s)",
-                                 target->gradient_clipping,
-                                 configi_get(reader, "gradient_clipping") ? "" : " by default");
+        text_add(wants, sizeof wants, "gradient_clipping to 0 (it is %g%s)",
+                 target->gradient_clipping,
+                 configi_get(reader, "gradient_clipping") ? "" : " by default");
     if (target->type == DTYPE_BF16 && target->check_grad_overflow)
-        snprintf(wants + used, sizeof wants - used,
-                 "%sbf16.check_grad_overflow to false (it is true%s)", used > 0 ? " and " : "",
+        text_add(wants, sizeof wants, "%sbf16.check_grad_overflow to false (it is true%s)",
+                 wants[0] ? " and " : "",
                  configi_get(reader, "bf16.check_grad_overflow") ? "" : " by default");
     if (wants[0] != '\0')
         return configi_error(reader, path,

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "config/config_internal.h"
 
 /* ---- the keys ---- */
@@ -329,9 +330,8 @@ int machine_read(const char *path, machine *out)
 {
     char file[FILE_PATH_BYTES], advice[CONFIGI_ADVICE_BYTES];
     json_t *doc;
-    size_t length = strlen(path);
     memset(out, 0, sizeof *out);
-    if (strchr(path, '/') || (length >= 5 && strcmp(path + length - 5, ".json") == 0)) {
+    if (strchr(path, '/') || text_ends_with(path, ".json")) {
         if (access(path, R_OK) != 0)
             return err_set(ERR_INPUT, "%s: cannot open the machine file: %s", path,
                            strerror(errno));

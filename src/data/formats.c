@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "data/data_internal.h"
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "token files are little-endian");
@@ -137,16 +138,10 @@ static int read_text(datai_file *self, const unsigned char *begin)
 
 /* ---- which format ---- */
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t length = strlen(text), end_length = strlen(end);
-    return length > end_length && strcmp(text + length - end_length, end) == 0;
-}
-
 /* out = `path` with its .bin or .idx, if it has one, replaced by `end`. */
 static int sibling(const char *path, const char *end, char out[PATH_MAX])
 {
-    bool has_end = ends_with(path, ".bin") || ends_with(path, ".idx");
+    bool has_end = text_ends_with(path, ".bin") || text_ends_with(path, ".idx");
     int stem = (int)(strlen(path) - (has_end ? 4 : 0));
     int length = snprintf(out, PATH_MAX, "%.*s%s", stem, path, end);
     if (length < 0 || length >= PATH_MAX)
@@ -167,7 +162,7 @@ static int is_megatron(const char *path, bool *out)
     *out = false;
     TRY(sibling(path, ".idx", idx_path));
     TRY(sibling(path, ".bin", bin_path));
-    if (ends_with(path, ".idx") || ends_with(path, ".bin"))
+    if (text_ends_with(path, ".idx") || text_ends_with(path, ".bin"))
         *out = datai_megatron_is_index(idx_path);
     else
         *out = !exists(path) && datai_megatron_is_index(idx_path);
@@ -199,7 +194,7 @@ static int recognize_text(const datai_file *self, const char *field, enum data_f
     datai_record first;
     *format = DATA_JSONL;
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
-        if (ends_with(self->path, ends[i]))
+        if (text_ends_with(self->path, ends[i]))
             return 0;
     TRY(datai_first_record(self->fd, self->path, self->file_bytes, field, &first));
     if (!first.is_object || !first.is_whole || datai_kind_of(field, &first.names) == DATA_AUTO)
@@ -219,11 +214,11 @@ static int recognize(const datai_file *self, const unsigned char begin[DATAI_BEG
         return 0;
     }
     TRY(datai_refuse_foreign(self->path, begin, self->file_bytes, 2));
-    if (ends_with(self->path, ".idx"))
+    if (text_ends_with(self->path, ".idx"))
         return err_set(ERR_INPUT,
                        "%s does not begin as the index of Megatron's token files does (MMIDIDX)",
                        self->path);
-    if (ends_with(self->path, ".bin"))
+    if (text_ends_with(self->path, ".bin"))
         return err_set(ERR_INPUT,
                        "the format of %s is unknown: it has no header of llm.c, and no .idx of "
                        "Megatron lies beside it; set data.format to u16 or u32 if it holds only "

@@ -1,11 +1,11 @@
 /* Kinds of JSON records: which one a file holds, by the names of the members of its first record.
  * See data_internal.h. Reads as much of the file as the first record takes, in pieces. One thread;
  * allocates nothing. */
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/size.h"
+#include "base/text.h"
 #include "base/utf8.h"
 #include "data/data_internal.h"
 
@@ -97,29 +97,18 @@ enum data_format datai_kind_of(const char *field, const datai_names *names)
     return has(names, field) ? DATA_JSONL : DATA_AUTO;
 }
 
-/* Appends to a text, and cuts what is too long. */
-__attribute__((format(printf, 2, 3))) static void append(char text[DATAI_KIND_BYTES],
-                                                         const char *format, ...)
-{
-    size_t length = strlen(text);
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text + length, DATAI_KIND_BYTES - length, format, args);
-    va_end(args);
-}
-
 int datai_refuse_kind(enum data_format wanted, const char *field, const datai_names *names)
 {
     char found[DATAI_KIND_BYTES] = "", known[DATAI_KIND_BYTES] = "";
     for (uint32_t i = 0; i < names->count && i < DATAI_NAMES_MAX; i++)
-        append(found, "%s\"%s\"", i ? ", " : "", names->names[i]);
+        text_add(found, sizeof found, "%s\"%s\"", i ? ", " : "", names->names[i]);
     if (names->count > DATAI_NAMES_MAX)
-        append(found, " and %u more", names->count - DATAI_NAMES_MAX);
+        text_add(found, sizeof found, " and %u more", names->count - DATAI_NAMES_MAX);
     for (size_t i = 0; i < KIND_COUNT; i++)
-        append(known, "%s (\"%s\"%s%s%s), ", data_format_name(kinds[i].format), kinds[i].members[0],
-               kinds[i].members[1] ? ", \"" : "", kinds[i].members[1] ? kinds[i].members[1] : "",
-               kinds[i].members[1] ? "\"" : "");
-    append(known, "or a text in \"%s\" (the member that \"field\" names)", field);
+        text_add(known, sizeof known, "%s (\"%s\"%s%s%s), ", data_format_name(kinds[i].format),
+                 kinds[i].members[0], kinds[i].members[1] ? ", \"" : "",
+                 kinds[i].members[1] ? kinds[i].members[1] : "", kinds[i].members[1] ? "\"" : "");
+    text_add(known, sizeof known, "or a text in \"%s\" (the member that \"field\" names)", field);
     char kind[64] = "";
     if (wanted == DATA_JSONL)
         snprintf(kind, sizeof kind, ", and records of text are read");

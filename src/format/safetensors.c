@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "format/format_json.h"
 
 enum { NAME_BYTES_MAX = 200 };
@@ -349,11 +350,10 @@ const safetensors_tensor *safetensors_find(const safetensors_table *self, const 
 
 char *safetensors_shape(const safetensors_tensor *tensor, char text[SAFETENSORS_SHAPE_BYTES])
 {
-    size_t used = (size_t)snprintf(text, SAFETENSORS_SHAPE_BYTES, "[");
+    snprintf(text, SAFETENSORS_SHAPE_BYTES, "[");
     for (uint32_t i = 0; i < tensor->dim_count; i++)
-        used += (size_t)snprintf(text + used, SAFETENSORS_SHAPE_BYTES - used, "%s%" PRIu64,
-                                 i > 0 ? ", " : "", tensor->shape[i]);
-    snprintf(text + used, SAFETENSORS_SHAPE_BYTES - used, "]");
+        text_add(text, SAFETENSORS_SHAPE_BYTES, "%s%" PRIu64, i > 0 ? ", " : "", tensor->shape[i]);
+    text_add(text, SAFETENSORS_SHAPE_BYTES, "]");
     return text;
 }
 

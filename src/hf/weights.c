@@ -342,9 +342,7 @@ static int check_rest(const hf_weights *self)
             is_beside_known(self, known, at.tensor->name))
             continue;
         if (is_left_out(self, at.tensor->name)) {
-            size_t length = strlen(left_out);
-            snprintf(left_out + length, sizeof left_out - length, "%s%s", length ? ", " : "",
-                     at.tensor->name);
+            text_add(left_out, sizeof left_out, "%s%s", left_out[0] ? ", " : "", at.tensor->name);
             continue;
         }
         if (extra_count++ == 0)

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "config/config.h"
 #include "infer/infer_internal.h"
 #include "model/pack.h"
@@ -297,7 +298,7 @@ static void name_formats(const model *net, char *text, size_t text_bytes)
 {
     const char *names[STORED_FORMAT_COUNT];
     bool is_used[STORED_FORMAT_COUNT] = {false};
-    int count = 0, used = 0;
+    int count = 0;
     for (uint32_t u = 0; u < net->unit_count; u++)
         for (uint32_t i = 0; i < net->units[u].tensor_count; i++)
             is_used[net->units[u].tensors[i].stored] = true;
@@ -306,8 +307,7 @@ static void name_formats(const model *net, char *text, size_t text_bytes)
             names[count++] = stored_format_name((enum stored_format)format);
     text[0] = '\0';
     for (int i = 0; i < count; i++)
-        used += snprintf(text + used, text_bytes - (size_t)used, "%s%s", names[i],
-                         i + 1 < count ? ", " : " and ");
+        text_add(text, text_bytes, "%s%s", names[i], i + 1 < count ? ", " : " and ");
 }
 
 static void tell(const struct setup *setup)

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/text.h"
 #include "report/report_internal.h"
 
 /* Writes a figure of the summary; `note` may be NULL. */
@@ -94,11 +95,10 @@ static void put_binding_tile(FILE *out, const reporti_run *run)
         return;
     }
     snprintf(value, sizeof value, "%s", lane_kind_name((enum lane_kind)busiest));
-    int used = snprintf(note, sizeof note, "busy %.0f%% of the step",
-                        100 * recent->mean.lanes[busiest].busy_seconds /
-                            fmax(recent->mean.seconds, 1e-12));
+    snprintf(note, sizeof note, "busy %.0f%% of the step",
+             100 * recent->mean.lanes[busiest].busy_seconds / fmax(recent->mean.seconds, 1e-12));
     if (*planned)
-        snprintf(note + used, sizeof note - (size_t)used, "; predicted: %.32s", planned);
+        text_add(note, sizeof note, "; predicted: %.32s", planned);
     put_tile(out, "Binding lane", value, note);
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/rng.h"
 #include "base/shard.h"
+#include "base/text.h"
 #include "base/tile.h"
 #include "setup/setup_internal.h"
 
@@ -256,8 +257,7 @@ static int find_target(const model_spec *spec, const char *asked, uint32_t *targ
     uint32_t found = 0, there = 0;
     const char *name;
     for (uint32_t i = 0; (name = model_lora_target(spec->family, i)) != NULL; i++) {
-        size_t used = strlen(known);
-        snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", name);
+        text_add(known, sizeof known, "%s%s", i ? ", " : "", name);
         snprintf(parameter, sizeof parameter, "%s%s", name,
                  model_lora_is_expert(spec->family, i) ? "" : ".weight");
         if (!matches(name, asked) && !matches(parameter, asked))
@@ -411,11 +411,10 @@ int setupi_state_identity(const struct job *asked, char *text, size_t capacity)
 
 const char *setup_formats_text(uint32_t streams, char text[SETUP_FORMATS_BYTES])
 {
-    uint32_t used = 0;
     text[0] = '\0';
     for (uint32_t i = 0; i < tile_stream_count(streams); i++)
-        used += (uint32_t)snprintf(text + used, SETUP_FORMATS_BYTES - used, "%s%s", i ? ", " : "",
-                                   tile_format_name(tile_stream_format(streams, i)));
+        text_add(text, SETUP_FORMATS_BYTES, "%s%s", i ? ", " : "",
+                 tile_format_name(tile_stream_format(streams, i)));
     return text;
 }
 

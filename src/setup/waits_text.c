@@ -1,10 +1,9 @@
 /* The critical path of a plan in sentences and as JSON. See setup_internal.h. */
-#include <assert.h>
 #include <jansson.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "setup/setup_internal.h"
 
 enum { WORKS_MOST = 3 };
@@ -13,22 +12,6 @@ enum { WORKS_MOST = 3 };
 static const double worth_a_work = 0.05, worth_a_cause = 0.1;
 
 /* ---- sentences ---- */
-
-struct sentence {
-    char *text;
-    size_t used, capacity;
-};
-
-__attribute__((format(printf, 2, 3))) static void add(struct sentence *self, const char *format,
-                                                      ...)
-{
-    va_list args;
-    va_start(args, format);
-    int length = vsnprintf(self->text + self->used, self->capacity - self->used, format, args);
-    va_end(args);
-    self->used += (size_t)(length > 0 ? length : 0);
-    assert(self->used < self->capacity);
-}
 
 static double seconds_of(const struct plan_wait *part)
 {
@@ -50,20 +33,22 @@ static bool next_work(const struct plan_wait *part, bool is_said[LANE_COUNT][STA
     return most > 0 && (double)most * 1e-9 >= worth_a_work * seconds_of(part);
 }
 
-static void add_works(struct sentence *out, const struct plan_wait *part)
+static void add_works(char text[SETUP_WAIT_BYTES], const struct plan_wait *part)
 {
     bool is_said[LANE_COUNT][STATE_KIND_COUNT + 1] = {{false}};
     int lane, kind;
     for (int i = 0; i < WORKS_MOST && next_work(part, is_said, &lane, &kind); i++) {
         is_said[lane][kind] = true;
-        add(out, "%s%s", i ? ", " : "; ", lane_kind_name((enum lane_kind)lane));
+        text_add(text, SETUP_WAIT_BYTES, "%s%s", i ? ", " : "; ",
+                 lane_kind_name((enum lane_kind)lane));
         if (kind < STATE_KIND_COUNT)
-            add(out, " of %s", state_kind_name((enum state_kind)kind));
-        add(out, " %.0f%%", 1e-7 * (double)part->work_ns[lane][kind] / seconds_of(part));
+            text_add(text, SETUP_WAIT_BYTES, " of %s", state_kind_name((enum state_kind)kind));
+        text_add(text, SETUP_WAIT_BYTES, " %.0f%%",
+                 1e-7 * (double)part->work_ns[lane][kind] / seconds_of(part));
     }
 }
 
-static void add_causes(struct sentence *out, const struct plan_wait *part)
+static void add_causes(char text[SETUP_WAIT_BYTES], const struct plan_wait *part)
 {
     static const char *const texts[CAUSE_COUNT] = {
         [CAUSE_DEVICE_MEMORY] = "until device memory is free",
@@ -75,11 +60,12 @@ static void add_causes(struct sentence *out, const struct plan_wait *part)
     for (int i = 0; i < CAUSE_COUNT; i++) {
         double share = (double)part->cause_ns[i] * 1e-9 / seconds_of(part);
         if (texts[i] && share >= worth_a_cause)
-            add(out, "; %.0f%% of it waits %s", 100 * share, texts[i]);
+            text_add(text, SETUP_WAIT_BYTES, "; %.0f%% of it waits %s", 100 * share, texts[i]);
     }
     double shared = (double)part->shared_ns * 1e-9 / seconds_of(part);
     if (shared >= worth_a_cause)
-        add(out, "; alone on the machine it would take %.0f%% less", 100 * shared);
+        text_add(text, SETUP_WAIT_BYTES, "; alone on the machine it would take %.0f%% less",
+                 100 * shared);
 }
 
 static void describe(struct setup_wait *self)
@@ -91,24 +77,26 @@ static void describe(struct setup_wait *self)
         [SPAN_AFTER] = "after the norm",
     };
     const struct plan_wait *part = &self->of;
-    struct sentence out = {.text = self->text, .capacity = sizeof self->text};
+    char *text = self->text;
+    text[0] = '\0';
     double seconds = seconds_of(part);
     int busiest = 0;
-    add(&out, seconds < 0.0995 ? "%.5f s" : "%.3f s", seconds);
-    add(&out, ", %.1f%%: %s", 100 * self->share, spans[part->span]);
+    text_add(text, SETUP_WAIT_BYTES, seconds < 0.0995 ? "%.5f s" : "%.3f s", seconds);
+    text_add(text, SETUP_WAIT_BYTES, ", %.1f%%: %s", 100 * self->share, spans[part->span]);
     if (self->first_unit[0])
-        add(&out, part->span == SPAN_AFTER ? ", %s" : " of %s", self->first_unit);
+        text_add(text, SETUP_WAIT_BYTES, part->span == SPAN_AFTER ? ", %s" : " of %s",
+                 self->first_unit);
     if (strcmp(self->first_unit, self->last_unit) != 0)
-        add(&out, " to %s", self->last_unit);
-    add_works(&out, part);
+        text_add(text, SETUP_WAIT_BYTES, " to %s", self->last_unit);
+    add_works(text, part);
     for (int r = 1; r < RESOURCE_COUNT; r++)
         if (part->busy[r] > part->busy[busiest])
             busiest = r;
-    add(&out, "; %s %.0f%% busy", plan_resource_name((enum plan_resource)busiest),
-        100 * part->busy[busiest]);
-    add_causes(&out, part);
+    text_add(text, SETUP_WAIT_BYTES, "; %s %.0f%% busy",
+             plan_resource_name((enum plan_resource)busiest), 100 * part->busy[busiest]);
+    add_causes(text, part);
     if (part->setting)
-        add(&out, "; a larger %s would help", part->setting);
+        text_add(text, SETUP_WAIT_BYTES, "; a larger %s would help", part->setting);
 }
 
 void setupi_summarize_waits(const struct setup *self, struct setup_summary *out)

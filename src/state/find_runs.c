@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "state/run_view.h"
 #include "state/runs.h"
 #include "state/state_internal.h"
@@ -45,8 +46,7 @@ static int add_entry(const char *path, const struct stat *info, int kind, struct
 {
     (void)kind;
     (void)walk;
-    size_t length = strlen(path);
-    bool is_slab = length > 5 && strcmp(path + length - 5, ".slab") == 0;
+    bool is_slab = text_ends_with(path, ".slab");
     tree_bytes += is_slab ? (uint64_t)info->st_blocks * STAT_BLOCK_BYTES : 0;
     tree_other_bytes += is_slab ? 0 : (uint64_t)info->st_blocks * STAT_BLOCK_BYTES;
     return 0;

@@ -34,6 +34,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "state/rank_slabs.h"
 #include "state/state_internal.h"
 
@@ -180,9 +181,8 @@ static bool is_note(const state_keeper *self)
         char path[MANIFEST_TEXT_BYTES];
         snprintf(path, sizeof path, "%s", record->slabs.drives[d]);
         const char *slash = strrchr(path, '/');
-        is_ours = slash && strcmp(slash + 1, self->step_name) == 0 && cut_name(path);
-        size_t length = is_ours ? strlen(path) : 0;
-        is_ours = length > 5 && strcmp(path + length - 5, ".keep") == 0;
+        is_ours = slash && strcmp(slash + 1, self->step_name) == 0 && cut_name(path) &&
+                  text_ends_with(path, ".keep");
     }
     return is_ours;
 }
@@ -432,16 +432,13 @@ static uint64_t extents_bytes(const manifest *record)
 /* Describes free space: "3.1 GiB on /mnt/a, 2.0 GiB on /mnt/b". */
 static void describe_space(const manifest *record, char text[KEEP_TEXT_BYTES])
 {
-    size_t used = 0;
-    for (uint32_t d = 0; d < record->slabs.drive_count && used < KEEP_TEXT_BYTES; d++) {
+    for (uint32_t d = 0; d < record->slabs.drive_count; d++) {
         struct statvfs space;
         char size[SIZE_TEXT_BYTES] = "an unknown amount";
         char drive[FILE_PATH_BYTES];
         if (state_drive_of_rank(&record->slabs, 0, d, drive) == 0 && statvfs(drive, &space) == 0)
             size_format((uint64_t)space.f_bavail * space.f_frsize, size);
-        int length = snprintf(text + used, KEEP_TEXT_BYTES - used, "%s%s on %s", d ? ", " : "",
-                              size, record->slabs.drives[d]);
-        used += length > 0 ? (size_t)length : 0;
+        text_add(text, KEEP_TEXT_BYTES, "%s%s on %s", d ? ", " : "", size, record->slabs.drives[d]);
     }
 }
 
