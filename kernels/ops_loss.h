@@ -7,8 +7,8 @@
 
 #include "base/dtype.h"
 
-/* Softmax cross-entropy of one chunk of rows. The softmax is of z = logit_scale * logit, or with a
- * soft cap of cap * tanh(z / cap), and the gradient is that of the logits. */
+/* Softmax cross-entropy of one chunk of rows. The softmax is of z = logit, or with a soft cap of
+ * soft_cap * tanh(logit / soft_cap), and the gradient is that of the logits. */
 struct cross_entropy_args {
     enum dtype type;
     uint64_t rows, vocab;
@@ -22,8 +22,7 @@ struct cross_entropy_args {
      * only. It may be at the address of logits if type is fp32. */
     void *logits_grad;
     float grad_scale;
-    float logit_scale; /* 0: 1 */
-    float soft_cap;    /* 0: none */
+    float soft_cap; /* 0: none */
 };
 typedef struct cross_entropy_args cross_entropy_args;
 
@@ -33,7 +32,7 @@ typedef struct cross_entropy_args cross_entropy_args;
  *   2. softmax_losses once;
  *   3. cross_entropy_part for every part.
  *
- * A row has three statistics: its largest z so far (the logit, scaled and capped as above), the sum
+ * A row has three statistics: its largest z so far (the logit, capped as above), the sum
  * of exp(z - largest) so far, and the z of its target (0 until the target's part has come). For an
  * ignored row they have no meaning. Results agree with cross_entropy within fp32's rounding; other
  * parts may give other bits.
@@ -54,8 +53,8 @@ struct softmax_part_args {
     float *losses; /* [rows] fp32 nats; softmax_losses writes it */
     /* [rows, columns] type; cross_entropy_part writes it; may be logits if type is fp32 */
     void *logits_grad;
-    float grad_scale;            /* read by cross_entropy_part */
-    float logit_scale, soft_cap; /* as in cross_entropy_args, equal in all calls */
+    float grad_scale; /* read by cross_entropy_part */
+    float soft_cap;   /* as in cross_entropy_args, equal in all calls */
 };
 typedef struct softmax_part_args softmax_part_args;
 

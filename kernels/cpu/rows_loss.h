@@ -22,37 +22,22 @@
  * its shift (rounded once after a part, by the same rule), and the logit of the target. A sum that
  * is NaN stays NaN, with the bits 0x7fc00000. */
 
-/* The map of logits before the softmax: z = scale * logit, or cap * tanh(z / cap). */
-struct logit_map {
-    float scale, cap; /* cap 0: none */
-};
-
-static struct logit_map logit_map_of(float scale, float cap)
+/* z of x[0..n), n <= ROWS_BLOCK: in place without a cap, else in `buffer`. */
+static const float *cap_logits(float cap, const float *x, size_t n, float *buffer)
 {
-    return (struct logit_map){scale == 0.0f ? 1.0f : scale, cap};
-}
-
-/* z of x[0..n), n <= ROWS_BLOCK: in place if nothing is done, else in `buffer`. */
-static const float *map_logits(struct logit_map map, const float *x, size_t n, float *buffer)
-{
-    if (map.scale == 1.0f && map.cap == 0.0f)
+    if (cap == 0.0f)
         return x;
 #pragma omp simd
     for (size_t i = 0; i < n; i++)
-        buffer[i] = map.scale * x[i];
-    if (map.cap == 0.0f)
-        return buffer;
-#pragma omp simd
-    for (size_t i = 0; i < n; i++)
-        buffer[i] = map.cap * tanh_one(buffer[i] / map.cap);
+        buffer[i] = cap * tanh_one(x[i] / cap);
     return buffer;
 }
 
 /* dz/dlogit, from z. */
-static inline float logit_slope(struct logit_map map, float z)
+static inline float logit_slope(float cap, float z)
 {
-    float t = map.cap == 0.0f ? 0.0f : z / map.cap;
-    return map.scale * fused(-t, t, 1.0f);
+    float t = cap == 0.0f ? 0.0f : z / cap;
+    return fused(-t, t, 1.0f);
 }
 
 /* The lanes of the first pass; element i of the row belongs to lane i % ROWS_LANES. */
@@ -111,8 +96,8 @@ static void softmax_add(struct softmax_lanes *lanes, const float *x, size_t n)
 }
 
 /* The largest z of logits[0..count) and the sum of exp(z - softmax_shift(largest)). */
-static void softmax_first_pass(struct logit_map map, const float *logits, uint64_t count,
-                               float *largest, double *sum)
+static void softmax_first_pass(float cap, const float *logits, uint64_t count, float *largest,
+                               double *sum)
 {
     float buffer[ROWS_BLOCK];
     struct softmax_lanes lanes;
@@ -123,11 +108,11 @@ static void softmax_first_pass(struct logit_map map, const float *logits, uint64
         lanes.sum[k] = 0.0;
     }
     for (uint64_t c = 0; c < whole; c += ROWS_BLOCK)
-        softmax_add(&lanes, map_logits(map, logits + c, block_elems(whole, c), buffer),
+        softmax_add(&lanes, cap_logits(cap, logits + c, block_elems(whole, c), buffer),
                     block_elems(whole, c));
     if (whole < count) { /* the rest, padded with values that add nothing */
         float rest[ROWS_LANES];
-        const float *last = map_logits(map, logits + whole, (size_t)(count - whole), buffer);
+        const float *last = cap_logits(cap, logits + whole, (size_t)(count - whole), buffer);
         for (uint64_t k = 0; k < ROWS_LANES; k++)
             rest[k] = whole + k < count ? last[k] : -INFINITY;
         softmax_add(&lanes, rest, ROWS_LANES);
@@ -144,13 +129,13 @@ static void softmax_first_pass(struct logit_map map, const float *logits, uint64
 }
 
 /* grad[at + i] = round(exp(z[i] - max) * scale * slope of z[i]); grad may lie at logits. */
-static void softmax_grad_row(enum dtype type, struct logit_map map, const float *logits,
-                             uint64_t count, float max, float scale, void *grads, uint64_t at)
+static void softmax_grad_row(enum dtype type, float cap, const float *logits, uint64_t count,
+                             float max, float scale, void *grads, uint64_t at)
 {
     float buffer[ROWS_BLOCK], z_buffer[ROWS_BLOCK];
     for (uint64_t c = 0; c < count; c += ROWS_BLOCK) {
         size_t n = block_elems(count, c);
-        const float *z = map_logits(map, logits + c, n, z_buffer);
+        const float *z = cap_logits(cap, logits + c, n, z_buffer);
         float *grad = store_place(type, grads, at + c, buffer);
         if (z == logits + c)
 #pragma omp simd
@@ -159,16 +144,16 @@ static void softmax_grad_row(enum dtype type, struct logit_map map, const float 
         else
 #pragma omp simd
             for (size_t i = 0; i < n; i++)
-                grad[i] = exp_below(z[i] - max) * scale * logit_slope(map, z[i]);
+                grad[i] = exp_below(z[i] - max) * scale * logit_slope(cap, z[i]);
         store_block(type, grads, at + c, n, grad);
     }
 }
 
 /* The gradient at the target, whose z is given. */
-static float target_grad(struct logit_map map, float z, float max, double sum, float grad_scale)
+static float target_grad(float cap, float z, float max, double sum, float grad_scale)
 {
     double softmax = exp((double)(z - max)) / sum;
-    return (float)((softmax - 1.0) * (double)grad_scale * (double)logit_slope(map, z));
+    return (float)((softmax - 1.0) * (double)grad_scale * (double)logit_slope(cap, z));
 }
 
 static void cross_entropy_row(const cross_entropy_args *args, uint64_t row)
@@ -181,20 +166,19 @@ static void cross_entropy_row(const cross_entropy_args *args, uint64_t row)
             memset((char *)args->logits_grad + at * elem_bytes, 0, vocab * elem_bytes);
         return;
     }
-    struct logit_map map = logit_map_of(args->logit_scale, args->soft_cap);
     const float *logits = args->logits + at;
     uint64_t target = (uint64_t)args->targets[row];
-    float max, z_buffer;
+    float max, z_buffer, cap = args->soft_cap;
     double sum;
-    softmax_first_pass(map, logits, vocab, &max, &sum);
-    float z = *map_logits(map, logits + target, 1, &z_buffer); /* before it is overwritten */
+    softmax_first_pass(cap, logits, vocab, &max, &sum);
+    float z = *cap_logits(cap, logits + target, 1, &z_buffer); /* before it is overwritten */
     args->losses[row] = (float)(log(sum) + ((double)max - (double)z));
     if (!args->logits_grad)
         return;
-    softmax_grad_row(args->type, map, logits, vocab, max, (float)((double)args->grad_scale / sum),
+    softmax_grad_row(args->type, cap, logits, vocab, max, (float)((double)args->grad_scale / sum),
                      args->logits_grad, at);
     store_one(args->type, args->logits_grad, at + target,
-              target_grad(map, z, max, sum, args->grad_scale));
+              target_grad(cap, z, max, sum, args->grad_scale));
 }
 
 static void cross_entropy(int threads, const cross_entropy_args *args)
@@ -212,16 +196,15 @@ static void softmax_part_row(const softmax_part_args *args, uint64_t row)
     }
     if (args->targets[row] < 0)
         return;
-    struct logit_map map = logit_map_of(args->logit_scale, args->soft_cap);
     const float *logits = args->logits + row * softmax_part_stride(args);
     float z_buffer;
     /* wraps around if before this part */
     uint64_t target = (uint64_t)args->targets[row] - args->column_begin;
     if (target < args->columns)
-        args->target_logit[row] = *map_logits(map, logits + target, 1, &z_buffer);
+        args->target_logit[row] = *cap_logits(args->soft_cap, logits + target, 1, &z_buffer);
     float before = args->largest[row], largest;
     double part_sum;
-    softmax_first_pass(map, logits, args->columns, &largest, &part_sum);
+    softmax_first_pass(args->soft_cap, logits, args->columns, &largest, &part_sum);
     float max = before > largest ? before : largest, shift = softmax_shift(max);
     float sum = (float)((double)args->sum[row] * (double)exp_below(before - shift) +
                         part_sum * (double)exp_below(largest - shift));
@@ -244,16 +227,15 @@ static void cross_entropy_part_row(const softmax_part_args *args, uint64_t row)
         memset((char *)args->logits_grad + at * elem_bytes, 0, args->columns * elem_bytes);
         return;
     }
-    struct logit_map map = logit_map_of(args->logit_scale, args->soft_cap);
     float max = args->largest[row];
     double sum = (double)args->sum[row];
-    softmax_grad_row(args->type, map, args->logits + at, args->columns, max,
+    softmax_grad_row(args->type, args->soft_cap, args->logits + at, args->columns, max,
                      (float)((double)args->grad_scale / sum), args->logits_grad, at);
     /* wraps around if before this part */
     uint64_t target = (uint64_t)args->targets[row] - args->column_begin;
     if (target < args->columns)
         store_one(args->type, args->logits_grad, at + target,
-                  target_grad(map, args->target_logit[row], max, sum, args->grad_scale));
+                  target_grad(args->soft_cap, args->target_logit[row], max, sum, args->grad_scale));
 }
 
 static void cross_entropy_part(int threads, const softmax_part_args *args)

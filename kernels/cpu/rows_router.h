@@ -10,7 +10,7 @@ static double router_softmax(const float *logits, uint64_t n, float *p)
 {
     float largest;
     double sum;
-    softmax_first_pass(logit_map_of(1.0f, 0.0f), logits, n, &largest, &sum);
+    softmax_first_pass(0.0f, logits, n, &largest, &sum);
     float divisor = (float)sum;
 #pragma omp simd
     for (size_t e = 0; e < n; e++)

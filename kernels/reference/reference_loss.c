@@ -4,21 +4,20 @@
 #include "kernels/reference/reference_internal.h"
 
 /* z of a logit, and dz/dlogit in *slope. */
-static double mapped_logit(float logit, float logit_scale, float soft_cap, double *slope)
+static double capped_logit(float logit, float soft_cap, double *slope)
 {
-    double scale = logit_scale != 0.0f ? (double)logit_scale : 1.0, cap = (double)soft_cap;
-    double z = scale * (double)logit;
-    *slope = scale;
+    double cap = (double)soft_cap;
+    *slope = 1.0;
     if (soft_cap == 0.0f)
-        return z;
-    double t = tanh(z / cap);
-    *slope = scale * (1.0 - t * t);
+        return (double)logit;
+    double t = tanh((double)logit / cap);
+    *slope = 1.0 - t * t;
     return cap * t;
 }
 
 int refi_cross_entropy(kernel_context *context, void *stream, const cross_entropy_args *args)
 {
-    float scale = args->logit_scale, cap = args->soft_cap;
+    float cap = args->soft_cap;
     for (uint64_t row = 0; row < args->rows; row++) {
         uint64_t at = row * cross_entropy_stride(args);
         const float *logits = args->logits + at;
@@ -26,15 +25,14 @@ int refi_cross_entropy(kernel_context *context, void *stream, const cross_entrop
         double max = -INFINITY, sum = 0.0, slope;
         TRY(refi_index_check(target, -1, args->vocab));
         for (uint64_t i = 0; i < args->vocab; i++)
-            max = fmax(max, mapped_logit(logits[i], scale, cap, &slope));
+            max = fmax(max, capped_logit(logits[i], cap, &slope));
         for (uint64_t i = 0; i < args->vocab; i++)
-            sum += exp(mapped_logit(logits[i], scale, cap, &slope) - max);
+            sum += exp(capped_logit(logits[i], cap, &slope) - max);
         args->losses[row] = 0.0f;
         if (target >= 0)
-            args->losses[row] =
-                (float)(log(sum) + max - mapped_logit(logits[target], scale, cap, &slope));
+            args->losses[row] = (float)(log(sum) + max - capped_logit(logits[target], cap, &slope));
         for (uint64_t i = 0; args->logits_grad && i < args->vocab; i++) {
-            double softmax = exp(mapped_logit(logits[i], scale, cap, &slope) - max) / sum;
+            double softmax = exp(capped_logit(logits[i], cap, &slope) - max) / sum;
             double grad = (softmax - ((uint64_t)target == i ? 1.0 : 0.0)) * slope;
             refi_store(args->type, args->logits_grad, at + i,
                        target < 0 ? 0.0 : grad * (double)args->grad_scale);
@@ -54,7 +52,7 @@ int refi_softmax_part(kernel_context *context, void *stream, const softmax_part_
         if (args->is_first)
             args->target_logit[row] = 0.0f;
         for (uint64_t i = 0; i < args->columns; i++) {
-            double z = mapped_logit(logits[i], args->logit_scale, args->soft_cap, &slope);
+            double z = capped_logit(logits[i], args->soft_cap, &slope);
             max = fmax(max, z);
             if (target >= 0 && (uint64_t)target == args->column_begin + i)
                 args->target_logit[row] = (float)z;
@@ -62,7 +60,7 @@ int refi_softmax_part(kernel_context *context, void *stream, const softmax_part_
         double shift = max == -INFINITY ? 0.0 : max;
         sum *= exp(before - shift);
         for (uint64_t i = 0; i < args->columns; i++)
-            sum += exp(mapped_logit(logits[i], args->logit_scale, args->soft_cap, &slope) - shift);
+            sum += exp(capped_logit(logits[i], args->soft_cap, &slope) - shift);
         args->largest[row] = (float)max;
         args->sum[row] = (float)sum;
     }
@@ -86,7 +84,7 @@ int refi_cross_entropy_part(kernel_context *context, void *stream, const softmax
         for (uint64_t i = 0; i < args->columns; i++) {
             uint64_t at = row * softmax_part_stride(args) + i;
             double slope;
-            double z = mapped_logit(args->logits[at], args->logit_scale, args->soft_cap, &slope);
+            double z = capped_logit(args->logits[at], args->soft_cap, &slope);
             double softmax = exp(z - (double)args->largest[row]) / (double)args->sum[row];
             bool is_target = target >= 0 && (uint64_t)target == args->column_begin + i;
             double grad = (softmax - (is_target ? 1.0 : 0.0)) * slope * (double)args->grad_scale;

@@ -18,8 +18,8 @@ static void run(gpu_fixture *gpu, enum dtype type, uint64_t columns, uint64_t st
                 bool in_place)
 {
     uint64_t elem_bytes = dtype_bytes(type), count = ROWS * stride;
-    cross_entropy_args args = {type,      ROWS, columns, stride, logits, targets,
-                               losses[0], raw,  0.25f,   0,      0};
+    cross_entropy_args args = {type,    ROWS,      columns, stride, logits,
+                               targets, losses[0], raw,     0.25f,  0};
     memset(raw, 0, sizeof raw);
     assert_int_equal(kernels_reference.cross_entropy(NULL, NULL, &args), 0);
     gpu_widen(raw, type, want, count);
@@ -32,8 +32,7 @@ static void run(gpu_fixture *gpu, enum dtype type, uint64_t columns, uint64_t st
         gpu_free(gpu, grads);
         grads = (unsigned char *)source;
     }
-    args =
-        (cross_entropy_args){type, ROWS, columns, stride, source, aims, stats, grads, 0.25f, 0, 0};
+    args = (cross_entropy_args){type, ROWS, columns, stride, source, aims, stats, grads, 0.25f, 0};
     softmax_part_args part = {.type = type,
                               .rows = ROWS,
                               .columns = columns,

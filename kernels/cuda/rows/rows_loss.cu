@@ -50,42 +50,29 @@ static __device__ __forceinline__ uint64_t place_of(uint64_t begin, unsigned pac
     return begin + (static_cast<uint64_t>(pack) * blockDim.x + threadIdx.x) * width;
 }
 
-// The map of logits before the softmax: z = scale * logit, or cap * tanh(z / cap).
-struct logit_map {
-    float scale, cap; // cap 0: none
-};
-
-// Kernels know whether anything is done, so that those without are as if there were no map.
-template <bool IS_MAPPED, typename A>
-static __device__ __forceinline__ logit_map logit_map_of(const A &args)
+// Kernels know whether there is a cap, so that those without are as if none were possible.
+template <bool IS_CAPPED, typename A> static __device__ __forceinline__ float cap_of(const A &args)
 {
-    if constexpr (IS_MAPPED)
-        return logit_map{args.logit_scale == 0.0f ? 1.0f : args.logit_scale, args.soft_cap};
-    return logit_map{1.0f, 0.0f};
+    return IS_CAPPED ? args.soft_cap : 0.0f;
 }
 
-template <typename A> static bool is_mapped(const A &args)
+// z of a logit.
+static __device__ __forceinline__ float capped_logit(float cap, float logit)
 {
-    return (args.logit_scale != 0.0f && args.logit_scale != 1.0f) || args.soft_cap != 0.0f;
-}
-
-static __device__ __forceinline__ float mapped_logit(logit_map map, float logit)
-{
-    float z = map.scale == 1.0f ? logit : __fmul_rn(map.scale, logit);
-    return map.cap == 0.0f ? z : __fmul_rn(map.cap, tanhf(__fdiv_rn(z, map.cap)));
+    return cap == 0.0f ? logit : __fmul_rn(cap, tanhf(__fdiv_rn(logit, cap)));
 }
 
 // dz/dlogit, from z.
-static __device__ __forceinline__ float logit_slope(logit_map map, float z)
+static __device__ __forceinline__ float logit_slope(float cap, float z)
 {
-    float t = map.cap == 0.0f ? 0.0f : __fdiv_rn(z, map.cap);
-    return __fmul_rn(map.scale, __fmaf_rn(-t, t, 1.0f));
+    float t = cap == 0.0f ? 0.0f : __fdiv_rn(z, cap);
+    return __fmaf_rn(-t, t, 1.0f);
 }
 
 // x = z of this thread's elements of a turn; -infinity beyond the end of the row.
 template <bool IS_PACKED>
-static __device__ __forceinline__ void load_items(logit_map map, const float *logits,
-                                                  uint64_t count, uint64_t begin, float (&x)[ITEMS])
+static __device__ __forceinline__ void load_items(float cap, const float *logits, uint64_t count,
+                                                  uint64_t begin, float (&x)[ITEMS])
 {
     const unsigned width = IS_PACKED ? PACK : 1;
 #pragma unroll
@@ -97,7 +84,7 @@ static __device__ __forceinline__ void load_items(logit_map map, const float *lo
         if (at < count)
             loaded = cudai_load<float, width>(logits + at);
         for (unsigned k = 0; k < width; k++)
-            x[pack * width + k] = at + k < count ? mapped_logit(map, loaded.item[k]) : -INFINITY;
+            x[pack * width + k] = at + k < count ? capped_logit(cap, loaded.item[k]) : -INFINITY;
     }
 }
 
@@ -148,7 +135,7 @@ struct row_stats {
 
 // All threads get the same result. `partial` is shared memory of 32 floats.
 template <bool IS_PACKED>
-static __device__ __forceinline__ row_stats stats_of_row(logit_map map, const float *logits,
+static __device__ __forceinline__ row_stats stats_of_row(float cap, const float *logits,
                                                          uint64_t count, float before,
                                                          float *partial)
 {
@@ -156,7 +143,7 @@ static __device__ __forceinline__ row_stats stats_of_row(logit_map map, const fl
     uint64_t turn = static_cast<uint64_t>(blockDim.x) * ITEMS;
     for (uint64_t begin = 0; begin < count; begin += turn) {
         float x[ITEMS];
-        load_items<IS_PACKED>(map, logits, count, begin, x);
+        load_items<IS_PACKED>(cap, logits, count, begin, x);
         float top = x[0];
 #pragma unroll
         for (int i = 1; i < ITEMS; i++)
@@ -178,31 +165,29 @@ static __device__ __forceinline__ row_stats stats_of_row(logit_map map, const fl
 
 // grads[i] = exp(z[i] - largest) * scale * slope of z[i], in place or not.
 template <typename T, bool IS_PACKED>
-static __device__ __forceinline__ void softmax_grad(logit_map map, const float *logits,
-                                                    uint64_t count, float largest, float scale,
-                                                    T *grads)
+static __device__ __forceinline__ void softmax_grad(float cap, const float *logits, uint64_t count,
+                                                    float largest, float scale, T *grads)
 {
     uint64_t turn = static_cast<uint64_t>(blockDim.x) * ITEMS;
     for (uint64_t begin = 0; begin < count; begin += turn) {
         float x[ITEMS];
-        load_items<IS_PACKED>(map, logits, count, begin, x);
+        load_items<IS_PACKED>(cap, logits, count, begin, x);
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
             float grad = expf(x[i] - largest) * scale;
-            bool is_plain = map.scale == 1.0f && map.cap == 0.0f;
-            x[i] = is_plain ? grad : __fmul_rn(grad, logit_slope(map, x[i]));
+            x[i] = cap == 0.0f ? grad : __fmul_rn(grad, logit_slope(cap, x[i]));
         }
         store_items<T, IS_PACKED>(grads, count, begin, x);
     }
 }
 
 // Returns the gradient at the target's column, whose z is given.
-static __device__ __forceinline__ float target_grad(logit_map map, float z, float largest,
-                                                    float sum, float grad_scale)
+static __device__ __forceinline__ float target_grad(float cap, float z, float largest, float sum,
+                                                    float grad_scale)
 {
     double softmax = exp(static_cast<double>(z - largest)) / static_cast<double>(sum);
     return static_cast<float>((softmax - 1.0) * static_cast<double>(grad_scale) *
-                              static_cast<double>(logit_slope(map, z)));
+                              static_cast<double>(logit_slope(cap, z)));
 }
 
 static __device__ __forceinline__ float loss_of(float target_logit, float largest, float sum)
@@ -214,13 +199,13 @@ static __device__ __forceinline__ float loss_of(float target_logit, float larges
 
 // --- the whole vocabulary ------------------------------------------------------------------------
 
-template <typename T, bool IS_PACKED, bool IS_MAPPED>
+template <typename T, bool IS_PACKED, bool IS_CAPPED>
 static __device__ __forceinline__ void cross_entropy_row(const cross_entropy_args &args,
                                                          uint64_t row, float *partial)
 {
     uint64_t vocab = args.vocab, at = row * args.stride;
     int32_t target = args.targets[row];
-    const logit_map map = logit_map_of<IS_MAPPED>(args);
+    const float cap = cap_of<IS_CAPPED>(args);
     const float *logits = args.logits + at;
     T *grads = args.logits_grad ? static_cast<T *>(args.logits_grad) + at : nullptr;
     if (target < 0 || static_cast<uint64_t>(target) >= vocab) {
@@ -232,26 +217,26 @@ static __device__ __forceinline__ void cross_entropy_row(const cross_entropy_arg
         return;
     }
     // Read before the barriers of the sums; after them the logits may be overwritten.
-    float target_logit = mapped_logit(map, logits[target]);
-    row_stats stats = stats_of_row<IS_PACKED>(map, logits, vocab, -INFINITY, partial);
+    float target_logit = capped_logit(cap, logits[target]);
+    row_stats stats = stats_of_row<IS_PACKED>(cap, logits, vocab, -INFINITY, partial);
     if (threadIdx.x == 0)
         args.losses[row] = loss_of(target_logit, stats.largest, stats.sum);
     if (!grads)
         return;
-    softmax_grad<T, IS_PACKED>(map, logits, vocab, stats.largest,
+    softmax_grad<T, IS_PACKED>(cap, logits, vocab, stats.largest,
                                __fdiv_rn(args.grad_scale, stats.sum), grads);
     if (threadIdx.x == owner_of<IS_PACKED>(static_cast<uint64_t>(target)))
         grads[target] = cudai_narrow<T>(
-            target_grad(map, target_logit, stats.largest, stats.sum, args.grad_scale));
+            target_grad(cap, target_logit, stats.largest, stats.sum, args.grad_scale));
 }
 
-template <typename T, bool IS_PACKED, bool IS_MAPPED>
+template <typename T, bool IS_PACKED, bool IS_CAPPED>
 static __global__ void __launch_bounds__(THREADS_MAX, IS_PACKED ? 4 : 1)
     cross_entropy_kernel(cross_entropy_args args)
 {
     __shared__ float partial[CUDAI_WARP];
     for (uint64_t row = blockIdx.x; row < args.rows; row += gridDim.x)
-        cross_entropy_row<T, IS_PACKED, IS_MAPPED>(args, row, partial);
+        cross_entropy_row<T, IS_PACKED, IS_CAPPED>(args, row, partial);
 }
 
 // Returns the threads of a block for rows of `count` elements. They depend only on `count`.
@@ -276,12 +261,12 @@ static cudaError_t launch_cross_entropy(const cross_entropy_args *asked, int sm_
     cross_entropy_args args = *asked;
     args.stride = cross_entropy_stride(asked); // kernels need the actual stride
     dim3 grid = blocks_for(args.rows, sm_count), block = threads_for(args.vocab);
-    bool mapped = is_mapped(args);
+    bool capped = args.soft_cap != 0.0f;
     if (args.stride % PACK == 0)
-        return cudai_launch(mapped ? cross_entropy_kernel<T, true, true>
+        return cudai_launch(capped ? cross_entropy_kernel<T, true, true>
                                    : cross_entropy_kernel<T, true, false>,
                             grid, block, 0, stream, args);
-    return cudai_launch(mapped ? cross_entropy_kernel<T, false, true>
+    return cudai_launch(capped ? cross_entropy_kernel<T, false, true>
                                : cross_entropy_kernel<T, false, false>,
                         grid, block, 0, stream, args);
 }
@@ -299,18 +284,18 @@ extern "C" int cudai_launch_cross_entropy(const cross_entropy_args *args, int sm
 // Adds one more part to a row's stats:
 //   sum = round_fp32(sum * exp(old largest - new largest) + the part's sum); NaN has one pattern.
 // A target below -1 makes the sum NaN.
-template <bool IS_PACKED, bool IS_MAPPED>
+template <bool IS_PACKED, bool IS_CAPPED>
 static __device__ __forceinline__ void softmax_part_row(const softmax_part_args &args, uint64_t row,
                                                         float *partial)
 {
-    const logit_map map = logit_map_of<IS_MAPPED>(args);
+    const float cap = cap_of<IS_CAPPED>(args);
     const float *logits = args.logits + row * args.stride;
     int32_t target = args.targets[row];
     float before = args.is_first ? -INFINITY : args.largest[row];
     float held = args.is_first ? 0.0f : args.sum[row];
     float largest = before, sum = target < IGNORED ? __uint_as_float(NAN_BITS) : held;
     if (target >= 0) { // after its barriers all threads have read the old stats
-        row_stats stats = stats_of_row<IS_PACKED>(map, logits, args.columns, before, partial);
+        row_stats stats = stats_of_row<IS_PACKED>(cap, logits, args.columns, before, partial);
         double kept = static_cast<double>(held) * static_cast<double>(expf(before - stats.shift));
         largest = stats.largest;
         sum = static_cast<float>(kept + static_cast<double>(stats.sum));
@@ -322,17 +307,17 @@ static __device__ __forceinline__ void softmax_part_row(const softmax_part_args 
     args.sum[row] = sum;
     uint64_t column = static_cast<uint64_t>(target) - args.column_begin; // wraps if before
     if (target >= 0 && column < args.columns)
-        args.target_logit[row] = mapped_logit(map, logits[column]);
+        args.target_logit[row] = capped_logit(cap, logits[column]);
     else if (args.is_first)
         args.target_logit[row] = 0.0f;
 }
 
-template <bool IS_PACKED, bool IS_MAPPED>
+template <bool IS_PACKED, bool IS_CAPPED>
 static __global__ void __launch_bounds__(THREADS_MAX) softmax_part_kernel(softmax_part_args args)
 {
     __shared__ float partial[CUDAI_WARP];
     for (uint64_t row = blockIdx.x; row < args.rows; row += gridDim.x)
-        softmax_part_row<IS_PACKED, IS_MAPPED>(args, row, partial);
+        softmax_part_row<IS_PACKED, IS_CAPPED>(args, row, partial);
 }
 
 extern "C" int cudai_launch_softmax_part(const softmax_part_args *asked, int sm_count, void *stream)
@@ -341,12 +326,12 @@ extern "C" int cudai_launch_softmax_part(const softmax_part_args *asked, int sm_
     args.stride = softmax_part_stride(asked);
     dim3 grid = blocks_for(args.rows, sm_count), block = threads_for(args.columns);
     cudaStream_t on = static_cast<cudaStream_t>(stream);
-    bool mapped = is_mapped(args);
+    bool capped = args.soft_cap != 0.0f;
     if (args.stride % PACK == 0)
-        return cudai_launch(mapped ? softmax_part_kernel<true, true>
+        return cudai_launch(capped ? softmax_part_kernel<true, true>
                                    : softmax_part_kernel<true, false>,
                             grid, block, 0, on, args);
-    return cudai_launch(mapped ? softmax_part_kernel<false, true>
+    return cudai_launch(capped ? softmax_part_kernel<false, true>
                                : softmax_part_kernel<false, false>,
                         grid, block, 0, on, args);
 }
@@ -370,7 +355,7 @@ extern "C" int cudai_launch_softmax_losses(const softmax_part_args *args, int sm
                         0, static_cast<cudaStream_t>(stream), *args);
 }
 
-template <typename T, bool IS_PACKED, bool IS_MAPPED>
+template <typename T, bool IS_PACKED, bool IS_CAPPED>
 static __device__ __forceinline__ void cross_entropy_part_row(const softmax_part_args &args,
                                                               uint64_t row)
 {
@@ -382,22 +367,22 @@ static __device__ __forceinline__ void cross_entropy_part_row(const softmax_part
                                target == IGNORED ? 0.0f : __uint_as_float(NAN_BITS));
         return;
     }
-    const logit_map map = logit_map_of<IS_MAPPED>(args);
+    const float cap = cap_of<IS_CAPPED>(args);
     float largest = args.largest[row], sum = args.sum[row];
-    softmax_grad<T, IS_PACKED>(map, args.logits + at, columns, largest,
+    softmax_grad<T, IS_PACKED>(cap, args.logits + at, columns, largest,
                                __fdiv_rn(args.grad_scale, sum), grads);
     uint64_t column = static_cast<uint64_t>(target) - args.column_begin; // wraps if before
     if (column < columns && threadIdx.x == owner_of<IS_PACKED>(column))
         grads[column] = cudai_narrow<T>(
-            target_grad(map, args.target_logit[row], largest, sum, args.grad_scale));
+            target_grad(cap, args.target_logit[row], largest, sum, args.grad_scale));
 }
 
-template <typename T, bool IS_PACKED, bool IS_MAPPED>
+template <typename T, bool IS_PACKED, bool IS_CAPPED>
 static __global__ void __launch_bounds__(THREADS_MAX, IS_PACKED ? 4 : 1)
     cross_entropy_part_kernel(softmax_part_args args)
 {
     for (uint64_t row = blockIdx.x; row < args.rows; row += gridDim.x)
-        cross_entropy_part_row<T, IS_PACKED, IS_MAPPED>(args, row);
+        cross_entropy_part_row<T, IS_PACKED, IS_CAPPED>(args, row);
 }
 
 template <typename T>
@@ -407,12 +392,12 @@ static cudaError_t launch_cross_entropy_part(const softmax_part_args *asked, int
     softmax_part_args args = *asked;
     args.stride = softmax_part_stride(asked);
     dim3 grid = blocks_for(args.rows, sm_count), block = threads_for(args.columns);
-    bool mapped = is_mapped(args);
+    bool capped = args.soft_cap != 0.0f;
     if (args.stride % PACK == 0)
-        return cudai_launch(mapped ? cross_entropy_part_kernel<T, true, true>
+        return cudai_launch(capped ? cross_entropy_part_kernel<T, true, true>
                                    : cross_entropy_part_kernel<T, true, false>,
                             grid, block, 0, stream, args);
-    return cudai_launch(mapped ? cross_entropy_part_kernel<T, false, true>
+    return cudai_launch(capped ? cross_entropy_part_kernel<T, false, true>
                                : cross_entropy_part_kernel<T, false, false>,
                         grid, block, 0, stream, args);
 }
