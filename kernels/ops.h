@@ -260,8 +260,8 @@ struct activation_args {
 };
 typedef struct activation_args activation_args;
 
-/* target = scale * source, target += scale * source, or target = addend + scale * source, on rows
- * that may lie apart. Product and sum are rounded to fp32 each, and then the result to `type`. */
+/* target = scale * source, or target += scale * source, on rows that may lie apart. Product and sum
+ * are rounded to fp32 each, and then the result to `type`. */
 struct scale_rows_args {
     enum dtype type;
     uint64_t rows, columns;
@@ -270,7 +270,6 @@ struct scale_rows_args {
     const void *source; /* [rows, columns] type */
     void *target;       /* [rows, columns] type; may be source if the strides are equal */
     uint64_t source_stride, target_stride; /* elements from row to row, at least `columns` */
-    const void *addend; /* [rows, columns] type, with the target's stride; NULL: none */
 };
 typedef struct scale_rows_args scale_rows_args;
 
@@ -287,14 +286,12 @@ static inline float scale_of_type(enum dtype type, double scale)
  * the same op on the gradients: kernels/dropout_mask.h finds the same elements again. The product
  * is rounded to fp32, then to `type`.
  *
- * A call has the columns [column_begin, column_begin + columns) of the rows [row_begin, row_begin +
- * rows) of a micro-batch of sequences of T rows of `width` elements. The mask does not depend on
- * the cut. `counter` is memory of the device, so that a recorded launch may be replayed with
- * another step. */
+ * A call has the rows [row_begin, row_begin + rows) of a micro-batch of sequences of T rows. The
+ * mask does not depend on the cut. `counter` is memory of the device, so that a recorded launch may
+ * be replayed with another step. */
 struct dropout_args {
     enum dtype type;
     uint64_t rows, columns;
-    uint64_t stride;    /* elements from row to row of source and target; 0: columns */
     const void *source; /* [rows, columns] type */
     void *target;       /* [rows, columns] type; may be source */
     float probability;  /* p in [0, 1) */
@@ -302,9 +299,8 @@ struct dropout_args {
     uint32_t site;      /* number of the place in the model, below 2^23 */
     /* [2]: the step, and the number in the global batch of the micro-batch's first sequence */
     const uint32_t *counter;
-    uint64_t tokens;                  /* T */
-    uint64_t row_begin, column_begin; /* 0 if the call has all */
-    uint64_t width;                   /* 0: columns */
+    uint64_t tokens;    /* T */
+    uint64_t row_begin; /* 0 if the call has all */
 };
 typedef struct dropout_args dropout_args;
 
@@ -329,16 +325,6 @@ static inline uint64_t norm_stride(const norm_args *args)
 static inline uint64_t norm_grad_stride(const norm_grad_args *args)
 {
     return args->stride ? args->stride : args->channels;
-}
-
-static inline uint64_t dropout_stride(const dropout_args *args)
-{
-    return args->stride ? args->stride : args->columns;
-}
-
-static inline uint64_t dropout_width(const dropout_args *args)
-{
-    return args->width ? args->width : args->columns;
 }
 
 static inline uint64_t read_back_stride(const read_back_args *args)

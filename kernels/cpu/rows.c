@@ -221,7 +221,7 @@ int cpui_dropout(kernel_context *context, void *stream, const dropout_args *args
 {
     assert(args->probability >= 0.0f && args->probability < 1.0f);
     assert(args->site >> DROPOUT_SITE_BITS == 0 && args->tokens > 0);
-    assert(args->tokens * dropout_width(args) / 4 >> DROPOUT_QUAD_BITS == 0);
+    assert(args->tokens * args->columns / 4 >> DROPOUT_QUAD_BITS == 0);
     context->rows->dropout(context->thread_count, args);
     return 0;
 }

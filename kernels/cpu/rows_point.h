@@ -79,9 +79,8 @@ static void scale_block(const scale_rows_args *args, uint64_t row, uint64_t colu
     const float *source =
         load_block(args->type, args->source, row * args->source_stride + column, n, source_buffer);
     float *out = store_place(args->type, args->target, at, out_buffer), scale = args->scale;
-    const void *addend = args->accumulates ? args->target : args->addend;
-    if (addend) {
-        const float *added = load_block(args->type, addend, at, n, added_buffer);
+    if (args->accumulates) {
+        const float *added = load_block(args->type, args->target, at, n, added_buffer);
 #pragma omp simd
         for (size_t i = 0; i < n; i++)
             out[i] = added[i] + scale * source[i];
@@ -101,13 +100,13 @@ static void scale_rows(int threads, const scale_rows_args *args)
             scale_block(args, row, column);
 }
 
-/* n elements of a row, n <= ROWS_BLOCK, from column `column` of this call on. */
+/* n elements of a row, n <= ROWS_BLOCK, from column `column` on. */
 static void dropout_block(const dropout_args *args, uint64_t row, uint64_t column, size_t n)
 {
     uint32_t words[ROWS_BLOCK + 8 + DROPOUT_WORDS_BEYOND];
     float x_buffer[ROWS_BLOCK], y_buffer[ROWS_BLOCK];
-    uint64_t token = args->row_begin + row, at = row * dropout_stride(args) + column;
-    uint64_t elem = token % args->tokens * dropout_width(args) + args->column_begin + column;
+    uint64_t token = args->row_begin + row, at = row * args->columns + column;
+    uint64_t elem = token % args->tokens * args->columns + column;
     const dropout_place place = {.seed = args->seed,
                                  .step = args->counter[0],
                                  .sequence = args->counter[1] + (uint32_t)(token / args->tokens),

@@ -363,9 +363,8 @@ int refi_scale_rows(kernel_context *context, void *stream, const scale_rows_args
             float value =
                 (float)refi_load(args->type, args->source, row * args->source_stride + column);
             float scaled = args->scale * value;
-            const void *addend = args->accumulates ? args->target : args->addend;
-            if (addend)
-                scaled = (float)refi_load(args->type, addend, at) + scaled;
+            if (args->accumulates)
+                scaled = (float)refi_load(args->type, args->target, at) + scaled;
             refi_store(args->type, args->target, at, (double)scaled);
         }
     return 0;
@@ -374,15 +373,15 @@ int refi_scale_rows(kernel_context *context, void *stream, const scale_rows_args
 /* The words come from base/rng.h, not from the function that the other backends share. */
 int refi_dropout(kernel_context *context, void *stream, const dropout_args *args)
 {
-    uint64_t width = dropout_width(args), stride = dropout_stride(args);
     double drop_below = (double)args->probability * 4294967296.0;
     float scale = (float)(1.0 / (1.0 - (double)args->probability));
     for (uint64_t row = 0; row < args->rows; row++)
         for (uint64_t column = 0; column < args->columns; column++) {
             uint64_t token = args->row_begin + row;
-            uint64_t elem = token % args->tokens * width + args->column_begin + column;
+            uint64_t elem = token % args->tokens * args->columns + column;
             uint64_t sequence = args->counter[1] + token / args->tokens;
-            uint64_t from = (uint64_t)args->counter[0] << 32 | sequence, at = row * stride + column;
+            uint64_t from = (uint64_t)args->counter[0] << 32 | sequence,
+                     at = row * args->columns + column;
             uint32_t words[4];
             rng_block(args->seed, from, UINT64_C(1) << 63 | (uint64_t)args->site << 40 | elem / 4,
                       words);

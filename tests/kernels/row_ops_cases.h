@@ -228,8 +228,7 @@ static inline void add_case(struct run *run, const struct shape *shape)
     emit(run, shape->type, out, count, -1.0f);
 }
 
-/* Rows that lie apart, by different strides. variant bit 0: they are added; bit 1: in place.
- * variant 4: they are added to a third array. */
+/* Rows that lie apart, by different strides. variant bit 0: they are added; bit 1: in place. */
 static inline void scale_case(struct run *run, const struct shape *shape)
 {
     bool in_place = shape->variant == 2;
@@ -239,42 +238,36 @@ static inline void scale_case(struct run *run, const struct shape *shape)
                             .columns = shape->channels,
                             .scale = 1.375f,
                             .accumulates = shape->variant & 1,
-                            .source_stride = shape->variant % 4 < 2 ? apart : wide,
+                            .source_stride = shape->variant < 2 ? apart : wide,
                             .target_stride = wide};
     void *source = draw(run, shape->type, shape->rows * args.source_stride, 1, 1.0f);
     void *target = draw(run, shape->type, shape->rows * wide, 2, 1.0f);
     args.source = in_place ? target : source;
     args.target = target;
-    if (shape->variant == 4)
-        args.addend = draw(run, shape->type, shape->rows * wide, 3, 1.0f);
     assert_int_equal(run->ops->scale_rows(run->context, run->stream, &args), 0);
     emit(run, shape->type, target, shape->rows * wide, -1.0f);
 }
 
-/* Rows of 3 sequences, columns [4, 4 + channels) of wider rows, in rows that lie apart. variant bit
- * 0: in place; bit 1: odd places, which exclude packs. */
+/* Rows of 3 sequences. variant bit 0: in place. */
 static inline void dropout_case(struct run *run, const struct shape *shape)
 {
     static const uint32_t counter[2] = {7, 0xfffffffe};
-    uint64_t odd = shape->variant & 2 ? 1 : 0, stride = shape->channels + (odd ? 5 : 16);
+    uint64_t count = shape->rows * shape->channels;
     dropout_args args = {.type = shape->type,
                          .rows = shape->rows,
                          .columns = shape->channels,
-                         .stride = stride,
                          .probability = 0.3f,
                          .seed = run->seed,
                          .site = 3 << 16 | 5,
                          .counter = place(run, counter, sizeof counter, 0),
                          .tokens = shape->rows / 2 + 1,
-                         .row_begin = shape->rows / 3,
-                         .column_begin = 4 + odd,
-                         .width = shape->channels + 12 + odd};
-    void *source = draw(run, shape->type, shape->rows * stride, 1, 1.0f);
-    void *target = draw(run, shape->type, shape->rows * stride, 2, 1.0f);
+                         .row_begin = shape->rows / 3};
+    void *source = draw(run, shape->type, count, 1, 1.0f);
+    void *target = draw(run, shape->type, count, 2, 1.0f);
     args.source = source;
-    args.target = shape->variant & 1 ? source : target;
+    args.target = shape->variant ? source : target;
     assert_int_equal(run->ops->dropout(run->context, run->stream, &args), 0);
-    emit(run, shape->type, args.target, shape->rows * stride, -1.0f);
+    emit(run, shape->type, args.target, count, -1.0f);
 }
 
 /* ---- heads: kernels/ops_heads.h ---- */

@@ -7,8 +7,8 @@
 
 /* channels is the vocabulary. variant bit 0: gradient over logits (fp32 only); bit 1: logits up to
  * the thousands, so that all but one or two probabilities vanish; bit 2: loss only; bit 3: the
- * logits are capped. Each third target is ignored. A probability's relative error is that of exp of a rounded difference, |x|
- * 2^-24. */
+ * logits are capped. Each third target is ignored. A probability's relative error is that of exp of
+ * a rounded difference, |x| 2^-24. */
 static void cross_entropy_case(struct run *run, const struct shape *shape)
 {
     uint64_t count = shape->rows * shape->channels;
@@ -92,7 +92,7 @@ static void activations_by_table(void **state)
 static void additions(void **state)
 {
     check_shapes("add", add_case, 3);
-    check_shapes("scale rows", scale_case, 5);
+    check_shapes("scale rows", scale_case, 4);
     check_shapes("bias backward", bias_case, 1);
     check_case("bias backward", bias_case, &(struct shape){DTYPE_BF16, 5003, 3, 0});
 }
@@ -110,7 +110,7 @@ static void dropouts(void **state)
                   0xd3243f6a88, words);
     assert_memory_equal(words, ((uint32_t[]){0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}), 16);
 
-    check_shapes("dropout", dropout_case, 4);
+    check_shapes("dropout", dropout_case, 2);
     kernel_context context = rows_context_of(tested_isa, 2);
     float ones[COUNT], whole[COUNT], cut[COUNT];
     uint32_t counter[2] = {11, 40};
@@ -125,14 +125,11 @@ static void dropouts(void **state)
                          .counter = counter,
                          .tokens = TOKENS};
     assert_int_equal(cpui_dropout(&context, NULL, &args), 0);
-    args.stride = args.width = WIDTH;
-    for (int piece = 0; piece < 4; piece++) { /* rows from 5 on, columns from 18 on */
-        args.row_begin = piece & 1 ? 5 : 0;
-        args.rows = piece & 1 ? ROWS - 5 : 5;
-        args.column_begin = piece & 2 ? 18 : 0;
-        args.columns = piece & 2 ? WIDTH - 18 : 18;
-        args.source = ones + args.row_begin * WIDTH + args.column_begin;
-        args.target = cut + args.row_begin * WIDTH + args.column_begin;
+    for (int piece = 0; piece < 2; piece++) { /* the first 5 rows, and the others */
+        args.row_begin = piece ? 5 : 0;
+        args.rows = piece ? ROWS - 5 : 5;
+        args.source = ones + args.row_begin * WIDTH;
+        args.target = cut + args.row_begin * WIDTH;
         assert_int_equal(cpui_dropout(&context, NULL, &args), 0);
     }
     assert_memory_equal(cut, whole, sizeof whole);

@@ -225,7 +225,7 @@ int cudai_dropout(kernel_context *context, void *stream, const dropout_args *arg
 {
     assert(args->probability >= 0.0f && args->probability < 1.0f);
     assert(args->site >> DROPOUT_SITE_BITS == 0 && args->tokens > 0);
-    assert(args->tokens * dropout_width(args) / 4 >> DROPOUT_QUAD_BITS == 0);
+    assert(args->tokens * args->columns / 4 >> DROPOUT_QUAD_BITS == 0);
     if (args->rows == 0 || args->columns == 0)
         return 0;
     return cudai_check(cudai_launch_dropout(stream, args), "the dropout kernel");

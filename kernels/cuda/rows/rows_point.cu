@@ -63,8 +63,7 @@ static __global__ void __launch_bounds__(point_threads) scale_rows_kernel(scale_
         T *target = static_cast<T *>(args.target) + row * args.target_stride + column;
         cudai_pack<T, V> x = cudai_load<T, V>(source), y;
         if constexpr (ADDS)
-            y = cudai_load<T, V>(static_cast<const T *>(args.addend) + row * args.target_stride +
-                                 column);
+            y = cudai_load<T, V>(target);
 #pragma unroll
         for (int k = 0; k < V; k++) {
             float scaled = __fmul_rn(args.scale, cudai_widen(x.item[k]));
@@ -80,22 +79,20 @@ template <typename T, int V>
 static cudaError_t launch_scale_rows(cudaStream_t stream, const scale_rows_args &args)
 {
     row_grid over = row_grid_of(args.rows, args.columns / V);
-    if (args.addend != nullptr)
+    if (args.accumulates)
         return cudai_launch(scale_rows_kernel<T, V, true>, over.grid, over.block, 0, stream, args);
     return cudai_launch(scale_rows_kernel<T, V, false>, over.grid, over.block, 0, stream, args);
 }
 
-extern "C" int cudai_launch_scale_rows(void *stream, const scale_rows_args *asked)
+extern "C" int cudai_launch_scale_rows(void *stream, const scale_rows_args *args)
 {
     cudaStream_t on = static_cast<cudaStream_t>(stream);
-    scale_rows_args args = *asked;
-    args.addend = args.accumulates ? args.target : args.addend;
-    CUDAI_BY_TYPE(args.type, T, {
+    CUDAI_BY_TYPE(args->type, T, {
         constexpr int V = rows_pack_elems<T>;
-        if (rows_are_aligned(rows_pack_bytes, args.source, args.target, args.addend) &&
-            args.columns % V == 0 && args.source_stride % V == 0 && args.target_stride % V == 0)
-            return launch_scale_rows<T, V>(on, args);
-        return launch_scale_rows<T, 1>(on, args);
+        if (rows_are_aligned(rows_pack_bytes, args->source, args->target) &&
+            args->columns % V == 0 && args->source_stride % V == 0 && args->target_stride % V == 0)
+            return launch_scale_rows<T, V>(on, *args);
+        return launch_scale_rows<T, 1>(on, *args);
     });
 }
 
@@ -114,8 +111,8 @@ static __global__ void __launch_bounds__(point_threads) dropout_kernel(dropout_a
     const float scale = dropout_scale(args.probability);
     dropout_place place = {args.seed, args.counter[0], 0, args.site};
     for (uint64_t row = row_first(); row < args.rows; row += row_step()) {
-        const uint64_t token = args.row_begin + row, at = row * args.stride + column;
-        const uint64_t elem = token % args.tokens * args.width + args.column_begin + column;
+        const uint64_t token = args.row_begin + row, at = row * args.columns + column;
+        const uint64_t elem = token % args.tokens * args.columns + column;
         place.sequence = args.counter[1] + static_cast<uint32_t>(token / args.tokens);
         cudai_pack<T, V> x = cudai_load<T, V>(static_cast<const T *>(args.source) + at), y;
 #pragma unroll
@@ -140,18 +137,14 @@ static cudaError_t launch_dropout(cudaStream_t stream, const dropout_args &args)
     return cudai_launch(dropout_kernel<T, V>, over.grid, over.block, 0, stream, args);
 }
 
-extern "C" int cudai_launch_dropout(void *stream, const dropout_args *asked)
+extern "C" int cudai_launch_dropout(void *stream, const dropout_args *args)
 {
     cudaStream_t on = static_cast<cudaStream_t>(stream);
-    dropout_args args = *asked;
-    args.stride = dropout_stride(asked); // kernels need the actual stride and width
-    args.width = dropout_width(asked);
-    CUDAI_BY_TYPE(args.type, T, {
+    CUDAI_BY_TYPE(args->type, T, {
         constexpr int V = rows_pack_elems<T>;
-        if (rows_are_aligned(rows_pack_bytes, args.source, args.target) && args.columns % V == 0 &&
-            args.stride % V == 0 && args.width % 4 == 0 && args.column_begin % 4 == 0)
-            return launch_dropout<T, V>(on, args);
-        return launch_dropout<T, 1>(on, args);
+        if (rows_are_aligned(rows_pack_bytes, args->source, args->target) && args->columns % V == 0)
+            return launch_dropout<T, V>(on, *args);
+        return launch_dropout<T, 1>(on, *args);
     });
 }
 
