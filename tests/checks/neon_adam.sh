@@ -17,7 +17,7 @@ make_scratch sluice-neon "${TMPDIR:-/tmp}"
 cd "$source_dir"
 sources="kernels/cpu/optimizer/*.c
          kernels/reference/*.c src/base/cpu.c src/base/dtype.c src/base/error.c
-         src/base/mem.c src/base/rng.c src/base/size.c"
+         src/base/mem.c src/base/rng.c src/base/size.c src/base/stored.c src/base/text.c src/base/utf8.c"
 objects=
 # shellcheck disable=SC2086 # the names are words on purpose
 for file in $sources tests/kernels/test_kernels_adam.c tests/kernels/test_kernels_lion.c; do
