@@ -9,6 +9,7 @@
 #include "base/nearest.h"
 #include "base/rng.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "base/tile.h"
 #include "base/utf8.h"
 #include "tests/unit.h"
@@ -182,6 +183,18 @@ static void text_is_made_visible(void **state)
     assert_string_equal(err_text(), "tensor \\u001b]0;x\\u0007\\u000aof 2");
 }
 
+static void texts_are_cut_where_they_are_full(void **state)
+{
+    char text[8] = "";
+    text_add(text, sizeof text, "%s%d", "a", 1);
+    text_add(text, 5, ", %s", "b"); /* as if it had 5 bytes */
+    assert_string_equal(text, "a1, ");
+    text_add(text, sizeof text, "%s", "cdefgh");
+    assert_string_equal(text, "a1, cde");
+    text_add(text, sizeof text, "%s", "i");
+    assert_string_equal(text, "a1, cde");
+}
+
 /* Integers beyond 64 bits, which jansson refuses, become reals; in such a file the others stay. */
 static void large_integers_are_read(void **state)
 {
@@ -245,11 +258,17 @@ static void near_names_are_found(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_parse),          cmocka_unit_test(fp16_round_trip),
-        cmocka_unit_test(bf16_rounding),        cmocka_unit_test(memory_is_counted),
-        cmocka_unit_test(random_numbers),       cmocka_unit_test(tiles),
-        cmocka_unit_test(tile_formats),         cmocka_unit_test(errors),
-        cmocka_unit_test(text_is_made_visible), cmocka_unit_test(large_integers_are_read),
+        cmocka_unit_test(sizes_parse),
+        cmocka_unit_test(fp16_round_trip),
+        cmocka_unit_test(bf16_rounding),
+        cmocka_unit_test(memory_is_counted),
+        cmocka_unit_test(random_numbers),
+        cmocka_unit_test(tiles),
+        cmocka_unit_test(tile_formats),
+        cmocka_unit_test(errors),
+        cmocka_unit_test(text_is_made_visible),
+        cmocka_unit_test(texts_are_cut_where_they_are_full),
+        cmocka_unit_test(large_integers_are_read),
         cmocka_unit_test(near_names_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

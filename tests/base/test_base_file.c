@@ -235,6 +235,30 @@ static void full_drives_are_reported(void **state)
     }
 }
 
+/* An append that fails leaves what was there. */
+static void open_files_are_read_and_written(void **state)
+{
+    char text[8] = "";
+    struct rlimit old, limit;
+    int fd = open(in_directory("open"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_ok(file_append(fd, "abc", 3));
+    assert_ok(file_write_at(fd, 1, "B", 1));
+    assert_int_equal(file_read_at(fd, 1, text, sizeof text), 2);
+    assert_string_equal(text, "Bc");
+    assert_int_equal(file_read_at(fd, 3, text, 1), 0);
+    assert_int_equal(file_read_at(-1, 0, text, 1), -EBADF);
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    limit = (struct rlimit){5, old.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    int rc = file_append(fd, "defg", 4);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_int_equal(rc, -EFBIG);
+    close(fd);
+    expect_content("open", "aBc");
+}
+
 static void open_files_are_published(void **state)
 {
     char temporary[FILE_PATH_BYTES];
@@ -406,6 +430,7 @@ int main(void)
         cmocka_unit_test(writes_replace),
         cmocka_unit_test(failures_leave_the_old_file),
         cmocka_unit_test(full_drives_are_reported),
+        cmocka_unit_test(open_files_are_read_and_written),
         cmocka_unit_test(open_files_are_published),
         cmocka_unit_test(directories_are_synced),
         cmocka_unit_test(directories_are_made),
