@@ -176,7 +176,8 @@ static int reserve_ids(generator *self)
 
 static model_window window_of(const generator *self, uint64_t context)
 {
-    bool slides = self->ids.count + self->asked->token_count > context;
+    /* the last generated token is not read */
+    bool slides = self->ids.count + self->asked->token_count - 1 > context;
     uint64_t read = slides ? context : size_min(self->ids.count, context);
     return (model_window){.tokens = size_min(read, CHUNK_MOST), .cache_positions = context};
 }

@@ -1,6 +1,6 @@
 /* Generation and evaluation of parameters that do not fit in memory, packed and not: the bits are
  * those of parameters on the device, wherever they rest; drives are found without a word; nothing
- * stays on them; bytes that a drive changes are seen. */
+ * stays on them; bytes that a drive changes are seen. And what a short prompt needs. */
 #include <dirent.h>
 
 #include "engine/engine.h"
@@ -252,6 +252,38 @@ static void parts_are_filled_and_compared(void **state)
     fixture_remove("run");
 }
 
+/* The least budget of the device that a text of 201 tokens needs, all but the prompt generated. */
+static uint64_t least_device_bytes(uint64_t prompt_bytes)
+{
+    static char prompt[200];
+    static const char *const set[] = {"tiers.device.budget=4096"};
+    memset(prompt, 'a', sizeof prompt);
+    const struct infer_generate_options asked = {.run_dir = fixture_path("run", NULL),
+                                                 .prompt = prompt,
+                                                 .prompt_bytes = prompt_bytes,
+                                                 .token_count = 201 - prompt_bytes,
+                                                 .set = set,
+                                                 .set_count = 1};
+    assert_int_equal(infer_generate(&asked), ERR_NO_FIT);
+    return fixture_budget_named(err_text(), "tiers.device.budget");
+}
+
+/* Passes have the rows of the prompt, not of the whole text. */
+static void short_prompts_need_little(void **state)
+{
+    static fixture_sets sets;
+    static fixture_result trained;
+    const fixture_model shape = {.family = "gpt2", .layers = 2, .hidden = 64};
+    fixture_set(&sets, "run.steps=1");
+    fixture_set(&sets, "model.seq_length=256");
+    fixture_train_good("run", &shape, &sets, &trained);
+    uint64_t of_short = least_device_bytes(5), of_long = least_device_bytes(200);
+    print_message("device bytes: %llu and %llu\n", (unsigned long long)of_short,
+                  (unsigned long long)of_long);
+    assert_true(of_short > 0 && of_short < of_long / 2);
+    fixture_remove("run");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -259,6 +291,7 @@ int main(void)
         cmocka_unit_test(places_change_no_bit_of_llama),
         cmocka_unit_test(places_change_no_bit_of_a_packed_base),
         cmocka_unit_test(parts_are_filled_and_compared),
+        cmocka_unit_test(short_prompts_need_little),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }
