@@ -170,8 +170,9 @@ def is_certain(job):
 
 def is_open(job):
     """The ranks have met, and none has made its last call."""
-    before = ("begin", "recorded forward", "recorded backward")
-    return job["moment"] not in (*before, "before close")
+    if job["moment"] == "after commit" and job["step"] == 3:
+        return False  # only close() follows, as after "before close"
+    return job["moment"] not in ("begin", "recorded forward", "recorded backward", "before close")
 
 
 def run(job, launcher, server, directory):
