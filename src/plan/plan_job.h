@@ -69,6 +69,8 @@ struct plan_machine {
     double expand_bytes_per_second; /* of packed params, read and written; 0: memory's rate */
     double core_count;
     bool device_is_cpu; /* products run on the cores, copies to the device use DRAM */
+    /* With device_is_cpu: updates have cores or threads of their own, and run beside passes. */
+    bool updates_beside;
     /* Bytes that a rank can send to the others while it receives as much. */
     double comm_bytes_per_second;
     double comm_seconds; /* fixed cost of a collective, beside op_seconds */

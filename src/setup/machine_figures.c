@@ -274,6 +274,7 @@ static void make_defaults(const struct setup *self, plan_machine *to)
     }
     if (!self->gpu) {
         plan_machine_default_cpu(to, (uint32_t)self->thread_count, self->net->type == DTYPE_BF16);
+        to->updates_beside = !self->is_described && !self->cores.update_is_compute;
         return;
     }
     const device_info *info = device_get_info(self->gpu);

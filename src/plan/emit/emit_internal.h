@@ -320,6 +320,9 @@ void plani_tile_transfer(plani_builder *b, const struct plani_tile *t, plani_ran
                          plani_range target, enum state_kind kind);
 /* Sets what the tile's work asks of the machine. */
 void plani_work_demand(plani_builder *b, uint32_t idx, const struct plani_tile *t);
+/* An op of the worker that computes, too: nothing is computed while it waits for memory, so it has
+ * all cores for as long as its bytes take. Call it last. */
+void plani_keep_cores(plani_builder *b, uint32_t idx);
 /* Before and after the work on all tiles of a unit; `wanted`: a device buffer, or PROGRAM_NONE. */
 struct plani_new_params plani_begin_params(plani_builder *b, uint32_t unit, uint32_t wanted);
 void plani_finish_params(plani_builder *b, const struct plani_new_params *made);

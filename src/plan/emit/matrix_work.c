@@ -61,6 +61,7 @@ static void emit_direction(plani_builder *b, const struct plani_begun_tile *begu
     op_demand *demand = &b->ops[idx].demand;
     demand->dram_bytes = t->count * (2 * sizeof(float) + b->job->grad_bytes);
     demand->core_seconds = (double)t->count * 0.4e-9;
+    plani_keep_cores(b, idx);
 }
 
 /* Gathers the directions of all ranks' shards. Returns the buffer of the whole unit, in the

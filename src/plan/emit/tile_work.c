@@ -302,7 +302,6 @@ void plani_work_demand(plani_builder *b, uint32_t idx, const struct plani_tile *
     if (b->error < 0)
         return;
     op_demand *demand = &b->ops[idx].demand;
-    const plan_machine *machine = &b->job->machine;
     uint64_t state_bytes = 4 * t->count, params_bytes = t->count * b->job->param_bytes;
     if (plan_learns(b->job, t->unit) && t->work != PLANI_WORK_LOAD)
         state_bytes = tile_state_bytes(plan_streams(b->job, t->unit), t->count);
@@ -318,15 +317,21 @@ void plani_work_demand(plani_builder *b, uint32_t idx, const struct plani_tile *
     }
     demand->dram_bytes = bytes;
     /* Arithmetic per element on one core; the initial normals take a logarithm and a cosine. */
-    double known = machine->update_core_seconds;
+    double known = b->job->machine.update_core_seconds;
     double seconds = t->work == PLANI_WORK_INIT ? 40e-9 : known > 0 ? known : 0.6e-9;
     if (t->work == PLANI_WORK_UPDATE)
         seconds *= update_weight(plan_streams(b->job, t->unit));
     demand->core_seconds = (double)t->count * seconds;
-    if (machine->device_is_cpu) /* nothing is computed while the update waits for memory */
-        demand->core_seconds =
-            fmax(demand->core_seconds,
-                 (double)bytes / machine->dram_bytes_per_second * machine->core_count);
+}
+
+void plani_keep_cores(plani_builder *b, uint32_t idx)
+{
+    const plan_machine *machine = &b->job->machine;
+    if (b->error < 0 || !machine->device_is_cpu || machine->updates_beside)
+        return;
+    op_demand *demand = &b->ops[idx].demand;
+    double seconds = (double)demand->dram_bytes / machine->dram_bytes_per_second;
+    demand->core_seconds = fmax(demand->core_seconds, seconds * machine->core_count);
 }
 
 /* Takes the results of the work to where they belong. */
@@ -381,6 +386,7 @@ void plani_tile_finish(plani_builder *b, const struct plani_tile *t,
     plani_work_demand(b, idx, t);
     if (t->lent.size_bytes > 0)
         plani_use_norm_sums(b, idx, t);
+    plani_keep_cores(b, idx);
     if (b->error >= 0)
         tile_results(b, t, inputs->state, params);
 }
