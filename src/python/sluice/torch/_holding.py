@@ -8,11 +8,9 @@ Token: which unit, and where in it; the backward makes the view anew.
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from .._errors import WrongJob
 from ._memory import placeholder_of
@@ -41,8 +39,7 @@ class Holding:
         self._marks: Dict[int, Tuple[int, int]] = {}
         #: The backward needs this unit: called to bring it.
         self.bring: Callable[[Unit], None] = lambda unit: None
-        #: Called where a forward calls a module, where autograd keeps a tensor, and where the
-        #: backward takes it.
+        #: Called where autograd keeps a tensor, and where the backward takes it.
         self.pause: Callable[[], None] = lambda: None
 
     def place(self, unit: Unit, base: torch.Tensor) -> None:
@@ -98,16 +95,9 @@ class Holding:
         """The held unit whose memory the tensor lies in."""
         return self._units.get(address_of(tensor))
 
-    @contextlib.contextmanager
-    def hooks(self) -> Iterator[None]:
+    def hooks(self) -> Any:
         """The context in which a forward runs that a backward follows."""
-        # within a checkpoint no tensor is kept, but modules are called
-        calls = register_module_forward_pre_hook(lambda module, inputs: self.pause())
-        try:
-            with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
-                yield
-        finally:
-            calls.remove()
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         self.pause()
