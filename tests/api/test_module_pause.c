@@ -1,6 +1,6 @@
 /* Updates in the pauses of passes that a program computes (sluice_module_pause): they run while the
- * use is held, the trace shows them there, and they change no bit. A step may be given up, or an
- * update fail, in such a pause. */
+ * use is held, the trace shows them there, and they change no bit. A step may be given up after such
+ * a pause, and an update may fail in it. */
 #include <errno.h>
 
 #include "engine/engine.h"
@@ -120,7 +120,7 @@ static void train_into_pause(toy *self)
     self->stays_in_pause = false;
 }
 
-static void a_step_is_given_up_in_a_pause(void **state)
+static void a_step_is_given_up_after_a_pause(void **state)
 {
     static toy plain, self;
     run_steps(&plain, DTYPE_FP32, in_next_forward, 6, 0);
@@ -197,7 +197,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(updates_run_while_a_use_is_held),
-        cmocka_unit_test(a_step_is_given_up_in_a_pause),
+        cmocka_unit_test(a_step_is_given_up_after_a_pause),
         cmocka_unit_test(an_update_fails_in_a_pause),
         cmocka_unit_test(paranoid_runs_have_none),
     };

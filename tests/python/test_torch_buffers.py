@@ -126,10 +126,24 @@ class Runs(Engines):
         engine = self.begun(1, "faster", start_from=run, optimizer=sluice.AdamW(lr=1e-2))
         self.assertEqual(engine.info().step, 5)
         engine.close()
-        for name in os.listdir(os.path.join(run, "buffers")):
-            os.unlink(os.path.join(run, "buffers", name))
-        engine = self.engine(Counting(), name="third", start_from=run)
-        self.assertRaisesRegex(sluice.WrongJob, "run/buffers has no buffers of step 4", engine.prepare, self.BATCH)
+        # a run that has begun does not take those of the other, which has some of its step, 5
+        for lost, name, other in (("run", "third", "run"), ("next", "next", "faster")):
+            folder = os.path.join(self.directory, lost, "buffers")
+            for file in os.listdir(folder):
+                os.unlink(os.path.join(folder, file))
+            engine = self.engine(Counting(), name=name, start_from=os.path.join(self.directory, other))
+            self.assertRaisesRegex(sluice.WrongJob, f"{lost}/buffers has no buffers", engine.prepare, self.BATCH)
+            engine.close()
+
+    def test_a_run_that_begins_with_step_0_of_another(self):
+        engine = self.engine(Counting(), name="run")
+        engine.module.count.fill_(7)
+        engine.prepare(self.BATCH)
+        self.assertEqual(engine.commit(), 0)
+        engine.close()
+        engine = self.begun(0, "next", start_from=os.path.join(self.directory, "run"))
+        self.assertEqual(int(engine.module.count), 7)
+        engine.close()
 
     def test_ctrl_c_while_they_are_written(self):
         """Neither call commits the step, and both can be made again."""

@@ -1,5 +1,5 @@
-"""Bases that are quantized, below adapters that learn: one that has all that is odd about them, and those
-of bitsandbytes and torchao, where these are there."""
+"""Quantized bases below adapters that learn: a stand-in with what makes them different from plain
+parameters, and those of bitsandbytes and torchao, where these are installed."""
 
 import importlib.util
 import os

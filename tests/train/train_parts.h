@@ -35,8 +35,8 @@ static inline fixture_sets parts_sets(const char *tier, const char *update)
     return sets;
 }
 
-/* The uninterrupted run of these settings, which is trained once: placements and updates change no
- * bit. */
+/* The uninterrupted run of a program's settings, which is trained once, with the first that ask:
+ * placements and updates change no bit. */
 static inline const fixture_result *parts_whole(const fixture_sets *sets)
 {
     static fixture_result whole;

@@ -15,7 +15,8 @@ class SluiceTrainer(Trainer):
     """Forward, backward and update are the engine's; data, schedule, logs are the Trainer's.
 
     Gradients are clipped by the engine's config ("gradient_clipping"), not by max_grad_norm. The logs'
-    grad_norm is 0; the real one is in runs/trainer/metrics.jsonl."""
+    grad_norm is 0; the real one is in runs/trainer/metrics.jsonl. label_smoothing_factor is not
+    supported."""
 
     def __init__(self, *args, engine, **options):
         super().__init__(*args, **options)

@@ -46,14 +46,15 @@ class Buffers:
         self._module = weakref.ref(module)
         self._run_dir = os.path.abspath(run["dir"])
         self._folder = os.path.join(self._run_dir, "buffers")
-        #: Where the file of the step may be with which this process begins.
-        self._sources = [self._folder]
-        if start_from is not None:
-            self._sources.append(os.path.join(os.path.abspath(os.fsdecode(start_from)), "buffers"))
         self._every: int = run["commit_every"]
         self._rank = rank
         self._step = 0
         self._has_folder = os.path.isdir(self._folder)
+        #: The folder of the run that this one begins with. Another rank finds rank 0's new folder,
+        #: and the files are equal.
+        self._other: Optional[str] = None
+        if start_from is not None and not (rank == 0 and self._has_folder):
+            self._other = os.path.join(os.path.abspath(os.fsdecode(start_from)), "buffers")
         self._values: Dict[int, _Values] = {}  # by step, those without a file: two at most
         #: Large ones that are as the module was built: their versions and sums.
         self._unchanged: Dict[str, Tuple[torch.Tensor, int, int]] = {}
@@ -65,7 +66,7 @@ class Buffers:
         for name, value in self._each() if self._rank == 0 else ():
             if value.nbytes > _SMALL_BYTES:
                 self._unchanged[name] = (value, value._version, _sum_bits(value))
-        has_file = step == 0 or self._restore(step)
+        has_file = self._restore(step)
         if self._rank != 0:
             return
         for later, path in _files(self._folder):
@@ -76,7 +77,8 @@ class Buffers:
             self._make_folder()
             if not has_file:
                 self._note(step, False)
-                self._write(step)
+                if step > 0:  # those of step 0 are written if it is committed
+                    self._write(step)
 
     def end_step(self) -> None:
         """Before the end of a step, after its last backward. It may turn out not to count."""
@@ -165,32 +167,44 @@ class Buffers:
 
     def _restore(self, step: int) -> bool:
         """False if the run has no file of the step yet."""
-        paths = [os.path.join(folder, _name(step)) for folder in self._sources]
-        path = next(filter(os.path.exists, paths), None)
+        own = os.path.join(self._folder, _name(step))
+        path = own if step > 0 and os.path.exists(own) else None
+        if path is None and self._other is not None:
+            other = os.path.join(self._other, _name(step))
+            path = other if os.path.exists(other) else None
         if path is None:
-            self._miss(step)
+            if step > 0:  # else the program's own are those of the step
+                self._miss(step)
             return False
         try:
             values = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
+            way = "remove the file, and the next start says how to go on without it"
+            if isinstance(error, OSError):
+                way = "each rank needs them"
             raise WrongJob(
-                f"the buffers in {path} cannot be read ({type(error).__name__}): remove the file, "
-                "and the next start says how to go on without it"
+                f"the buffers in {path} cannot be read ({type(error).__name__}): {way}"
             ) from None
         for name, value in values.items():
             self._set(name, value)
-        return path == paths[0]
+        return path == own
 
     def _miss(self, step: int) -> None:
         """Goes on with the buffers that the program has made, if the run never had any."""
-        folder = next(filter(os.path.isdir, self._sources), self._folder)
+        is_own = self._other is None or os.path.isdir(self._folder)
+        folder = self._folder if is_own or self._other is None else self._other
         what = f"{folder} has no buffers of step {step}, at which the run goes on"
         steps = [number for number, _ in _files(folder)]
-        # rank 0 may be about to make the folder
+        # another rank may see the folder that rank 0 has just made, with that file or without
         if os.path.isdir(folder) and (self._rank == 0 or steps not in ([], [step])):
+            own = f"{_name(step)} there" if is_own else os.path.join(self._folder, _name(step))
             older = [number for number in steps if number < step]
-            ways = [f"copy {_name(number)} to {_name(step)} there" for number in older[-1:]]
-            ways += ["remove that folder to go on with those that the program makes"]
+            ways = [f"copy {_name(number)} to {own}" for number in older[-1:]]
+            ways += (
+                ["remove that folder to go on with those that the program makes"]
+                if is_own
+                else ["begin with another commit"]
+            )
             raise WrongJob(f"{what}: {', or '.join(ways)}")
         if not any(self._each()):
             return
@@ -228,13 +242,20 @@ def _name(step: int) -> str:
 
 
 def _files(folder: str) -> List[Tuple[int, str]]:
-    """Steps and paths, in the order of steps. None in a folder that this rank cannot read."""
+    """Steps and paths, in the order of steps. None if there is no such folder."""
     found: List[Tuple[int, str]] = []
-    with suppress(OSError):
-        for name in os.listdir(folder):
-            digits = name[len("step-") : -len(".pt")]
-            if digits.isdigit() and name == _name(int(digits)):
-                found.append((int(digits), os.path.join(folder, name)))
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return found
+    except OSError as error:
+        raise WrongJob(
+            f"the buffers in {folder} cannot be read ({type(error).__name__}): each rank needs them"
+        ) from None
+    for name in names:
+        digits = name[len("step-") : -len(".pt")]
+        if digits.isdigit() and name == _name(int(digits)):
+            found.append((int(digits), os.path.join(folder, name)))
     return sorted(found)
 
 

@@ -50,8 +50,8 @@ class Engine(Closing):
         repeated blocks of the module.
     groups: a function (name, parameter) -> dict of lr, weight_decay, betas, eps that differ from
         the optimizer's for this parameter.
-    start_from: a run, or a commit that it has kept, with whose last commit a new run begins: its
-        weights, optimizer state, buffers and step. It stays as it is.
+    start_from: a run or a kept commit. A new run begins with its state: weights, optimizer state,
+        buffers and step. It stays as it is.
     fresh: run_dir must be new or hold no commit.
 
     The first call records a step: it runs the module once, forward and backward, with one unit in

@@ -227,9 +227,9 @@ def check_plain(name: str, parameter: torch.Tensor) -> None:
 
 
 def is_left(parameter: torch.Tensor) -> bool:
-    """True of one that is torch's alone, like a buffer: it does not learn, and has no floats or a
-    class of its own. Quantized weights have scales beside them, and their backward may keep the
-    address of their memory."""
+    """True of one that is torch's alone, like a buffer: it does not learn, and it holds no floats or
+    is of a class other than Parameter. Quantized weights have scales beside them, and their backward
+    may keep the address of their memory."""
     is_plain = type(parameter) is torch.nn.Parameter and parameter.is_floating_point()
     return not (parameter.requires_grad or is_plain)
 
