@@ -67,7 +67,7 @@ static inline int attention_mask_check(const attention_desc *desc)
 
 /* Refuses dimensions that no backend computes, and what attention_mask_check refuses. ERR_BACKEND,
  * or the error of a size that overflows. */
-static inline int attention_desc_check(const attention_desc *desc, uint64_t dim_max)
+static inline MUST_CHECK int attention_desc_check(const attention_desc *desc, uint64_t dim_max)
 {
     uint64_t bytes;
     if (desc->batch == 0 || desc->tokens == 0 || desc->heads == 0 || desc->kv_heads == 0 ||

@@ -1,5 +1,5 @@
 /* The description of a matrix product, for all backends: the stored shapes of its operands, its
- * text for messages, and whether it is possible. All functions are pure. */
+ * text for messages, and whether it is possible. Any thread. */
 #ifndef SLUICE_KERNELS_MATMUL_DESC_H
 #define SLUICE_KERNELS_MATMUL_DESC_H
 

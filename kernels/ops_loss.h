@@ -32,10 +32,10 @@ typedef struct cross_entropy_args cross_entropy_args;
  *   2. softmax_losses once;
  *   3. cross_entropy_part for every part.
  *
- * A row has three statistics: its largest z so far (the logit, capped as above), the sum
- * of exp(z - largest) so far, and the z of its target (0 until the target's part has come). For an
- * ignored row they have no meaning. Results agree with cross_entropy within fp32's rounding; other
- * parts may give other bits.
+ * A row has three statistics: its largest z so far (the logit, capped as above), the sum of exp(z -
+ * largest) so far, and the z of its target (0 until the target's part has come). For an ignored row
+ * they have no meaning. Results agree with cross_entropy within fp32's rounding; other parts may
+ * give other bits.
  *
  * Infinities and NaN are propagated: a row whose z contains +infinity or NaN, or only -infinity,
  * has a NaN loss. The caller makes sure that targets are below the vocabulary size, since a part

@@ -39,6 +39,7 @@ enum update_rule {
      * DeepSpeed's CPU Adagrad is the same if wd is 0. If not, it adds the decay to the g that is
      * squared into v, but not to the g of the step. */
     UPDATE_ADAGRAD,
+    UPDATE_RULE_COUNT
 };
 
 /* The scalars of one step. All tiles of a step use the same struct. */
@@ -67,8 +68,8 @@ typedef struct update_scalars update_scalars;
  * tile of zero bytes has zero moments. kernels/cpu/optimizer/adam_state.c has the exact
  * definitions.
  *
- * Returns ERR_INTERNAL if a stream has a format that it cannot have, or if first_elem is not a
- * multiple of 4096. */
+ * Returns ERR_INTERNAL if a stream has a format that it cannot have, if packed state is not Adam's,
+ * or if first_elem is not a multiple of 4096. */
 struct update_args {
     uint64_t count;
     /* [count] each, fp32 or in the formats of `streams`; read and written. Lion has no v, and

@@ -254,6 +254,7 @@ static void list_drives(const slab_config *config, const uint64_t *allowed, char
                         size_t capacity)
 {
     int room = (int)(capacity / config->drive_count) - SIZE_TEXT_BYTES / 2 - 4;
+    text[0] = '\0';
     for (uint32_t i = 0; i < config->drive_count; i++) {
         char size[SIZE_TEXT_BYTES];
         const char *path = config->drives[i].path;
@@ -279,7 +280,7 @@ int tieri_slab_plan(const slab_config *config, uint64_t stripe_bytes, uint64_t s
         limit_sum += limits[i];
     }
     if (limit_sum < stripe_count) {
-        char list[600] = "", needed[SIZE_TEXT_BYTES], sum[SIZE_TEXT_BYTES], stripe[SIZE_TEXT_BYTES];
+        char list[600], needed[SIZE_TEXT_BYTES], sum[SIZE_TEXT_BYTES], stripe[SIZE_TEXT_BYTES];
         list_drives(config, allowed, list, sizeof list);
         return err_set(ERR_NO_FIT,
                        "does not fit: the nvme tier needs %s in stripes of %s; its %u drive%s may "

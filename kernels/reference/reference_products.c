@@ -65,10 +65,7 @@ int refi_attention_create(kernel_context *context, const attention_desc *desc,
                           kernel_attention **attention)
 {
     *attention = NULL;
-    if (desc->kv_heads == 0 || desc->heads % desc->kv_heads != 0)
-        return err_set(-EINVAL, "reference attention: %llu heads do not share %llu key/value heads",
-                       (unsigned long long)desc->heads, (unsigned long long)desc->kv_heads);
-    TRY(attention_mask_check(desc));
+    TRY(attention_desc_check(desc, UINT32_MAX));
     *attention = mem_alloc(1, sizeof **attention, "reference attention");
     if (!*attention)
         return -ENOMEM;

@@ -1,4 +1,4 @@
-/* Whole files and directories: read with a limit, written whole or not at all, made durable.
+/* Files and directories: read with a limit, written whole or not at all, made durable.
  *
  * An atomic write has these steps. If one fails, the file at `path` is the old one and the
  * temporary is removed:
@@ -6,11 +6,11 @@
  *   a new "<path>.partial" -> its bytes -> fsync -> rename to `path` -> fsync of the directory
  *
  * Only a failure of the last step leaves the new file at `path`: it is whole, but a loss of power
- * may undo it. The manifest's slots and the slabs have their own order of writes (tiers/FORMAT.md)
- * and use only the calls for directories.
+ * may undo it. The manifest's slots and the slabs have their own order of writes (tiers/FORMAT.md).
  *
  * Any thread. Only file_read and file_read_any allocate (mem_alloc), so that a run can write while
- * memory is sealed; file_write and file_write_with use stdio's own buffer. Errors name the path. */
+ * memory is sealed; file_write and file_write_with use stdio's own buffer. Errors name the path, except those of open
+ * files. */
 #ifndef SLUICE_BASE_FILE_H
 #define SLUICE_BASE_FILE_H
 
@@ -50,7 +50,7 @@ const char *file_name_any(const char *path);
 
 /* ---- open files ----
  *
- * These functions go on after signals and after parts, each of which counts as progress
+ * These functions repeat after EINTR and short transfers, each of which counts as progress
  * (progress.h). They set no text, since only the caller knows the file. */
 
 /* Reads `bytes` from `offset` on, or those up to the file's end. Returns their number or -errno. */
@@ -58,11 +58,11 @@ int64_t file_read_at(int fd, uint64_t offset, void *data, uint64_t bytes) MUST_C
 
 enum { FILE_CURRENT = -1 }; /* the offset at which the file stands; it moves on */
 
-/* Writes all bytes. -errno. */
+/* Writes all bytes. -errno; -EIO if the file takes none. */
 int file_write_at(int fd, int64_t offset, const void *data, uint64_t bytes) MUST_CHECK;
 
-/* Adds the bytes at the end. On failure the file is cut to its length before, if it can be cut.
- * -errno. */
+/* Adds the bytes at the end. On failure the file is truncated to its earlier length, if that
+ * succeeds. -errno. */
 int file_append(int fd, const void *data, uint64_t bytes) MUST_CHECK;
 
 /* ---- permissions of what is made ----
@@ -107,7 +107,7 @@ int file_open_temporary(const char *path, int mode, char temporary[FILE_PATH_BYT
  * afterwards. On failure the temporary is removed. -errno. */
 int file_publish(int *fd, const char *temporary, const char *path) MUST_CHECK;
 
-/* Removes a file; the second, <directory>/<name>. That there is none is no error. -errno. */
+/* Removes a file; file_remove removes <directory>/<name>. A missing file is no error. -errno. */
 int file_remove_path(const char *path) MUST_CHECK;
 int file_remove(const char *directory, const char *name) MUST_CHECK;
 

@@ -5,7 +5,6 @@
  * - fp16 and bf16 exclude each other.
  * - A window of 0 or a floor of 0 is an error only if the loss scale is dynamic.
  * - Gradients rest in the working dtype unless data_types.grad_accum_dtype names another. */
-#include <stdio.h>
 #include <string.h>
 
 #include "base/log.h"

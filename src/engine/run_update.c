@@ -45,7 +45,8 @@ static void *tile_master(const struct update_tile *tile)
                                                                : tile_stream(tile, 0);
 }
 
-/* Updates all elements of the tile in one way: with Muon, as it updates what is no matrix. */
+/* Updates all elements of the tile in one way: with Muon by Adam, for tensors that are not
+ * matrices. */
 static int run_plain(const struct engine *self, const struct update_tile *tile)
 {
     enum job_optimizer type = self->setup->job->optimizer.type;

@@ -432,6 +432,7 @@ static uint64_t extents_bytes(const manifest *record)
 /* Describes free space: "3.1 GiB on /mnt/a, 2.0 GiB on /mnt/b". */
 static void describe_space(const manifest *record, char text[KEEP_TEXT_BYTES])
 {
+    text[0] = '\0';
     for (uint32_t d = 0; d < record->slabs.drive_count; d++) {
         struct statvfs space;
         char size[SIZE_TEXT_BYTES] = "an unknown amount";
@@ -450,7 +451,7 @@ static void warn(const manifest *record, const err_record *failure)
                  rest);
         return;
     }
-    char size[SIZE_TEXT_BYTES], space[KEEP_TEXT_BYTES] = "";
+    char size[SIZE_TEXT_BYTES], space[KEEP_TEXT_BYTES];
     describe_space(record, space);
     log_warn("the commit of step %" PRIu64 " is not kept: %s; it needs %s, free are %s: "
              "make room, remove kept commits that nobody needs, or keep fewer (run.keep); %s",

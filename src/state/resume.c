@@ -389,9 +389,8 @@ static int check_units(const struct state_run *self, const manifest *found)
                        self->is_borrowed ? self->from.path : self->dir.path, count,
                        net->unit_count);
     return err_set(ERR_INPUT,
-                   "the run to begin from, %s, has other units (%" PRIu32
-                   ") than this one (%" PRIu32
-                   "): train.only selects norms apart from matrices in only one of the two. Select "
+                   "the run to begin from, %s, has %" PRIu32 " units, and this one has %" PRIu32
+                   ": train.only selects norms apart from matrices in only one of the two. Select "
                    "\"norms\" in both or in neither, or begin from an export of that run "
                    "(model.hf)",
                    self->from.path, count, net->unit_count);

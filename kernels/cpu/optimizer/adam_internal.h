@@ -119,7 +119,7 @@ struct adam_variant {
     const char *name; /* "reference", "avx2", "avx512", "neon" */
 
     /* loops over elements [begin, end) of a tile */
-    adami_loop *update[UPDATE_ADAGRAD + 1]; /* by enum update_rule */
+    adami_loop *update[UPDATE_RULE_COUNT]; /* by enum update_rule */
     adami_loop *update_packed;
     adami_loop *copy;
 

@@ -229,7 +229,9 @@ static void reference_update_packed(const adami_work *work, uint64_t begin, uint
 
 const struct adam_variant adami_reference = {
     .name = "reference",
-    .update = {reference_adam, reference_lion, reference_adagrad},
+    .update = {[UPDATE_ADAM] = reference_adam,
+               [UPDATE_LION] = reference_lion,
+               [UPDATE_ADAGRAD] = reference_adagrad},
     .update_packed = reference_update_packed,
     .copy = reference_copy,
     .close = reference_close,

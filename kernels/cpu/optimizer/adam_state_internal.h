@@ -94,13 +94,16 @@ static inline uint64_t adami_packed_run(const update_args *args)
 static inline MUST_CHECK int adami_packed_check(const update_args *args)
 {
     uint32_t streams = args->streams;
-    bool is_known = tile_streams_is_valid(streams) && tile_stream_count(streams) == 3 &&
+    bool is_known = args->rule == UPDATE_ADAM && tile_streams_is_valid(streams) &&
+                    tile_stream_count(streams) == 3 &&
                     tile_stream_format(streams, 0) != TILE_BF16 &&
                     tile_stream_format(streams, 0) != TILE_INT8 &&
                     tile_stream_format(streams, 1) != TILE_LOW16 &&
                     tile_stream_format(streams, 2) != TILE_LOW16;
     if (!is_known)
-        return err_set(ERR_INTERNAL, "Adam has no kernel for the tile streams 0x%08x", streams);
+        return err_set(ERR_INTERNAL,
+                       "no optimizer has a kernel for the tile streams 0x%08x by rule %d", streams,
+                       (int)args->rule);
     if (tile_master_is_split(streams) && args->param_type != DTYPE_BF16)
         return err_set(ERR_INTERNAL, "a split master needs a bf16 working copy, not %s",
                        dtype_name(args->param_type));

@@ -13,7 +13,9 @@ static void vector_update_packed(const adami_work *work, uint64_t begin, uint64_
 
 const struct adam_variant VARIANT_TABLE = {
     .name = VARIANT_NAME,
-    .update = {vector_adam, vector_lion, vector_adagrad},
+    .update = {[UPDATE_ADAM] = vector_adam,
+               [UPDATE_LION] = vector_lion,
+               [UPDATE_ADAGRAD] = vector_adagrad},
     .update_packed = vector_update_packed,
     .copy = vector_copy,
     .close = vector_close,

@@ -38,10 +38,10 @@ static int blocks_check(const attention_desc *desc)
 
 static int desc_check(const attention_desc *desc)
 {
-    TRY(attention_desc_check(desc, CUDAI_HEAD_DIM_MAX));
     if (desc->tokens > TOKENS_MAX)
         return err_set(ERR_BACKEND, "attention T=%llu: T must be at most 2^30",
                        (unsigned long long)desc->tokens);
+    TRY(attention_desc_check(desc, CUDAI_HEAD_DIM_MAX));
     if (!(desc->scale > 0.0f) || !isfinite(desc->scale))
         return err_set(ERR_BACKEND, "attention: the scale of the scores is %g; it must be positive",
                        (double)desc->scale);

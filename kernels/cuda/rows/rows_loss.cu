@@ -50,7 +50,7 @@ static __device__ __forceinline__ uint64_t place_of(uint64_t begin, unsigned pac
     return begin + (static_cast<uint64_t>(pack) * blockDim.x + threadIdx.x) * width;
 }
 
-// Kernels know whether there is a cap, so that those without are as if none were possible.
+// Kernels know whether there is a cap: without one the compiler drops its code.
 template <bool IS_CAPPED, typename A> static __device__ __forceinline__ float cap_of(const A &args)
 {
     return IS_CAPPED ? args.soft_cap : 0.0f;

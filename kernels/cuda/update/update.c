@@ -75,7 +75,11 @@ static int update_packed(kernel_context *context, void *stream, const update_arg
 
 int cudai_update(kernel_context *context, void *stream, const update_args *args)
 {
-    static const char *const names[] = {"the Adam kernel", "the Lion kernel", "the Adagrad kernel"};
+    static const char *const names[UPDATE_RULE_COUNT] = {
+        [UPDATE_ADAM] = "the Adam kernel",
+        [UPDATE_LION] = "the Lion kernel",
+        [UPDATE_ADAGRAD] = "the Adagrad kernel",
+    };
     if (tile_has_formats(args->streams))
         return update_packed(context, stream, args);
     adami_work work = adami_work_of(args);
