@@ -318,6 +318,9 @@ uint32_t plani_tile_op(plani_builder *b, enum op_kind kind, enum lane_kind lane,
 /* Transfers the tile's share of a state. */
 void plani_tile_transfer(plani_builder *b, const struct plani_tile *t, plani_range source,
                          plani_range target, enum state_kind kind);
+/* Seconds of one core for an element's arithmetic that takes as long as `updates` fp32 updates of
+ * Adam with their tile in the cache: a faster core is faster at both. */
+double plani_arithmetic(const plani_builder *b, double updates);
 /* Sets what the tile's work asks of the machine. */
 void plani_work_demand(plani_builder *b, uint32_t idx, const struct plani_tile *t);
 /* An op of the worker that computes, too: nothing is computed while it waits for memory, so it has

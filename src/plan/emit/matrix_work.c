@@ -60,7 +60,7 @@ static void emit_direction(plani_builder *b, const struct plani_begun_tile *begu
         return;
     op_demand *demand = &b->ops[idx].demand;
     demand->dram_bytes = t->count * (2 * sizeof(float) + b->job->grad_bytes);
-    demand->core_seconds = (double)t->count * 0.4e-9;
+    demand->core_seconds = (double)t->count * plani_arithmetic(b, 1);
     plani_keep_cores(b, idx);
 }
 

@@ -283,6 +283,12 @@ static bool runs_on_gpu(const plani_builder *b, const struct plani_tile *t)
     return t->where == TIER_DEVICE && !b->job->machine.device_is_cpu;
 }
 
+double plani_arithmetic(const plani_builder *b, double updates)
+{
+    double known = b->job->machine.update_core_seconds;
+    return updates * (known > 0 ? known : 0.6e-9);
+}
+
 /* Arithmetic of an element's update, as a multiple of an update with fp32 streams.
  * update_core_seconds is the time of the latter. A split master is joined for next to nothing; a
  * moment of 16 or 8 bits is rounded stochastically. Measured on one core of a server CPU of 2023
@@ -316,9 +322,8 @@ void plani_work_demand(plani_builder *b, uint32_t idx, const struct plani_tile *
         return;
     }
     demand->dram_bytes = bytes;
-    /* Arithmetic per element on one core; the initial normals take a logarithm and a cosine. */
-    double known = b->job->machine.update_core_seconds;
-    double seconds = t->work == PLANI_WORK_INIT ? 40e-9 : known > 0 ? known : 0.6e-9;
+    /* The initial normals take a logarithm and a cosine. */
+    double seconds = t->work == PLANI_WORK_INIT ? 40e-9 : plani_arithmetic(b, 1);
     if (t->work == PLANI_WORK_UPDATE)
         seconds *= update_weight(plan_streams(b->job, t->unit));
     demand->core_seconds = (double)t->count * seconds;
