@@ -9,8 +9,8 @@
  * may undo it. The manifest's slots and the slabs have their own order of writes (tiers/FORMAT.md).
  *
  * Any thread. Only file_read and file_read_any allocate (mem_alloc), so that a run can write while
- * memory is sealed; file_write and file_write_with use stdio's own buffer. Errors name the path, except those of open
- * files. */
+ * memory is sealed; file_write and file_write_with use stdio's own buffer. Errors name the path,
+ * except those of open files. */
 #ifndef SLUICE_BASE_FILE_H
 #define SLUICE_BASE_FILE_H
 

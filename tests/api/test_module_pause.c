@@ -1,6 +1,6 @@
 /* Updates in the pauses of passes that a program computes (sluice_module_pause): they run while the
- * use is held, the trace shows them there, and they change no bit. A step may be given up after such
- * a pause, and an update may fail in it. */
+ * use is held, the trace shows them there, and they change no bit. A step may be given up after
+ * such a pause, and an update may fail in it. */
 #include <errno.h>
 
 #include "engine/engine.h"

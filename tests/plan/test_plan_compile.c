@@ -179,8 +179,8 @@ static double update_seconds(uint64_t seed, uint32_t streams)
     return seconds;
 }
 
-/* Of the machine's cores an update has the share that its arithmetic needs; those that take turns
- * with passes have all of them, since nothing is computed while they wait for memory. */
+/* An update has the share of the cores that its arithmetic needs. One that takes turns with passes
+ * has all of them, since nothing is computed while it waits for memory. */
 static void updates_keep_cores_from_passes(void **state)
 {
     uint32_t compared[2] = {0};
