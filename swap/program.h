@@ -215,8 +215,8 @@ struct op_demand {
     uint64_t device_bytes; /* of a GPU's own memory; the CPU backend has dram_bytes instead */
     double device_flops;   /* matrix products and attention on the device */
     double device_seconds; /* of the whole device; if known, it replaces device_flops */
-    double
-        core_seconds; /* of CPU cores that work or wait for memory, summed; without device_flops */
+    /* of CPU cores that work or wait for memory, summed; without those for device_flops */
+    double core_seconds;
     double wait_seconds; /* during which no resource is busy: the drives' sync */
     /* Expected share of the runs in which the op's unit is hit, so that the op is not skipped; 0
      * acts as 1. The other members are its needs in such a run. */

@@ -73,15 +73,6 @@ static struct tile tile_at(const struct working_set *set, uint64_t tile_idx)
 
 static int run_pass(kernel_context *context, const struct pass *pass, const struct tile *tile)
 {
-    static const update_scalars scalars = {.learning_rate = 1e-4f,
-                                           .beta1 = 0.9f,
-                                           .beta2 = 0.95f,
-                                           .epsilon = 1e-8f,
-                                           .weight_decay = 0.1f,
-                                           .decoupled = true,
-                                           .bias_correction1 = 0.5f,
-                                           .bias_correction2_sqrt = 0.5f,
-                                           .grad_scale = 0.9f};
     static double sums[BLOCK_SUMS];
     float *master = tile->state[0];
     void *params = pass->is_in_place ? master : tile->params;

@@ -1,5 +1,5 @@
-/* Shared by bench_adam and bench_adam_state: their arguments, the memory on which they work, and
- * the variants to measure. */
+/* Shared by bench_adam and bench_adam_state: their arguments, the memory on which they work,
+ * the scalars of a step, and the variants to measure. */
 #ifndef SLUICE_PERF_BENCH_ADAM_H
 #define SLUICE_PERF_BENCH_ADAM_H
 
@@ -17,6 +17,16 @@ enum { TILE_ELEMS = 1 << 20 };
 /* Best first. The reference is measured only if there is no other variant. */
 static const enum cpu_isa variants[] = {CPU_AVX512, CPU_AVX2, CPU_NEON, CPU_BASELINE};
 enum { VARIANT_COUNT = 4 };
+
+static const update_scalars scalars = {.learning_rate = 1e-4f,
+                                       .beta1 = 0.9f,
+                                       .beta2 = 0.95f,
+                                       .epsilon = 1e-8f,
+                                       .weight_decay = 0.1f,
+                                       .decoupled = true,
+                                       .bias_correction1 = 0.5f,
+                                       .bias_correction2_sqrt = 0.5f,
+                                       .grad_scale = 0.9f};
 
 struct bench_adam_arguments {
     long millions, runs, threads;

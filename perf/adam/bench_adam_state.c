@@ -38,16 +38,6 @@ static const struct kind kinds[] = {
 };
 enum { KIND_COUNT = sizeof kinds / sizeof kinds[0] };
 
-static const update_scalars scalars = {.learning_rate = 1e-4f,
-                                       .beta1 = 0.9f,
-                                       .beta2 = 0.95f,
-                                       .epsilon = 1e-8f,
-                                       .weight_decay = 0.1f,
-                                       .decoupled = true,
-                                       .bias_correction1 = 0.5f,
-                                       .bias_correction2_sqrt = 0.5f,
-                                       .grad_scale = 0.9f};
-
 static uint32_t streams_of(const struct kind *kind)
 {
     return tile_streams_code(3, kind->master, kind->m, kind->v);

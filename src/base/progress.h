@@ -5,7 +5,7 @@
  *   lanes      an op is done                          (swap/executor.c)
  *   arenas     a part is mapped                       (tiers/arena.c)
  *   drives     a transfer is done                     (tiers/io.c)
- *   files      a part of a file is read or written    (src/base, src/data, src/format)
+ *   files      a part of a file is read or written    (src/base, src/format)
  *   ranks      a call of the control plane has begun or ended, or a round of a collective
  *              is done                                (src/comm)
  *

@@ -98,8 +98,8 @@ int corpus_document(corpus *self, uint64_t idx, uint64_t *begin, uint64_t *count
  * documents has bits. */
 int corpus_document_of(corpus *self, uint64_t at, uint64_t *idx) MUST_CHECK;
 /* In files of ids that store no documents (llmc, u16, u32), this token ends documents. In a file
- * that begins with this token, like llm.c's files, it begins each document. The functions above do not count such
- * documents; only corpus_separate knows them. -1: no token does. */
+ * that begins with this token, like llm.c's files, it begins each document. The functions above do
+ * not count such documents; only corpus_separate knows them. -1: there is no such token. */
 int corpus_set_end_token(corpus *self, int32_t token) MUST_CHECK;
 /* True if the corpus has several documents, or an end token that divides it. */
 bool corpus_has_documents(const corpus *self);

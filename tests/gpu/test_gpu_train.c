@@ -154,7 +154,7 @@ static void placements_give_equal_bits(void **state)
     spare_experts(&sets);
     fixture_train_good("baseline", &shape, &sets, &baseline);
     /* Experts add kernels, not lanes: few placements, with and without graphs. On the simulated
-     * GPU, where a run takes seconds, other models have those that experts do not have. */
+     * GPU, where a run takes seconds, other models run with the rest of the placements. */
     bool is_few = getenv("SLUICE_TEST_FEW") != NULL;
     for (size_t i = 0; i < sizeof placements / sizeof placements[0]; i++) {
         if (is_group("moe") ? i % 3 != 0 : is_few && i % 3 == 0)

@@ -168,44 +168,39 @@ class Buffers:
     def _restore(self, step: int) -> bool:
         """False if the run has no file of the step yet."""
         own = os.path.join(self._folder, _name(step))
-        path = own if step > 0 and os.path.exists(own) else None
-        if path is None and self._other is not None:
-            other = os.path.join(self._other, _name(step))
-            path = other if os.path.exists(other) else None
+        files = [own] if step > 0 else []  # the program's buffers are those of step 0
+        if self._other is not None:
+            files.append(os.path.join(self._other, _name(step)))
+        path = next(filter(os.path.exists, files), None)
         if path is None:
-            if step > 0:  # else the program's own are those of the step
+            if step > 0:
                 self._miss(step)
             return False
         try:
             values = torch.load(path, map_location="cpu", weights_only=True)
+        except OSError as error:
+            raise _unreadable(path, error, "each rank needs them") from None
         except Exception as error:
             way = "remove the file, and the next start says how to go on without it"
-            if isinstance(error, OSError):
-                way = "each rank needs them"
-            raise WrongJob(
-                f"the buffers in {path} cannot be read ({type(error).__name__}): {way}"
-            ) from None
+            raise _unreadable(path, error, way) from None
         for name, value in values.items():
             self._set(name, value)
         return path == own
 
     def _miss(self, step: int) -> None:
         """Goes on with the buffers that the program has made, if the run never had any."""
-        is_own = self._other is None or os.path.isdir(self._folder)
-        folder = self._folder if is_own or self._other is None else self._other
+        folder, target = self._folder, f"{_name(step)} there"
+        way = "remove that folder to go on with those that the program makes"
+        if self._other is not None and not os.path.isdir(folder):
+            folder, target = self._other, os.path.join(self._folder, _name(step))
+            way = "begin with another commit"
         what = f"{folder} has no buffers of step {step}, at which the run goes on"
         steps = [number for number, _ in _files(folder)]
         # another rank may see the folder that rank 0 has just made, with that file or without
         if os.path.isdir(folder) and (self._rank == 0 or steps not in ([], [step])):
-            own = f"{_name(step)} there" if is_own else os.path.join(self._folder, _name(step))
             older = [number for number in steps if number < step]
-            ways = [f"copy {_name(number)} to {own}" for number in older[-1:]]
-            ways += (
-                ["remove that folder to go on with those that the program makes"]
-                if is_own
-                else ["begin with another commit"]
-            )
-            raise WrongJob(f"{what}: {', or '.join(ways)}")
+            ways = [f"copy {_name(number)} to {target}" for number in older[-1:]]
+            raise WrongJob(f"{what}: {', or '.join([*ways, way])}")
         if not any(self._each()):
             return
         if self._rank != 0 and not os.path.isdir(self._run_dir):
@@ -237,6 +232,10 @@ class Buffers:
             item._buffers[leaf] = value.to(like.device)
 
 
+def _unreadable(path: str, error: Exception, way: str) -> WrongJob:
+    return WrongJob(f"the buffers in {path} cannot be read ({type(error).__name__}): {way}")
+
+
 def _name(step: int) -> str:
     return f"step-{step:09}.pt"
 
@@ -249,9 +248,7 @@ def _files(folder: str) -> List[Tuple[int, str]]:
     except (FileNotFoundError, NotADirectoryError):
         return found
     except OSError as error:
-        raise WrongJob(
-            f"the buffers in {folder} cannot be read ({type(error).__name__}): each rank needs them"
-        ) from None
+        raise _unreadable(folder, error, "each rank needs them") from None
     for name in names:
         digits = name[len("step-") : -len(".pt")]
         if digits.isdigit() and name == _name(int(digits)):

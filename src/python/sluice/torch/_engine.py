@@ -95,8 +95,12 @@ class Engine(Closing):
         self._job = job
         self._policy = units
         self._choose_group = groups
-        self._start_from = start_from
-        self._open_options: Dict[str, Any] = {"machine": machine, "fresh": fresh, "verbose": verbose}
+        self._open_options: Dict[str, Any] = {
+            "start_from": start_from,
+            "machine": machine,
+            "fresh": fresh,
+            "verbose": verbose,
+        }
         self._open_core = open_core
         self._core: Any = None
         self.accumulation = 1  #: micro-batches of a step
@@ -460,8 +464,7 @@ class Engine(Closing):
         def first(unit: int, begin: int, count: int, address: int) -> None:
             self._values.fill(units[unit], begin, count, address)
 
-        options = {**self._open_options, "start_from": self._start_from}
-        self._core = self._open_core(job, first=first, **options)
+        self._core = self._open_core(job, first=first, **self._open_options)
         self._finalizer = weakref.finalize(self, close_at_end, self._core, self._turn_lock)
         self._finalizer.atexit = False  # the run's own end calls it
         self._core.set_at_end(self._finalizer)
@@ -482,7 +485,9 @@ class Engine(Closing):
             slot.parameter.data = torch.empty(slot.shape, dtype=dtype, device=self._device)
         self._values.forget()
         self._holding_is_over()
-        self._buffers = Buffers(self.module, self._job["run"], info.rank, self._start_from)
+        self._buffers = Buffers(
+            self.module, self._job["run"], info.rank, self._open_options["start_from"]
+        )
         self._buffers.begin(info.step)
         self._core.before_commit = self._buffers.write
 
