@@ -233,6 +233,20 @@ static void products_bf16_widened(void **state)
     check_all(DTYPE_BF16, false);
 }
 
+/* C is dense and longer than a block of those that oneDNN's products are added in, with a rest. */
+static void products_added_in_blocks(void **state)
+{
+    static const enum dtype types[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
+    kernel_context *context = new_context(THREADS);
+    for (int type = 0; type < 3; type++)
+        for (unsigned flags = 8; flags < 16; flags++) {
+            matmul_desc desc = make_desc(2110, 520, 9, flags, types[type], DTYPE_FP32);
+            desc.c_stride = desc.n;
+            check_one(context, &desc);
+        }
+    kernels_cpu.context_destroy(context);
+}
+
 /* With several slices of k, blocks and pieces of the product on AMX tiles, each with a rest. The
  * wide shapes are cut along n, the tall ones along m. */
 static void products_bf16_long(void **state)
@@ -469,6 +483,7 @@ int main(void)
         cmocka_unit_test(products_fp32_copied),
         cmocka_unit_test(products_bf16),
         cmocka_unit_test(products_bf16_widened),
+        cmocka_unit_test(products_added_in_blocks),
         cmocka_unit_test(products_bf16_long),
         cmocka_unit_test(products_bf16_large),
         cmocka_unit_test(tiles_keep_bits),
