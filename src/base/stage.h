@@ -21,8 +21,8 @@ struct pass {
     bool reads_params[2];
     bool adds_grads[2]; /* never for a frozen unit */
     /* Bytes of the unit's accumulator that are filled with zeros if this pass is the first that
-     * adds to it. */
-    uint64_t zeroed_bytes[2];
+     * adds to it, and that its products write instead of adding. */
+    uint64_t zeroed_bytes[2], written_bytes[2];
     /* The probability that a token chooses none of the unit's experts, if all choices are equally
      * likely. If no token of the micro-batches chose one, the unit is not hit, and the pass runs
      * without its params. 0: the params are always needed. */

@@ -245,8 +245,11 @@ static void fill_pass(const model *self, enum phase phase, uint32_t stage_idx, u
     pass->flops = model_costs_flops(&costs);
     modeli_size_expansion(self, pass);
     for (uint32_t i = 0; i < pass->unit_count; i++)
-        if (pass->adds_grads[i])
+        if (pass->adds_grads[i]) {
+            uint64_t bytes = sizeof(float) * self->units[pass->units[i]].elems;
             pass->zeroed_bytes[i] = modeli_zeroed_bytes(self, stage_idx, pass->units[i]);
+            pass->written_bytes[i] = bytes - pass->zeroed_bytes[i];
+        }
 }
 
 void modeli_size_stages(model *self)

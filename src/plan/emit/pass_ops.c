@@ -15,16 +15,28 @@ static void use_if(plani_builder *b, uint32_t idx, uint32_t buffer_idx, enum ope
         plani_use(b, idx, plani_whole(b, buffer_idx), role, (enum operand_access)access);
 }
 
-/* Adds the time of filling memory: of zeroing a fresh gradient, or of expanding. Known times are of
- * other kernels alone, so it comes on top of them. `rate`: bytes per second; 0: that of memory. */
-static void add_filling(const plani_builder *b, op *item, double bytes, double rate)
+static double memory_rate(const plan_machine *machine)
 {
-    const plan_machine *machine = &b->job->machine;
-    if (rate == 0)
-        rate = machine->device_is_cpu ? machine->dram_bytes_per_second
-                                      : machine->device_bytes_per_second;
+    return machine->device_is_cpu ? machine->dram_bytes_per_second
+                                  : machine->device_bytes_per_second;
+}
+
+/* Adds the time of filling memory: of zeroing a fresh gradient, or of expanding. Known times are of
+ * other kernels alone, so it comes on top of them. `rate`: bytes per second. */
+static void add_filling(op *item, double bytes, double rate)
+{
     if (item->demand.device_seconds > 0)
         item->demand.device_seconds += bytes / rate;
+}
+
+/* The pass begins a gradient: it fills a part of it with zeros, and does not read the rest, which
+ * known times are with. */
+static void begin_grads(const plani_builder *b, op *item, const struct pass *pass, uint32_t i)
+{
+    double rate = memory_rate(&b->job->machine);
+    double saved = (double)pass->written_bytes[i] / rate;
+    item->demand.device_seconds -= fmin(saved, item->demand.device_seconds / 2);
+    add_filling(item, (double)pass->zeroed_bytes[i], rate);
 }
 
 /* Gives the op the workspace but for the pass's expanded params, which lie at its end. Returns
@@ -59,7 +71,8 @@ static void use_workspace(plani_builder *b, const struct plani_pass_run *run, ui
         double share = run->hit.size_bytes > 0 ? plani_hit_share(b->job, run->stage, run->pass) : 1;
         double bytes = share * (double)run->pass->expand_dram_bytes;
         plani_add_device_bytes(b->job, &b->ops[idx].demand, (uint64_t)bytes);
-        add_filling(b, &b->ops[idx], bytes, b->job->machine.expand_bytes_per_second);
+        double rate = b->job->machine.expand_bytes_per_second;
+        add_filling(&b->ops[idx], bytes, rate > 0 ? rate : memory_rate(&b->job->machine));
     }
     plani_use(b, idx, expanded, ROLE_EXPANDED, expands ? ACCESS_WRITE : ACCESS_READ);
 }
@@ -125,7 +138,7 @@ static uint32_t begin_op(plani_builder *b, const struct plani_pass_run *run, uin
     plani_add_device_bytes(b->job, &item->demand, memory_bytes);
     for (uint32_t i = 0; i < run->pass->unit_count && mb == run->mb_begin; i++)
         if (run->fresh[i] && run->pass->adds_grads[i])
-            add_filling(b, item, (double)run->pass->zeroed_bytes[i], 0);
+            begin_grads(b, item, run->pass, i);
     if (mb == run->mb_begin)
         item->fresh_grads = (uint8_t)((run->fresh[0] ? 1 : 0) | (run->fresh[1] ? 2 : 0));
     use_workspace(b, run, idx, mb);
