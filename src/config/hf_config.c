@@ -168,12 +168,11 @@ static int fill_rotary(hfi_config *self, const hfi_family *of)
     if (of->has_nope)
         TRY(put_nope(self, layers));
     TRY(hfi_put_window(self, &of->windows, layers));
-    self->has_window_rope = of->has_window_rope;
-    if (of->has_window_rope)
-        TRY(hfi_put_window_rope(self));
+    if (of->window_theta != 0)
+        TRY(hfi_put_window_rope(self, of->window_theta));
     if (of->has_scaled_rows)
         TRY(hfi_put(self, "embedding_multiplier", json_real(sqrt((double)channels))));
-    return hfi_put_rope(self, &of->rope);
+    return hfi_put_rope(self, of);
 }
 
 /* Fills the model block from config.json. */

@@ -21,6 +21,8 @@ static const hfi_family families[] = {
     {"smollm3", "llama", .positions = 32768, .kv_heads = 4, .rope.theta = 2000000, .has_nope = true,
      .windows = {HFI_WINDOWS_WITHOUT_ROPE, 0, 0}},
     {"olmo2", "olmo2", .positions = 2048},
+    {"olmo3", "olmo2", .positions = 2048, .rope.theta = 500000, .window_theta = 500000,
+     .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 4}},
     {"exaone4", "exaone4", .positions = 2048, .kv_heads = 32,
      .windows = {HFI_WINDOWS_WITH_ROPE, 4096, 4}},
     {"phi3", "phi3", .positions = 4096, .rope = {.share = 1, .original = 4096},
@@ -44,7 +46,7 @@ static const hfi_family families[] = {
     {"gpt_oss", "gpt_oss", .positions = 131072, .kv_heads = 8, .head_dim = 64,
      .rope = {.theta = 150000, .is_needed = true}, .windows = {HFI_WINDOWS_BUT_EVERY, 128, 2}},
     {"gemma3_text", "gemma2", .positions = 131072, .kv_heads = 4, .head_dim = 256,
-     .rope.theta = 1000000, .has_scaled_rows = true, .has_window_rope = true,
+     .rope.theta = 1000000, .has_scaled_rows = true, .window_theta = 10000,
      .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 6}},
     {"deepseek_v2", "deepseek", .positions = 2048, .has_latents = true, .has_late_experts = true,
      .shared_experts = 2},
@@ -81,7 +83,7 @@ static const hfi_key keys[] = {
     {"gpt2", HFI_COUNT, "position_count", "n_positions", 1024},
 
     /* Activations. That of gemma has two keys: hf_config.c. */
-    {"llama mistral qwen2 qwen3 granite smollm3 olmo2 exaone4 phi3 cohere stablelm glm glm4 "
+    {"llama mistral qwen2 qwen3 granite smollm3 olmo2 olmo3 exaone4 phi3 cohere stablelm glm glm4 "
      "mixtral qwen2_moe qwen3_moe olmoe deepseek_v2 deepseek_v3 glm4_moe",
      HFI_GATED, "silu", "hidden_act", 0},
     {"gpt_oss", HFI_WORD, "silu", "hidden_act", 0},
@@ -106,7 +108,7 @@ static const hfi_key keys[] = {
     {"gpt_oss", HFI_OPTION, "out_bias", "attention_bias", true},
     {"glm4_moe", HFI_SWITCH, "qkv_bias", "attention_bias", false},
     {"stablelm", HFI_SWITCH, "qkv_bias", "use_qkv_bias", false},
-    {"olmo2 phi3 gemma stablelm gemma2 gemma3_text", HFI_ONLY,
+    {"olmo2 olmo3 phi3 gemma stablelm gemma2 gemma3_text", HFI_ONLY,
      "this family has no biases of attention", "attention_bias", false},
     {"starcoder2", HFI_ONLY, "models without these biases are not built", "use_bias", true},
     {"gpt_neox", HFI_ONLY, "models without these biases are not built", "attention_bias", true},
@@ -120,7 +122,7 @@ static const hfi_key keys[] = {
     {"llama mistral qwen2 qwen3 granite smollm3 gemma gemma2 gemma3_text qwen2_moe qwen3_moe "
      "deepseek_v2 deepseek_v3",
      HFI_NUMBER, "norm_epsilon", "rms_norm_eps", 1e-6},
-    {"olmo2 exaone4 phi3 mixtral olmoe gpt_oss glm4_moe", HFI_NUMBER, "norm_epsilon",
+    {"olmo2 olmo3 exaone4 phi3 mixtral olmoe gpt_oss glm4_moe", HFI_NUMBER, "norm_epsilon",
      "rms_norm_eps", 1e-5},
     {"glm glm4", HFI_NUMBER, "norm_epsilon", "rms_norm_eps", 1.5625e-7},
     {"starcoder2", HFI_NUMBER, "norm_epsilon", "norm_epsilon", 1e-5},
@@ -162,8 +164,8 @@ static const hfi_key keys[] = {
     {"bert", HFI_WORD, "absolute", "position_embedding_type", 0},
     {"smollm3 gemma starcoder2 cohere gemma2 gemma3_text gpt2 opt", HFI_SWITCH, "tie_embeddings",
      "tie_word_embeddings", true},
-    {"llama mistral qwen2 qwen3 granite olmo2 exaone4 phi3 gpt_neox stablelm glm glm4 mixtral "
-     "qwen2_moe qwen3_moe olmoe gpt_oss deepseek_v2 deepseek_v3 glm4_moe",
+    {"llama mistral qwen2 qwen3 granite olmo2 olmo3 exaone4 phi3 gpt_neox stablelm glm glm4 "
+     "mixtral qwen2_moe qwen3_moe olmoe gpt_oss deepseek_v2 deepseek_v3 glm4_moe",
      HFI_SWITCH, "tie_embeddings", "tie_word_embeddings", false},
     {"bert", HFI_ONLY, "the output matrix is the embedding", "tie_word_embeddings", true},
 

@@ -12,7 +12,6 @@ struct hfi_config {
     json_t *doc;                /* owned: an object */
     json_t *block;              /* owned: the model block that it means */
     uint64_t positions;         /* the longest sequence */
-    bool has_window_rope;       /* blocks with a window have other rotary positions */
 };
 typedef struct hfi_config hfi_config;
 
@@ -104,7 +103,7 @@ typedef struct hfi_rope hfi_rope;
 
 /* Writes rope_theta, partial_rotary_factor and rope_scaling, taken from rope_parameters,
  * rope_scaling or the file's own keys. The types yarn and dynamic may raise self->positions. */
-int hfi_put_rope(hfi_config *self, const hfi_rope *of) MUST_CHECK;
+int hfi_put_rope(hfi_config *self, const hfi_family *family) MUST_CHECK;
 
 /* --- hf_config_window.c --- */
 
@@ -132,7 +131,9 @@ struct hfi_family {
     uint64_t head_dim;  /* the same; 0: hidden_size / heads */
     hfi_rope rope;
     struct hfi_windows windows;
-    bool has_window_rope;  /* blocks with a window have other rotary positions */
+    /* The base of the rotary positions of blocks with a window, if config.json does not say. Only
+     * those of the others may be scaled. 0: there are none apart. */
+    double window_theta;
     bool has_nope;         /* some blocks have none */
     bool has_scaled_rows;  /* the embedding's rows are multiplied by the root of hidden_size */
     bool has_latents;      /* multi-head latent attention; head_dim is the sum of two keys */
@@ -142,7 +143,7 @@ struct hfi_family {
 
 /* Writes window and window_pattern. Call it after nope_interval is written; WITH_ROPE writes it. */
 int hfi_put_window(hfi_config *self, const struct hfi_windows *of, uint64_t layers) MUST_CHECK;
-/* Writes window_rope_theta, if there is a window. */
-int hfi_put_window_rope(hfi_config *self) MUST_CHECK;
+/* Writes window_rope_theta, if there is a window. usual: its value if config.json does not say. */
+int hfi_put_window_rope(hfi_config *self, double usual) MUST_CHECK;
 
 #endif

@@ -64,7 +64,7 @@ static bool is_known(const char *key)
     return false;
 }
 
-static int find_block(const hfi_config *self, struct rope *rope)
+static int find_block(const hfi_config *self, const hfi_family *of, struct rope *rope)
 {
     static const char *const names[] = {"rope_scaling", "rope_parameters"};
     for (int i = 0; i < 2 && !rope->block; i++) {
@@ -76,9 +76,13 @@ static int find_block(const hfi_config *self, struct rope *rope)
             rope->name = names[i];
         }
     }
-    const json_t *full = json_object_get(rope->block, "full_attention");
-    bool is_by_kind = full || json_object_get(rope->block, "sliding_attention");
-    if (self->has_window_rope && is_by_kind) { /* hf_config_window.c reads the other */
+    if (of->window_theta != 0 && strcmp(rope->name, "rope_parameters") == 0) {
+        /* hf_config_window.c reads the block of the other kind of layer. */
+        const json_t *full = json_object_get(rope->block, "full_attention");
+        if (!full && !json_object_get(rope->block, "sliding_attention"))
+            return hfi_error(self, rope->name,
+                             "this family has a block \"full_attention\" there, and a block "
+                             "\"sliding_attention\"");
         if (full && !json_is_null(full) && !json_is_object(full))
             return hfi_error(self, "rope_parameters.full_attention", "it is no object");
         rope->block = json_is_object(full) ? full : NULL;
@@ -209,11 +213,12 @@ static int fill_scaling(hfi_config *self, const struct rope *rope, json_t *scali
     return put_real(self, scaling, "original_max_position_embeddings", original);
 }
 
-int hfi_put_rope(hfi_config *self, const hfi_rope *of)
+int hfi_put_rope(hfi_config *self, const hfi_family *family)
 {
+    const hfi_rope *of = &family->rope;
     struct rope rope = {.name = "", .of = of};
     double theta, usual = of->theta != 0 ? of->theta : 10000;
-    TRY(find_block(self, &rope));
+    TRY(find_block(self, family, &rope));
     if (of->is_needed && !rope.block)
         return hfi_error(self, "rope_scaling", "missing; this family has no usual positions");
     TRY(pick(self, &rope, "rope_theta", of->theta_key, usual, &theta));

@@ -5,11 +5,12 @@
  *   from one on                   qwen2, qwen3               use_sliding_window, max_window_layers
  *   without rotary positions      smollm3                    use_sliding_window
  *   all but every second          gemma2, gpt_oss
- *   all but every p-th            gemma3_text, exaone4       sliding_window_pattern
+ *   all but every p-th            gemma3_text, olmo3,        sliding_window_pattern
+ *                                 exaone4
  *
  * sliding_window is the width. layer_types, which names the kind of each block, goes before the
- * last column. In Gemma 3 the blocks with a window have rotary positions of their own; in EXAONE 4
- * the others have none, if there is a window at all. See hf_config_internal.h. */
+ * last column. In Gemma 3 and OLMo 3 the blocks with a window have rotary positions of their own.
+ * In EXAONE 4 the others have none, if there is a window at all. See hf_config_internal.h. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -187,10 +188,9 @@ int hfi_put_window(hfi_config *self, const struct hfi_windows *of, uint64_t laye
     return of->blocks == HFI_WINDOWS_WITH_ROPE ? put_others(self) : 0;
 }
 
-int hfi_put_window_rope(hfi_config *self)
+int hfi_put_window_rope(hfi_config *self, double usual)
 {
     static const char parameters[] = "rope_parameters", inside[] = "sliding_attention";
-    enum { THETA = 10000 }; /* if config.json does not say */
     const json_t *all = hfi_get(self, parameters), *block = json_object_get(all, inside);
     const json_t *type = json_object_get(block, "rope_type");
     const char *key;
@@ -207,9 +207,9 @@ int hfi_put_window_rope(hfi_config *self)
     if (type && !(json_is_string(type) && strcmp(json_string_value(type), "default") == 0))
         return hfi_error(self, parameters, "stretched positions of \"%s\" are not built", inside);
     if (json_object_get(block, "rope_theta"))
-        TRY(hfi_real(self, block, inside, "rope_theta", THETA, &theta));
+        TRY(hfi_real(self, block, inside, "rope_theta", usual, &theta));
     else
-        TRY(hfi_real(self, self->doc, "", "rope_local_base_freq", THETA, &theta));
+        TRY(hfi_real(self, self->doc, "", "rope_local_base_freq", usual, &theta));
     return json_object_get(self->block, "window")
                ? hfi_put(self, "window_rope_theta", json_real(theta))
                : 0;

@@ -26,10 +26,11 @@ const configi_key configi_model_keys[] = {
         "the log names them."),
     KEY("model.hf", STRING, AT(model.hf), NONE, NONE, NONE, START,
         "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3, starcoder2, "
-        "phi3, gemma, gemma2, gemma3_text, olmo2, exaone4, granite, smollm3, glm, glm4, bert, opt, "
-        "gpt_neox, cohere, stablelm, mixtral, qwen2_moe, qwen3_moe, olmoe, gpt_oss, deepseek_v2, "
-        "deepseek_v3, glm4_moe), relative to the current directory. Its config.json defines the "
-        "model, and a new run begins with its weights. The block may add seq_length (default: "
+        "phi3, gemma, gemma2, gemma3_text, olmo2, olmo3, exaone4, granite, smollm3, glm, glm4, "
+        "bert, opt, gpt_neox, cohere, stablelm, mixtral, qwen2_moe, qwen3_moe, olmoe, gpt_oss, "
+        "deepseek_v2, deepseek_v3, glm4_moe), relative to the current directory. Its config.json "
+        "defines the model, and a new run begins with its weights. The block may add seq_length "
+        "(default: "
         "1024, or less if the model allows less), max_part_bytes, experts_per_unit and "
         "expert_parallel_size. Other keys may only repeat what config.json says."),
     KEY("model.module", ANY, NOWHERE, NONE, NONE, NONE, FIXED,

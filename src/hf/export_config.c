@@ -201,10 +201,11 @@ static json_t *list_of(const double *numbers, uint32_t count)
 
 /* Adds rope_scaling and the longest sequence, from which some types compute. Phi-3's block has only
  * the type and the lists, because its older code refuses more. gpt-oss stretches positions unless
- * config.json says that they are plain. */
+ * config.json says that they are plain. OLMo 3 does not stretch those of layers with a window. */
 static int add_rope(json_t *config, const struct job_model *from, const char *type)
 {
-    bool is_phi3 = strcmp(type, "phi3") == 0, is_gpt_oss = strcmp(type, "gpt_oss") == 0;
+    bool is_phi3 = strcmp(type, "phi3") == 0, is_olmo3 = strcmp(type, "olmo3") == 0;
+    bool has_block = is_olmo3 || strcmp(type, "gpt_oss") == 0;
     const rope_form *rope = &from->rope;
     const struct {
         const char *key;
@@ -221,8 +222,8 @@ static int add_rope(json_t *config, const struct job_model *from, const char *ty
     bool is_plain = rope->scaling == ROPE_PLAIN, is_dynamic = rope->scaling == ROPE_DYNAMIC;
     double longest = rope->factor * (double)rope->original_positions;
     uint64_t positions = is_dynamic ? rope->original_positions : from->seq_length;
-    json_t *block = is_plain && !is_gpt_oss ? json_null() : json_object();
-    if (!is_plain || is_gpt_oss)
+    json_t *block = is_plain && !has_block ? json_null() : json_object();
+    if (!is_plain || has_block)
         json_object_set_new(block, is_phi3 ? "type" : "rope_type",
                             json_string(rope_scaling_name(rope->scaling)));
     if (is_phi3 && !is_plain && longest == floor(longest))
@@ -241,6 +242,14 @@ static int add_rope(json_t *config, const struct job_model *from, const char *ty
     if (rope->original_positions != 0 && !is_dynamic)
         json_object_set_new(is_phi3 ? config : block, "original_max_position_embeddings",
                             json_integer((json_int_t)rope->original_positions));
+    if (is_olmo3) { /* the kinds of layers have a block each */
+        double own = from->window_rope_theta != 0 ? from->window_rope_theta : from->rope_theta;
+        json_object_set_new(block, "rope_theta", json_real(from->rope_theta));
+        return add_keys(config, json_pack("{s:{s:o, s:{s:s, s:f}}, s:I}", "rope_parameters",
+                                          "full_attention", block, "sliding_attention", "rope_type",
+                                          rope_scaling_name(ROPE_PLAIN), "rope_theta", own,
+                                          "max_position_embeddings", (json_int_t)positions));
+    }
     return add_keys(config,
                     json_pack("{s:f, s:o, s:I}", "rope_theta", from->rope_theta, "rope_scaling",
                               block, "max_position_embeddings", (json_int_t)positions));
@@ -257,7 +266,6 @@ static const struct relative *find_relative(const struct job_model *from)
         {"starcoder2", "Starcoder2ForCausalLM", "starcoder2"},
         {"phi3", "Phi3ForCausalLM", "phi3"},
         {"gemma", "GemmaForCausalLM", "gemma"},
-        {"olmo2", "Olmo2ForCausalLM", "olmo2"},
         {"exaone4", "Exaone4ForCausalLM", "exaone4"},
         {"gpt_neox", "GPTNeoXForCausalLM", "gpt_neox"},
         {"cohere", "CohereForCausalLM", "cohere"},
@@ -273,6 +281,8 @@ static const struct relative *find_relative(const struct job_model *from)
     };
     static const struct relative gemmas[] = {{"gemma2", "Gemma2ForCausalLM", "gemma2"},
                                              {"gemma2", "Gemma3ForCausalLM", "gemma3_text"}};
+    static const struct relative olmos[] = {{"olmo2", "Olmo2ForCausalLM", "olmo2"},
+                                            {"olmo2", "Olmo3ForCausalLM", "olmo3"}};
     static const struct relative llamas[] = {
         {"llama", "LlamaForCausalLM", "llama"},     {"llama", "Qwen2ForCausalLM", "qwen2"},
         {"llama", "Qwen3ForCausalLM", "qwen3"},     {"llama", "GraniteForCausalLM", "granite"},
@@ -291,6 +301,8 @@ static const struct relative *find_relative(const struct job_model *from)
                                                 : from->mlp_bias];
     if (strcmp(from->family, gemmas[0].family) == 0)
         return &gemmas[from->qk_norm];
+    if (strcmp(from->family, olmos[0].family) == 0)
+        return &olmos[from->window != 0 || from->window_rope_theta != 0];
     return &llamas[from->qk_norm                       ? 2
                    : is_granite                        ? 3
                    : from->nope_interval != 0          ? 4
@@ -349,7 +361,7 @@ static int fill_own_keys(json_t *config, const struct job_model *from, const cha
         TRY(add_keys(config, json_pack("{s:f, s:b, s:f, s:n}", "layer_norm_eps", from->norm_epsilon,
                                        "use_qk_norm", (int)from->qk_norm, "logit_scale",
                                        1 / or_one(from->logits_scaling), "pad_token_id")));
-    if (strncmp(type, "gemma", 5) == 0 || strcmp(type, "olmo2") == 0 || is_glm)
+    if (strncmp(type, "gemma", 5) == 0 || strncmp(type, "olmo", 4) == 0 || is_glm)
         TRY(add_keys(config, json_pack("{s:n}", "pad_token_id")));
     if (!is_qwen2 && strcmp(type, "mistral") != 0)
         TRY(add_keys(config, json_pack("{s:b}", "attention_bias",

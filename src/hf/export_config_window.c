@@ -15,7 +15,7 @@ static bool is_one_of(const char *type, const char *names)
 
 static bool has_list(const char *type)
 {
-    return is_one_of(type, "qwen2 qwen3 smollm3 gemma2 gemma3_text exaone4 gpt_oss");
+    return is_one_of(type, "qwen2 qwen3 smollm3 gemma2 gemma3_text olmo3 exaone4 gpt_oss");
 }
 
 static bool is_gemma(const char *type)
@@ -58,19 +58,20 @@ static bool turns_in_windows(const struct job_model *from)
 bool hfi_is_other_attention(const struct job_model *from, const char *type)
 {
     bool is_gemma3 = strcmp(type, "gemma3_text") == 0;
+    bool has_own_rope = is_one_of(type, "gemma3_text olmo3"); /* blocks with a window */
     double scalar = query_scalar(from);
     if (from->window != 0 && !has_list(type) &&
         !(is_one_of(type, "mistral mixtral phi3 starcoder2") && is_everywhere(from)))
         return true;
-    if (from->window_rope_theta != 0 && !is_gemma3)
+    if (from->window_rope_theta != 0 && !has_own_rope)
         return true;
     if (from->attention_sinks || (from->kv_latent_size != 0 && from->qkv_bias != from->out_bias))
         return true;
     if (strcmp(type, "exaone4") == 0 && !turns_in_windows(from))
         return true;
-    if (is_gemma3 && from->window_rope_theta == 0 && from->window != 0 &&
+    if (has_own_rope && from->window_rope_theta == 0 && from->window != 0 &&
         from->rope.scaling != ROPE_PLAIN)
-        return true; /* there, blocks with a window have plain rotary positions */
+        return true; /* theirs are plain */
     if (is_gemma(type))
         return fabs(scalar / round(scalar) - 1) > 1e-6 ||
                (is_gemma3 && from->attention_soft_cap != 0);
@@ -135,7 +136,7 @@ json_t *hfi_attention_keys(const struct job_model *from, const char *type)
         return gemma_keys(from, type);
     if (from->kv_latent_size != 0)
         return latent_keys(from);
-    if (strcmp(type, "gpt_oss") == 0) /* it needs a width even without windows */
+    if (is_one_of(type, "gpt_oss olmo3")) /* they need a width even without windows */
         return json_pack("{s:I, s:o}", "sliding_window",
                          (json_int_t)(from->window ? from->window : from->seq_length),
                          "layer_types", layer_types(from));

@@ -25,6 +25,22 @@ static const struct right_case right[] = {
      "'sliding_window': 64",
      {FIELD(model.window, 64), FIELD_IS_TEXT(model.window_pattern, "ffw"),
       FIELD(model.nope_interval, 3)}},
+    /* OLMo 3 as it was published, and as transformers writes it now. */
+    {"olmo3 'sliding_window': 64, 'rope_theta': 500000, 'rope_scaling': {'rope_type': 'yarn', "
+     "'factor': 8.0, 'original_max_position_embeddings': 512, 'attention_factor': 1.2}, "
+     "'layer_types': ['sliding_attention', 'sliding_attention', 'full_attention']",
+     {FIELD_IS_TEXT(model.family, "olmo2"), FIELD(model.window, 64),
+      FIELD_IS_TEXT(model.window_pattern, "wwf"), FIELD(model.window_rope_theta, 500000),
+      FIELD(model.rope_theta, 500000), FIELD(model.rope.scaling, ROPE_YARN),
+      FIELD(model.rope.attention_factor, 1.2), FIELD(model.norm_epsilon, 1e-5),
+      FIELD(model.tie_embeddings, false)}},
+    {"olmo3 'rope_parameters': {'full_attention': {'rope_type': 'linear', 'rope_theta': 7e4, "
+     "'factor': 4}, 'sliding_attention': {'rope_type': 'default', 'rope_theta': 6e3}}",
+     {FIELD(model.window, 4096), FIELD_IS_TEXT(model.window_pattern, ""),
+      FIELD(model.window_rope_theta, 6000), FIELD(model.rope_theta, 70000)}},
+    /* transformers gives this number to the layers without a window alone */
+    {"olmo3 'rope_theta': 7e4",
+     {FIELD(model.window_rope_theta, 500000), FIELD(model.rope_theta, 70000)}},
     {"exaone4 'num_key_value_heads': 2, 'sliding_window': 64, 'sliding_window_pattern': 3",
      {FIELD_IS_TEXT(model.family, "exaone4"), FIELD(model.window, 64),
       FIELD_IS_TEXT(model.window_pattern, "wwf"), FIELD(model.nope_interval, 3),
@@ -98,6 +114,10 @@ static const struct wrong_case wrong[] = {
      {"rope_parameters", "sliding_attention", "not built"}},
     {"gemma3_text 'rope_parameters': {'sliding_attention': {'factor': 2}}",
      {"rope_parameters", "factor", "sliding_attention"}},
+    {"gemma3_text 'rope_parameters': {'rope_type': 'linear', 'factor': 2}",
+     {"rope_parameters", "full_attention", "sliding_attention"}},
+    {"olmo3 'attention_bias': true", {"attention_bias", "not built"}},
+    {"olmo3 'sliding_window': null", {"sliding_window", "no width"}},
     {"exaone4 'num_key_value_heads': 2, 'layer_types': ['full_attention', 'sliding_attention', "
      "'sliding_attention']",
      {"layer_types", "equal intervals"}},

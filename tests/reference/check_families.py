@@ -96,6 +96,9 @@ FAMILIES = {
     "phi3": hf.Phi3Config(**SMALL, **NO_PAD),
     "gemma": hf.GemmaConfig(**SMALL, head_dim=16, **NO_PAD),
     "olmo2": hf.Olmo2Config(**SMALL),
+    "olmo3": hf.Olmo3Config(**SMALL, **WINDOW, **NO_PAD, layer_types=[SLIDING, FULL, SLIDING], rope_parameters={
+        SLIDING: dict(rope_type="default", rope_theta=100.0), FULL: dict(YARN)}),
+    "olmo3-plain": hf.Olmo3Config(**SMALL, **WINDOW, **NO_PAD, tie_word_embeddings=True),
     "exaone4": hf.Exaone4Config(**SMALL, **WINDOW, **NO_PAD, sliding_window_pattern=2),
     "exaone4-plain": hf.Exaone4Config(**SMALL, **NO_PAD, sliding_window=None, layer_types=[FULL] * 3,
                                       tie_word_embeddings=True),

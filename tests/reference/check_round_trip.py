@@ -54,6 +54,8 @@ OWN_MODELS = {
     "own-phi3": {"family": "phi3", **SMALL},
     "own-gemma": {"family": "gemma", **SMALL, "embedding_multiplier": 48**0.5},
     "own-olmo2": {"family": "olmo2", **SMALL},
+    "own-olmo3": {"family": "olmo2", **SMALL, "window": 20, "window_pattern": "wf", "window_rope_theta": 100.0,
+                  "rope_scaling": {"type": "linear", "factor": 4.0}},
     "own-exaone4": {"family": "exaone4", **SMALL, "window": 20, "window_pattern": "wf", "nope_interval": 2},
     "own-deepseek": {"family": "deepseek", **LATENT, "q_latent_size": 20, "rope_scaling": {
         "type": "yarn", "factor": 2.5, "original_max_position_embeddings": 32, "mscale": 0.7, "mscale_all_dim": 1.0}},
