@@ -324,6 +324,16 @@ static void report_computing(FILE *out, const struct setup_summary *plan,
             report_seconds(plan->computing_seconds, passes), report_seconds(seconds, other), moved);
 }
 
+/* The row of the drives has the rate of the step's mix of reads and writes. */
+static void report_drive_rates(FILE *out, const struct setup_summary *plan)
+{
+    fprintf(out, "  drive: reads at %.2f GB/s, writes at %.2f GB/s", plan->ceilings.read / 1e9,
+            plan->ceilings.write / 1e9);
+    if (plan->ceilings.both_ways > 1)
+        fprintf(out, "; both at once %.2f times as fast as by turns", plan->ceilings.both_ways);
+    fputc('\n', out);
+}
+
 static void report_links(FILE *out, const struct setup_summary *plan)
 {
     char moved[CLI_FIGURE_BYTES], rate[CLI_FIGURE_BYTES], work[CLI_FIGURE_BYTES];
@@ -349,6 +359,8 @@ static void report_links(FILE *out, const struct setup_summary *plan)
                 report_seconds(link->seconds, work), percent(link->seconds, plan->step_seconds),
                 report_hidden(link, hidden));
     }
+    if (plan->links[RESOURCE_DRIVE].seconds > 0)
+        report_drive_rates(out, plan);
     if (computes)
         report_computing(out, plan, computes);
     cli_count((double)tokens, moved);

@@ -121,6 +121,16 @@ static const struct setup_figure figures[] = {
     EACH("resources.RESOURCE.is_computing", "", links[0].is_computing, links[0]),
     EACH("resources.RESOURCE.hidden_from_tokens", "tokens", links[0].hidden_tokens, links[0]),
 
+    ONE("ceilings.read", "bytes/s", ceilings.read),
+    ONE("ceilings.write", "bytes/s", ceilings.write),
+    ONE("ceilings.both_ways", "ratio", ceilings.both_ways),
+    ONE("ceilings.drive_kept", "ratio", ceilings.drive_kept),
+    ONE("ceilings.h2d", "bytes/s", ceilings.h2d),
+    ONE("ceilings.d2h", "bytes/s", ceilings.d2h),
+    ONE("ceilings.comm", "bytes/s", ceilings.comm),
+    ONE("ceilings.dram", "bytes/s", ceilings.dram),
+    ONE("ceilings.flops", "FLOP/s", ceilings.flops),
+
     ONE("commit.every_steps", "steps", commit_every),
     ONE("commit.bytes", "bytes", commit_bytes),
     ONE("commit.seconds", "s", commit_seconds),

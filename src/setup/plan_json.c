@@ -4,7 +4,6 @@
  *   device, steps, train_tokens
  *   placement          the tier of each state kind, by ranges of units
  *   unit_list          for each unit its name, parameters, and tier and bytes at rest by kind
- *   ceilings           the plan's rates, in bytes or flops per second
  *   memory_over_step   bytes in use in each tier over the predicted step
  *   timeline           the predicted ops of each lane
  *
@@ -60,31 +59,6 @@ static json_t *placement_of(const struct setup *setup)
     json_t *out = json_object();
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         json_object_set_new(out, state_kind_key((enum state_kind)kind), homes_of(setup, kind));
-    return out;
-}
-
-/* Rates of one rank. A copy to the CPU's device arena reads and writes memory. */
-static json_t *ceilings_of(const plan_machine *machine)
-{
-    double copy = machine->dram_bytes_per_second / 2;
-    const struct {
-        const char *name;
-        double rate;
-    } rows[] = {
-        {"read", machine->drive_read_bytes_per_second},
-        {"write", machine->drive_write_bytes_per_second},
-        {"both_ways", plan_drive_both_ways(machine)},
-        {"drive_kept", plan_drive_kept(machine)},
-        {"h2d", machine->device_is_cpu ? copy : machine->h2d_bytes_per_second},
-        {"d2h", machine->device_is_cpu ? copy : machine->d2h_bytes_per_second},
-        {"comm", machine->comm_bytes_per_second},
-        {"dram", machine->dram_bytes_per_second},
-        {"flops", machine->device_flops_per_second},
-    };
-    json_t *out = json_object();
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        json_object_set_new(out, rows[i].name,
-                            isfinite(rows[i].rate) ? json_real(rows[i].rate) : json_null());
     return out;
 }
 
@@ -413,7 +387,6 @@ static json_t *plan_of(const struct setup *setup, uint64_t train_tokens)
         {"steps", count(setup->job->run.steps)},
         {"train_tokens", count(train_tokens)},
         {"placement", placement_of(setup)},
-        {"ceilings", ceilings_of(&setup->plan.machine)},
         {"unit_list", units_of(setup)},
         {"memory_over_step", memory_of(steady)},
         {"timeline", timeline_of(steady)},

@@ -258,6 +258,22 @@ static void summarize_lanes(const struct setup *self, const struct step_sums *su
     out->bottleneck = lane_kind_name(setup_busiest_lane(out->lane_seconds));
 }
 
+static struct setup_ceilings ceilings_of(const plan_machine *rates)
+{
+    double copy = rates->dram_bytes_per_second / 2;
+    return (struct setup_ceilings){
+        .read = rates->drive_read_bytes_per_second,
+        .write = rates->drive_write_bytes_per_second,
+        .both_ways = plan_drive_both_ways(rates),
+        .drive_kept = plan_drive_kept(rates),
+        .h2d = rates->device_is_cpu ? copy : rates->h2d_bytes_per_second,
+        .d2h = rates->device_is_cpu ? copy : rates->d2h_bytes_per_second,
+        .comm = rates->comm_bytes_per_second,
+        .dram = rates->dram_bytes_per_second,
+        .flops = rates->device_flops_per_second,
+    };
+}
+
 static void summarize_links(const struct setup *self, const struct step_sums *sums,
                             struct setup_summary *out)
 {
@@ -265,6 +281,7 @@ static void summarize_links(const struct setup *self, const struct step_sums *su
     enum plan_resource computes =
         self->plan.machine.device_is_cpu ? RESOURCE_CORES : RESOURCE_DEVICE;
     double tokens = (double)(self->job->accumulation * self->net->micro_batch * self->net->tokens);
+    out->ceilings = ceilings_of(&self->plan.machine);
     out->computing_seconds = sums->passes_seconds[computes];
     out->busiest = plan_resource_name(computes);
     out->busiest_seconds = sums->seconds[computes];

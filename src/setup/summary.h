@@ -58,6 +58,14 @@ struct setup_link {
     double hidden_tokens;
 };
 
+/* The rates of one rank that the plan assumes, in bytes/s. A copy to the CPU's device arena reads
+ * and writes memory. The drives take (read bytes / read + written bytes / write) / both_ways. */
+struct setup_ceilings {
+    double read, write, both_ways, drive_kept; /* both_ways, drive_kept: plan_job.h */
+    double h2d, d2h, comm, dram;
+    double flops; /* a second */
+};
+
 struct setup_summary {
     /* ---- the job ---- */
     char model_name[96];
@@ -135,6 +143,7 @@ struct setup_summary {
     struct setup_link links[SETUP_LINKS_MAX]; /* by enum plan_resource */
     const char *busiest;    /* the resource that is needed longest; read and write are one drive */
     double busiest_seconds; /* how long it is needed */
+    struct setup_ceilings ceilings;
     double computing_seconds;        /* the passes alone, on the resource that computes */
     double tflops_per_rank;          /* model_flops a second, in 10^12 */
     double hardware_tflops_per_rank; /* hardware_flops a second, in 10^12 */

@@ -202,6 +202,10 @@ static void wear_adds_up(const json_t *plan)
          all * number(plan, "ranks_per_host") * 86400 / step, 1e-7);
     near("the drive's bytes", number(member(member(plan, "resources"), "drive"), "bytes"),
          all + read, 1e-6);
+    json_t *rates = member(plan, "ceilings");
+    near("the drive's time", number(member(member(plan, "resources"), "drive"), "seconds"),
+         (read / number(rates, "read") + all / number(rates, "write")) / number(rates, "both_ways"),
+         1e-6);
     assert_true(json_is_null(member(drives, "life_days")));
     assert_true(json_is_null(member(drives, "host_endurance_bytes")));
     json_t *commit = member(plan, "commit");
