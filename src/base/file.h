@@ -129,8 +129,8 @@ int file_make_directories(const char *directory, int mode, uint32_t *made_count)
  * are empty. */
 void file_unmake_directories(const char *directory, uint32_t made_count);
 
-/* Removes the directory if it is empty. That there is none, or that it holds something, is no
- * error. -errno. */
+/* Removes the directory if it is empty. That there is none, that it holds something, or that
+ * something is mounted there, is no error. -errno. */
 int file_remove_empty(const char *directory) MUST_CHECK;
 
 /* Sets the error that a directory's entries cannot be seen, for the reason in errno. ERR_INPUT. */

@@ -143,6 +143,9 @@ static int args_operand(const cli_command *command, const char *value, cli_texts
     if (command->operand[0] == '\0')
         return err_set(ERR_USAGE, "%s: takes options alone, and was given \"%s\"", command->name,
                        value);
+    if (value[0] == '\0')
+        return err_set(ERR_USAGE, "%s: an argument is empty; it takes %s", command->name,
+                       command->operand);
     if (operands->count == most && most == 1)
         return err_set(ERR_USAGE, "%s: takes one %s, and was given \"%s\" and \"%s\"",
                        command->name, command->operand, operands->items[0], value);

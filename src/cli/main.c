@@ -37,6 +37,10 @@ static void main_print_help(void)
 static int main_unknown(const char *name)
 {
     struct nearest nearest = {0};
+    if (name[0] == '-')
+        return err_set(ERR_USAGE,
+                       "\"%s\" is no option of sluice itself; options of a command stand after it",
+                       name);
     for (size_t i = 0; i < MAIN_COMMAND_COUNT; i++)
         nearest_offer(&nearest, name, main_commands[i]->name);
     if (nearest_is_near(&nearest, name))

@@ -182,7 +182,6 @@ static int fill_block(hfi_config *self)
     const char *name = json_string_value(hfi_get(self, "model_type"));
     if (!name)
         return hfi_error(self, "model_type", "missing; it names the family of the checkpoint");
-    TRY(hfi_read_key(self, &vocab));
     if (strcmp(name, "gemma3") == 0)
         return hfi_error(self, "model_type",
                          "\"gemma3\" reads images too, which is not built; its text model alone, "
@@ -193,6 +192,7 @@ static int fill_block(hfi_config *self)
         hfi_list_families(known, sizeof known);
         return hfi_error(self, "model_type", "\"%.64s\" is not one of %s", name, known);
     }
+    TRY(hfi_read_key(self, &vocab));
     TRY(hfi_put(self, "family", json_string(of->family)));
     TRY(hfi_read_keys(self, of));
     if (of->has_late_experts)

@@ -61,6 +61,8 @@ run 2 "unknown option" verify --keys
 run 2 "a command is missing"
 run 2 'nearest is train' trian
 run 2 'unknown command "frobnicate"' frobnicate
+run 2 '"--set" is no option of sluice itself' --set run.steps=1 plan job.json
+run 2 'plan: an argument is empty; it takes JOB' plan ''
 run 2 'nearest is --fresh' train job.json --fersh
 run 2 'nearest is --set' plan job.json --sett a=b
 run 0 "ranks-per-host" plan --help

@@ -294,7 +294,7 @@ static void formats_are_taken(void **state)
 
 static const struct wrong_case wrong[] = {
     {"'vocab_size': 5", {"config.json", "model_type", "missing"}},
-    {"'model_type': 'bloom', 'vocab_size': 5", {"\"bloom\"", "qwen3"}},
+    {"'model_type': 'bloom', 'text_config': {'vocab_size': 5}", {"\"bloom\"", "qwen3"}},
     {"'model_type': 'gpt2', 'vocab_size': 5", {"n_layer", "missing"}},
     {GPT2 ", 'vocab_size': -3", {"duplicate"}},
     {"'model_type': 'llama', 'vocab_size': 1.5", {"vocab_size", "1.5", "whole number"}},

@@ -127,7 +127,7 @@ static const struct wrong_case wrong[] = {
     {"exaone4 'num_key_value_heads': 2, 'sliding_window_pattern': 'LLG'",
      {"sliding_window_pattern", "whole number"}},
     {"exaone4 'num_key_value_heads': 2, 'sliding_window': null", {"sliding_window", "no width"}},
-    {"'model_type': 'gemma3', 'text_config': {}, 'vocab_size': 300",
+    {"'model_type': 'gemma3', 'text_config': {'vocab_size': 300}",
      {"model_type", "images", "gemma3_text"}},
     /* what the job says beside it */
     {"mistral 'num_key_value_heads': 2, 'sliding_window': 128",
