@@ -25,6 +25,7 @@ static const hfi_family families[] = {
      .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 4}},
     {"exaone4", "exaone4", .positions = 2048, .kv_heads = 32,
      .windows = {HFI_WINDOWS_WITH_ROPE, 4096, 4}},
+    {"phi", "phi", .positions = 2048, .rope.share = 0.5},
     {"phi3", "phi3", .positions = 4096, .rope = {.share = 1, .original = 4096},
      .windows = {HFI_WINDOWS_EVERYWHERE, 0, 0}},
     {"gemma", "gemma", .positions = 8192, .kv_heads = 16, .head_dim = 256, .has_scaled_rows = true},
@@ -90,7 +91,7 @@ static const hfi_key keys[] = {
     {"gpt_oss", HFI_FIXED, "the gate has one slope", "swiglu_alpha", 1.702},
     {"gpt_oss", HFI_NUMBER, "swiglu_limit", "swiglu_limit", 7},
     {"gemma2 gemma3_text", HFI_GATED, "gelu_tanh", "hidden_activation", 0},
-    {"starcoder2", HFI_PLAIN, "gelu_tanh", "hidden_act", 0},
+    {"starcoder2 phi", HFI_PLAIN, "gelu_tanh", "hidden_act", 0},
     {"gpt_neox bert", HFI_PLAIN, "gelu", "hidden_act", 0},
     {"gpt2", HFI_PLAIN, "gelu_tanh", "activation_function", 0},
     {"opt", HFI_PLAIN, "relu", "activation_function", 0},
@@ -118,7 +119,7 @@ static const hfi_key keys[] = {
     {"llama mistral qwen2 granite smollm3", HFI_SWITCH, "qk_norm", NULL, false},
     {"qwen3 gemma3_text qwen3_moe", HFI_SWITCH, "qk_norm", NULL, true},
     {"cohere glm4_moe", HFI_SWITCH, "qk_norm", "use_qk_norm", false},
-    {"stablelm", HFI_ONLY, "this family has no norms of heads here", "qk_layernorm", false},
+    {"stablelm phi", HFI_ONLY, "this family has no norms of heads here", "qk_layernorm", false},
     {"llama mistral qwen2 qwen3 granite smollm3 gemma gemma2 gemma3_text qwen2_moe qwen3_moe "
      "deepseek_v2 deepseek_v3",
      HFI_NUMBER, "norm_epsilon", "rms_norm_eps", 1e-6},
@@ -126,7 +127,7 @@ static const hfi_key keys[] = {
      "rms_norm_eps", 1e-5},
     {"glm glm4", HFI_NUMBER, "norm_epsilon", "rms_norm_eps", 1.5625e-7},
     {"starcoder2", HFI_NUMBER, "norm_epsilon", "norm_epsilon", 1e-5},
-    {"gpt_neox cohere stablelm", HFI_NUMBER, "norm_epsilon", "layer_norm_eps", 1e-5},
+    {"gpt_neox cohere stablelm phi", HFI_NUMBER, "norm_epsilon", "layer_norm_eps", 1e-5},
     {"bert", HFI_NUMBER, "norm_epsilon", "layer_norm_eps", 1e-12},
     {"gpt2", HFI_NUMBER, "norm_epsilon", "layer_norm_epsilon", 1e-5},
     {"opt", HFI_NUMBER, "norm_epsilon", NULL, 1e-5}, /* PyTorch's */
@@ -164,7 +165,7 @@ static const hfi_key keys[] = {
     {"bert", HFI_WORD, "absolute", "position_embedding_type", 0},
     {"smollm3 gemma starcoder2 cohere gemma2 gemma3_text gpt2 opt", HFI_SWITCH, "tie_embeddings",
      "tie_word_embeddings", true},
-    {"llama mistral qwen2 qwen3 granite olmo2 olmo3 exaone4 phi3 gpt_neox stablelm glm glm4 "
+    {"llama mistral qwen2 qwen3 granite olmo2 olmo3 exaone4 phi phi3 gpt_neox stablelm glm glm4 "
      "mixtral qwen2_moe qwen3_moe olmoe gpt_oss deepseek_v2 deepseek_v3 glm4_moe",
      HFI_SWITCH, "tie_embeddings", "tie_word_embeddings", false},
     {"bert", HFI_ONLY, "the output matrix is the embedding", "tie_word_embeddings", true},
@@ -193,7 +194,7 @@ static const hfi_key keys[] = {
     {"rope opt", HFI_DROPOUT, "attention_dropout", "attention_dropout", 0},
     {"gpt2", HFI_DROPOUT, "attention_dropout", "attn_pdrop", 0.1},
     {"bert", HFI_DROPOUT, "attention_dropout", "attention_probs_dropout_prob", 0.1},
-    {"phi3", HFI_DROPOUT, "hidden_dropout", "resid_pdrop", 0},
+    {"phi phi3", HFI_DROPOUT, "hidden_dropout", "resid_pdrop", 0},
     {"starcoder2", HFI_DROPOUT, "hidden_dropout", "residual_dropout", 0},
     {"gpt_neox stablelm", HFI_DROPOUT, "hidden_dropout", "hidden_dropout", 0},
     {"gpt2", HFI_DROPOUT, "hidden_dropout", "resid_pdrop", 0.1},
@@ -201,6 +202,7 @@ static const hfi_key keys[] = {
     {"opt", HFI_DROPOUT, "hidden_dropout", "dropout", 0.1},
     {"starcoder2", HFI_DROPOUT, "embedding_dropout", "embedding_dropout", 0},
     {"gpt_neox", HFI_DROPOUT, "embedding_dropout", "hidden_dropout", 0},
+    {"phi", HFI_DROPOUT, "embedding_dropout", "embd_pdrop", 0},
     {"gpt2", HFI_DROPOUT, "embedding_dropout", "embd_pdrop", 0.1},
 };
 

@@ -112,6 +112,7 @@ static unsigned traits_of(const char *family)
         {"gpt2", BIASED | TABLE | WIDE_FFN | TIED | BRANCH_DROPOUT | ROW_DROPOUT},
         {"llama", QKV_BIAS | OUT_BIAS | MLP_BIAS | QK_NORM | MULTIPLIER | SINKS},
         {"starcoder2", BRANCH_DROPOUT | ROW_DROPOUT},
+        {"phi", WIDE_FFN | BRANCH_DROPOUT | ROW_DROPOUT},
         {"phi3", BRANCH_DROPOUT},
         {"glm", BIASED | QKV_BIAS},
         {"glm4", BIASED | QKV_BIAS},

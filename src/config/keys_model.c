@@ -26,13 +26,13 @@ const configi_key configi_model_keys[] = {
         "the log names them."),
     KEY("model.hf", STRING, AT(model.hf), NONE, NONE, NONE, START,
         "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3, starcoder2, "
-        "phi3, gemma, gemma2, gemma3_text, olmo2, olmo3, exaone4, granite, smollm3, glm, glm4, "
-        "bert, opt, gpt_neox, cohere, stablelm, mixtral, qwen2_moe, qwen3_moe, olmoe, gpt_oss, "
-        "deepseek_v2, deepseek_v3, glm4_moe), relative to the current directory. Its config.json "
-        "defines the model, and a new run begins with its weights. The block may add seq_length "
-        "(default: "
-        "1024, or less if the model allows less), max_part_bytes, experts_per_unit and "
-        "expert_parallel_size. Other keys may only repeat what config.json says."),
+        "phi, phi3, gemma, gemma2, gemma3_text, olmo2, olmo3, exaone4, granite, smollm3, glm, "
+        "glm4, bert, opt, gpt_neox, cohere, stablelm, mixtral, qwen2_moe, qwen3_moe, olmoe, "
+        "gpt_oss, deepseek_v2, deepseek_v3, glm4_moe), relative to the current directory. Its "
+        "config.json defines the model, and a new run begins with its weights. The block may add "
+        "seq_length (default: 1024, or less if the model allows less), max_part_bytes, "
+        "experts_per_unit and expert_parallel_size. Other keys may only repeat what config.json "
+        "says."),
     KEY("model.module", ANY, NOWHERE, NONE, NONE, NONE, FIXED,
         "A model whose passes a program computes, through the Python package or sluice_module_* "
         "(src/sluice.h): its description, or the path of a JSON file with it, relative to the "
@@ -44,17 +44,18 @@ const configi_key configi_model_keys[] = {
         "in which gradients are copied, unless they are lent; reads, adds: true or false for each "
         "unit; null: not computed). Takes the place of all other keys of the block, and of data."),
     KEY("model.family", ENUM, AT(model.family), NONE,
-        "gpt2|llama|starcoder2|phi3|gemma|olmo2|exaone4|glm|glm4|bert|gpt_neox|opt|cohere|stablelm|"
-        "gemma2|mixtral|qwen2_moe|qwen3_moe|olmoe|gpt_oss|deepseek|glm4_moe",
+        "gpt2|llama|starcoder2|phi|phi3|gemma|olmo2|exaone4|glm|glm4|bert|gpt_neox|opt|cohere|"
+        "stablelm|gemma2|mixtral|qwen2_moe|qwen3_moe|olmoe|gpt_oss|deepseek|glm4_moe",
         NONE, FIXED,
         "gpt2: learned positions, LayerNorm, GELU. llama: rotary positions, RMSNorm, SwiGLU, "
-        "grouped keys and values. starcoder2: llama's attention, the rest as gpt2. phi3: llama "
-        "with one matrix for q, k and v, and one for gate and up. gemma: llama with GELU in the "
-        "gate and norms that multiply by 1 + weight. olmo2: llama with norms after the layers, and "
-        "of all of q and of k. exaone4: the same with norms of q's and k's heads. glm: llama with "
-        "rotary positions of neighbours and one matrix for gate and up. glm4: the same with norms "
-        "after both branches, too. bert: attention to both sides, norms after the sums, token "
-        "types (all tokens have type 0), and a dense layer before the tied output matrix; it "
+        "grouped keys and values. starcoder2: llama's attention, the rest as gpt2. phi: gpt2 with "
+        "rotary positions, parallel branches of one norm, and a bias of the output matrix. phi3: "
+        "llama with one matrix for q, k and v, and one for gate and up. gemma: llama with GELU in "
+        "the gate and norms that multiply by 1 + weight. olmo2: llama with norms after the layers, "
+        "and of all of q and of k. exaone4: the same with norms of q's and k's heads. glm: llama "
+        "with rotary positions of neighbours and one matrix for gate and up. glm4: the same with "
+        "norms after both branches, too. bert: attention to both sides, norms after the sums, "
+        "token types (all tokens have type 0), and a dense layer before the tied output matrix; it "
         "learns to fill in masked tokens (data.masked). gpt_neox: gpt2 with rotary positions and "
         "exact GELU. opt: gpt2 with ReLU. cohere: llama with parallel branches of one LayerNorm "
         "without bias, and rotary positions of neighbours. stablelm: llama with LayerNorm. gemma2: "

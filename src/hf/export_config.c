@@ -87,7 +87,7 @@ static int fill_common(json_t *config, const struct job_model *from, const char 
 /* True for the types whose heads may have rotary positions in part. */
 static bool has_share(const char *type)
 {
-    return strcmp(type, "phi3") == 0 || strcmp(type, "stablelm") == 0 ||
+    return strncmp(type, "phi", 3) == 0 || strcmp(type, "stablelm") == 0 ||
            strncmp(type, "glm", 3) == 0;
 }
 
@@ -264,6 +264,7 @@ static const struct relative *find_relative(const struct job_model *from)
 {
     static const struct relative relatives[] = {
         {"starcoder2", "Starcoder2ForCausalLM", "starcoder2"},
+        {"phi", "PhiForCausalLM", "phi"},
         {"phi3", "Phi3ForCausalLM", "phi3"},
         {"gemma", "GemmaForCausalLM", "gemma"},
         {"exaone4", "Exaone4ForCausalLM", "exaone4"},
@@ -327,6 +328,11 @@ static int fill_own_keys(json_t *config, const struct job_model *from, const cha
                         json_pack("{s:f, s:b, s:f, s:f}", "norm_epsilon", from->norm_epsilon,
                                   "use_bias", 1, "residual_dropout", from->hidden_dropout,
                                   "embedding_dropout", from->embedding_dropout));
+    if (strcmp(type, "phi") == 0)
+        return add_keys(config,
+                        json_pack("{s:f, s:b, s:f, s:f}", "layer_norm_eps", from->norm_epsilon,
+                                  "qk_layernorm", 0, "resid_pdrop", from->hidden_dropout,
+                                  "embd_pdrop", from->embedding_dropout));
     if (strcmp(type, "phi3") == 0) /* no id of padding that the vocabulary may lack */
         return add_keys(
             config, json_pack("{s:f, s:n}", "resid_pdrop", from->hidden_dropout, "pad_token_id"));
@@ -385,7 +391,8 @@ static int fill_llama(json_t *config, const struct job_model *from)
 {
     const struct relative *as = find_relative(from);
     bool is_gemma = strncmp(as->type_name, "gemma", 5) == 0;
-    bool has_tanh = is_gemma || strcmp(as->type_name, "starcoder2") == 0;
+    bool has_tanh =
+        is_gemma || strcmp(as->type_name, "starcoder2") == 0 || strcmp(as->type_name, "phi") == 0;
     static const char *const acts[] = {"", "gelu", "gelu_pytorch_tanh", "relu", "silu"};
     const char *act = from->activation != ACTIVATION_OF_FAMILY ? acts[from->activation]
                       : has_tanh                               ? "gelu_pytorch_tanh"

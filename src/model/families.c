@@ -134,6 +134,32 @@ static const modeli_row starcoder2_block[] = {
 static const modeli_row starcoder2_head[] = {
     NORM("norm", "x", "a", "model.norm", BIAS), OUTPUT("lm_head"), {0}};
 
+/* ---- Phi: parallel branches of one norm, the first half of each head rotated, biases everywhere.
+ * The output matrix has one, too, which is with the embedding's rows if that matrix is theirs ---- */
+
+static const modeli_row phi_embed[] = {
+    TABLE("table", "model.embed_tokens", VOCAB, BIAS_IF(TIED), .bias_name = "lm_head.bias"), {0}};
+
+static const modeli_row phi_block[] = {
+    NORM("norm", "x", "b", LAYER "input_layernorm", BIAS),
+    LLAMA_QKV("b", BIAS),
+    ROPE,
+    ATTEND,
+    LINEAR("proj", "o", "p", ATTN "dense", HIDDEN, BIAS, RESIDUAL),
+    DROP("drop1", "p"),
+    PLAIN_FFN(LAYER "mlp.fc1", LAYER "mlp.fc2", RESIDUAL),
+    DROP("drop2", "d"),
+    ADD("branches", "p d", "m"),
+    ADD("add", "x m", "y"),
+    {0},
+};
+
+static const modeli_row phi_head[] = {
+    NORM("norm", "x", "a", "model.final_layernorm", BIAS),
+    OUTPUT("lm_head", BIAS_IF(UNTIED)),
+    {0},
+};
+
 /* ---- Phi-3: Llama, with one stored matrix for q, k, v, and one for gate and up ---- */
 
 static const modeli_row phi3_block[] = {
@@ -182,35 +208,17 @@ static const modeli_row gemma2_block[] = {
     {0},
 };
 
-/* ---- OLMo 2: Llama, with the norms after the layers, and one norm of all of q and of k ---- */
+/* ---- OLMo 2 and EXAONE 4: Llama, with the norms after the layers. OLMo 2 has one norm of all of q
+ * and one of k, EXAONE 4 norms of q's and k's heads ---- */
 
-static const modeli_row olmo2_block[] = {
-    LLAMA_QKV("x"),
-    LLAMA_HEAD_NORMS(QUERIES, KEYS),
-    LLAMA_ATTEND(),
-    NORM("norm1", "p", "b", LAYER "post_attention_layernorm"),
-    ADD("add1", "x b", "m"),
-    LLAMA_UP("m"),
-    LLAMA_DOWN(),
-    NORM("norm2", "d", "e", LAYER "post_feedforward_layernorm"),
-    ADD("add2", "m e", "y"),
-    {0},
-};
+#define NORMS_AFTER(q_width, k_width)                                                              \
+    LLAMA_QKV("x"), LLAMA_HEAD_NORMS(q_width, k_width), LLAMA_ATTEND(),                            \
+        NORM("norm1", "p", "b", LAYER "post_attention_layernorm"), ADD("add1", "x b", "m"),        \
+        LLAMA_UP("m"), LLAMA_DOWN(), NORM("norm2", "d", "e", LAYER "post_feedforward_layernorm"),  \
+        ADD("add2", "m e", "y")
 
-/* ---- EXAONE 4: OLMo 2, with norms of q's and k's heads ---- */
-
-static const modeli_row exaone4_block[] = {
-    LLAMA_QKV("x"),
-    LLAMA_HEAD_NORMS(HEAD, HEAD),
-    LLAMA_ATTEND(),
-    NORM("norm1", "p", "b", LAYER "post_attention_layernorm"),
-    ADD("add1", "x b", "m"),
-    LLAMA_UP("m"),
-    LLAMA_DOWN(),
-    NORM("norm2", "d", "e", LAYER "post_feedforward_layernorm"),
-    ADD("add2", "m e", "y"),
-    {0},
-};
+static const modeli_row olmo2_block[] = {NORMS_AFTER(QUERIES, KEYS), {0}};
+static const modeli_row exaone4_block[] = {NORMS_AFTER(HEAD, HEAD), {0}};
 
 /* ---- GLM-4: Llama, with pairs of neighbours and one matrix for gate and up. The models of 0414
  * (GLM4) have norms after both branches, too ---- */
@@ -536,6 +544,8 @@ const modeli_family *modeli_family_of(enum model_family family)
         [MODEL_LLAMA] = {"llama", llama_embed, llama_block, llama_head, LLAMA_FORM},
         [MODEL_STARCODER2] = {"starcoder2", llama_embed, starcoder2_block, starcoder2_head,
                               .activation = ACTIVATION_GELU, .drops_rows = true},
+        [MODEL_PHI] = {"phi", phi_embed, phi_block, phi_head, .activation = ACTIVATION_GELU,
+                       .drops_rows = true},
         [MODEL_PHI3] = {"phi3", llama_embed, phi3_block, llama_head, LLAMA_FORM},
         [MODEL_GEMMA] = {"gemma", llama_embed, gemma_block, llama_head, GEMMA_FORM},
         [MODEL_OLMO2] = {"olmo2", llama_embed, olmo2_block, llama_head, LLAMA_FORM},

@@ -14,6 +14,7 @@ enum model_family {
     MODEL_GPT2,
     MODEL_LLAMA,
     MODEL_STARCODER2,
+    MODEL_PHI,
     MODEL_PHI3,
     MODEL_GEMMA,
     MODEL_OLMO2,

@@ -63,7 +63,7 @@ static inline uint32_t harness_targets(enum model_family family)
  *   "llama-yarn"  frequencies that YaRN scales
  *   "llama-ntk"   a base that is raised for long sequences
  *   "glm", "glm4" heads that are turned in part, and biases of q, k and v
- *   "gpt_neox", "stablelm-parallel"    parallel branches, heads that are turned in part;
+ *   "gpt_neox", "stablelm-parallel", "phi"    parallel branches, heads that are turned in part;
  *                 "gpt_neox-serial" and "stablelm" have neither
  *   "stablelm", "cohere"    biases of attention; "cohere" also norms of heads
  *   "opt"         more positions than a sequence has tokens; GELU, because finite differences find
@@ -96,7 +96,7 @@ static inline void harness_complete(const char *instance, model_spec *spec)
         spec->position_count = spec->seq_length + 70;
     spec->parallel_residual = (spec->family == MODEL_GPT_NEOX && !strstr(instance, "-serial")) ||
                               strcmp(instance, "stablelm-parallel") == 0;
-    if (spec->parallel_residual)
+    if (spec->parallel_residual || spec->family == MODEL_PHI)
         spec->partial_rotary_factor = 0.67; /* 4 of 6, 8 of 12 or 10 of 16 elements */
     spec->qkv_bias = strcmp(instance, "stablelm") == 0 || strcmp(instance, "cohere") == 0;
     if (strcmp(instance, "cohere") == 0) {

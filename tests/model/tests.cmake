@@ -2,13 +2,13 @@
 sluice_test(test_model_shapes LIBS sluice_model LABELS cpu debug)
 sluice_test(test_model_parts LIBS sluice_model LABELS cpu debug TIMEOUT 120)
 
-set(model_families gpt2 llama qwen2 qwen3 starcoder2 phi3 gemma olmo2 exaone4 granite smollm3 phi3-long
+set(model_families gpt2 llama qwen2 qwen3 starcoder2 phi phi3 gemma olmo2 exaone4 granite smollm3 phi3-long
                    llama-yarn llama-ntk glm glm4 gpt_neox gpt_neox-serial opt cohere stablelm
                    stablelm-parallel mistral gemma2 gemma3 deepseek deepseek-direct sinks)
 set(all_families ${model_families} bert)
 set(model_mixtures mixtral qwen2_moe qwen3_moe olmoe gpt_oss deepseek-moe glm4_moe)
 # Each form of a block once: what families differ in otherwise changes neither parts nor costs.
-set(model_forms gpt2 llama qwen3 phi3 olmo2 granite glm4 gpt_neox opt cohere stablelm gemma2 gemma3
+set(model_forms gpt2 llama qwen3 phi phi3 olmo2 granite glm4 gpt_neox opt cohere stablelm gemma2 gemma3
                 bert gpt2-dropout llama-dropout bert-dropout sinks)
 set(model_dropouts gpt2-dropout llama-dropout starcoder2-dropout phi3-dropout gpt_neox-dropout
                    bert-dropout)

@@ -93,6 +93,9 @@ FAMILIES = {
     "llama-bias": hf.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
     "qwen3-bias": hf.Qwen3Config(**SMALL, head_dim=20, attention_bias=True),
     "starcoder2": hf.Starcoder2Config(**SMALL),
+    "phi": hf.PhiConfig(**WIDE, **NO_PAD),
+    "phi-tied": hf.PhiConfig(**WIDE, **NO_PAD, tie_word_embeddings=True, hidden_act="relu", rope_parameters=dict(
+        rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.25)),
     "phi3": hf.Phi3Config(**SMALL, **NO_PAD),
     "gemma": hf.GemmaConfig(**SMALL, head_dim=16, **NO_PAD),
     "olmo2": hf.Olmo2Config(**SMALL),

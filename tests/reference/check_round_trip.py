@@ -51,6 +51,8 @@ OWN_MODELS = {
     "own-granite": {"family": "llama", **SMALL, "embedding_multiplier": 12.0, "logits_scaling": 8.0},
     "own-smollm3": {"family": "llama", **SMALL, "nope_interval": 2},
     "own-starcoder2": {"family": "starcoder2", **SMALL},
+    "own-phi": {"family": "phi", **SMALL, "partial_rotary_factor": 0.5},
+    "own-phi-tied": {"family": "phi", **SMALL, "tie_embeddings": True},
     "own-phi3": {"family": "phi3", **SMALL},
     "own-gemma": {"family": "gemma", **SMALL, "embedding_multiplier": 48**0.5},
     "own-olmo2": {"family": "olmo2", **SMALL},
