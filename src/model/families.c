@@ -134,8 +134,9 @@ static const modeli_row starcoder2_block[] = {
 static const modeli_row starcoder2_head[] = {
     NORM("norm", "x", "a", "model.norm", BIAS), OUTPUT("lm_head"), {0}};
 
-/* ---- Phi: parallel branches of one norm, the first half of each head rotated, biases everywhere.
- * The output matrix has one, too, which is with the embedding's rows if that matrix is theirs ---- */
+/* ---- Phi: parallel branches of one norm, and biases everywhere ----
+ *
+ * The output matrix has one, too. It is with the embedding's rows if that matrix is theirs. */
 
 static const modeli_row phi_embed[] = {
     TABLE("table", "model.embed_tokens", VOCAB, BIAS_IF(TIED), .bias_name = "lm_head.bias"), {0}};
