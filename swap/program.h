@@ -14,6 +14,9 @@
  *            mixture is two stages
  *   pass     what a stage does, forward, recomputation or backward, while the params of one or two
  *            units are on the device. It runs for each micro-batch. A stage in parts has several
+ *   boundary the activation that a stage gets from the stage before it. It is kept from the forward
+ *            of the stage to its backward, which first recomputes what is inside the stage, unless
+ *            that is kept, too (ROLE_SAVED)
  *   params   the working copy of a unit's weights, which the kernels read
  *   tile     a slice of a unit's optimizer state: master weights and moments (base/tile.h)
  *   shard    the slice of a unit that belongs to one of several ranks (base/shard.h)
@@ -34,7 +37,8 @@
  *   update   .  U0 U1 .  .  .  .  .  .  .    with the last step's gradients; new params go home
  *   write    .  .  O0 O1 .  .  .  .  .  .    the tiles go home
  *   h2d      .  .  P0 P1 .  P0 .  .  .  .    params; those of block 0 again for its backward
- *   compute  .  .  .  F0 F1 B1 C1 B0 C0 N    forward, backward, close the gradient; global norm
+ *   compute  .  .  .  F0 F1 B1 C1 B0 C0 N    forward, backward with its recomputation, close the
+ *                                            gradient; global norm
  *   d2h      .  .  .  .  .  .  .  G1 .  G0   closed gradients go home
  *
  * To close a gradient is to round its fp32 sum over the micro-batches to the dtype in which it is
@@ -237,7 +241,7 @@ struct op {
     uint8_t reserved;
     uint32_t unit;        /* the unit served, or PROGRAM_NONE */
     uint32_t stage;       /* place in the forward order, or PROGRAM_NONE */
-    uint32_t pass;        /* part of the stage's phase; 0 unless units are cut */
+    uint32_t pass;        /* its number in this phase of the stage; 0 unless units are cut */
     uint32_t micro_batch; /* or PROGRAM_NONE */
     uint32_t tile;        /* or PROGRAM_NONE; of a norm with parts: the part */
     uint32_t state_kind;  /* transfers: enum state_kind of the moved bytes, or PROGRAM_NONE */

@@ -35,10 +35,9 @@ int job_read(const char *path, const char *text, const char *const *set, uint32_
              uint32_t world, job **out) MUST_CHECK;
 
 /* comm.timeout_seconds of the job, for ranks that must meet before one of them reads it; path and
- * text as in job_read. Checks
- * nothing else and reports nothing: job_read does both. The default holds if the job is wrong,
- * cannot be read here (other hosts need not see it), or is no regular file (standard input and
- * pipes are read only once). `set` counts in any case. */
+ * text as in job_read. Checks nothing else and reports nothing: job_read does both. The default
+ * holds if the job is wrong, cannot be read here (other hosts need not see it), or is no regular
+ * file (standard input and pipes are read only once). `set` counts in any case. */
 double job_peek_timeout(const char *path, const char *text, const char *const *set,
                         uint32_t set_count);
 

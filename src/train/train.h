@@ -129,8 +129,8 @@ int train_open(const struct train_options *options, train_session **out) MUST_CH
 int train_step(train_session *self, struct train_progress *progress) MUST_CHECK;
 /* ---- jobs with model.module ----
  *
- * train_step calls the runner for each pass of the step. If the program
- * gives up the step, it returns -ECANCELED: the run is then at the step before and goes on, or, if
+ * train_step calls the runner for each pass of the step. If the program gives up the step,
+ * train_step returns -ECANCELED: the run is then at the step before and goes on, or, if
  * train_is_usable says false, the session has failed. train_evaluate runs the forward of each stage
  * for one micro-batch, and writes a line of metrics only if the program gives a loss. */
 
