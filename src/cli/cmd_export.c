@@ -36,7 +36,7 @@ static void export_print(const struct hf_export_summary *sum)
     printf("read         %s, all as it was committed\n", size_format(sum->read_bytes, size));
     printf("written      %s of %s in %u file%s\n", size_format(sum->written_bytes, size), sum->type,
            sum->file_count, sum->file_count == 1 ? "" : "s");
-    printf("carried      %" PRIu64 " files\n", sum->side_files);
+    printf("carried      %" PRIu64 " file%s\n", sum->side_files, sum->side_files == 1 ? "" : "s");
     printf("time         %.2f s, %.2f GB/s read\n", sum->seconds,
            sum->seconds > 0 ? (double)sum->read_bytes / sum->seconds / 1e9 : 0);
     printf("memory       %s at most\n", size_format(sum->resident_bytes_max, size));

@@ -36,7 +36,8 @@ static void import_print(const char *run_dir, const struct hf_import_summary *su
     printf("written      %s to %s in %.2f s, %.2f GB/s\n", size_format(sum->written_bytes, size),
            sum->slab_dir, sum->seconds,
            sum->seconds > 0 ? (double)sum->written_bytes / sum->seconds / 1e9 : 0);
-    printf("carried      %" PRIu64 " files to %s/hf\n", sum->side_files, run_dir);
+    printf("carried      %" PRIu64 " file%s to %s/hf\n", sum->side_files,
+           sum->side_files == 1 ? "" : "s", run_dir);
     printf("memory       %s at most\n", size_format(sum->resident_bytes_max, size));
 }
 

@@ -115,9 +115,9 @@ static int check_rest(const struct adapter_file *self)
     if (count == 0)
         return 0;
     return err_set(ERR_INPUT,
-                   "%s: the model with adapters of train.lora.targets has no place for tensor %s "
-                   "of shape %s, nor for %" PRIu64 " more",
-                   self->table.path, extra->name, safetensors_shape(extra, shape), count - 1);
+                   "%s: the model with adapters of train.lora.targets has no place for %" PRIu64
+                   " of the tensors, such as %s of shape %s",
+                   self->table.path, count, extra->name, safetensors_shape(extra, shape));
 }
 
 static int read_all(struct adapter_file *self)

@@ -355,10 +355,10 @@ static int check_rest(const hf_weights *self)
         return 0;
     char shape[SAFETENSORS_SHAPE_BYTES];
     return err_set(ERR_INPUT,
-                   "%s: the model that config.json and the job describe has no place for tensor %s "
-                   "of shape %s, nor for %" PRIu64 " more",
-                   hf_path(self->files, extra.file_idx), extra.tensor->name,
-                   safetensors_shape(extra.tensor, shape), extra_count - 1);
+                   "%s: the model that config.json and the job describe has no place for %" PRIu64
+                   " of the tensors, such as %s of shape %s",
+                   hf_path(self->files, extra.file_idx), extra_count, extra.tensor->name,
+                   safetensors_shape(extra.tensor, shape));
 }
 
 static int reserve(hf_weights *self, uint64_t strip_bytes)

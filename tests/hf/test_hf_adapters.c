@@ -159,7 +159,7 @@ static void refusals(void **state)
     refuse("other", "",
            "has no tensor base_model.model.model.layers.0.mlp.down_proj.lora_A.weight");
     change(CONFIG("4", "[\"o_proj\"]", ""));
-    refuse("other", "", "has no place for tensor");
+    refuse("other", "", "of the tensors, such as");
     change(CONFIG("4", "[\"lm_head\"]", ""));
     refuse("other", "", "\"lm_head\" is not a linear layer");
     change(CONFIG("4", "\".*_proj\"", ""));

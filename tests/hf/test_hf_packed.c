@@ -467,7 +467,7 @@ static void refusals(void **state)
     refuse(STORED_FP8_BLOCKS, WRONG_SHAPE, "the number of blocks of 128 x 128");
     refuse(STORED_FP8_BLOCKS, WRONG_TYPE, "scales are read from F32");
     refuse(STORED_FP8_BLOCKS, NOT_FINITE, "not finite");
-    refuse(STORED_NF4, EXTRA_SCALES, "has no place for tensor");
+    refuse(STORED_NF4, EXTRA_SCALES, "of the tensors, such as");
     storage = DTYPE_BF16;
     refuse(STORED_NF4, NO_STATE, "has shape"); /* of a plain tensor */
     refuse(STORED_NF4_DOUBLE, WRONG_SHAPE, "another shape in its quant_state");

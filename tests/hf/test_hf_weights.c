@@ -199,7 +199,7 @@ static void other_models_are_refused(void **state)
     form = (hf_fixture_form){.type = DTYPE_BF16, .added = "transformer.h.0.more"};
     hf_fixture_write(dir, &gpt2, &form);
     expect_refusal(&gpt2, dir,
-                   "no place for tensor transformer.h.0.more of shape [2, 3], nor for 0 more");
+                   "no place for 1 of the tensors, such as transformer.h.0.more of shape [2, 3]");
     form.added = NULL;
     hf_fixture_write(dir, &gpt2, &form);
     hf_fixture_shape shape = gpt2;
@@ -212,7 +212,7 @@ static void other_models_are_refused(void **state)
                    "config.json and the job describe has [96, 192]");
     shape = gpt2;
     shape.layers = 1;
-    expect_refusal(&shape, dir, "nor for 11 more");
+    expect_refusal(&shape, dir, "no place for 12 of the tensors");
     shape = gpt2;
     shape.positions = 16;
     expect_refusal(&shape, dir, "transformer.wpe.weight has shape [24, 96]");
