@@ -14,7 +14,7 @@
  * that do not learn, which are written once, before the first commit.
  *
  * There is no lock. The owner is the executor's thread: the nvme lane finds an entry when its op is
- * submitted, and use that entry only until the op is complete. The commit's op runs on a thread of
+ * submitted, and uses that entry only until the op is complete. The commit's op runs on a thread of
  * its own. Programs order it against every write of state (program_check proves that), so it may
  * read what writes change (newest, sum, has_sum) and the offsets. Writes look at `committed`; so
  * place_table_commit is called by that op or after its run, while no write is submitted. Reads of

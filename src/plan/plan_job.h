@@ -25,8 +25,8 @@
  * gradient, as ZeRO does, but uses only this rank's shard of it.
  *
  * Fp32 sums that rest before they are closed are those of the own shard, in all stages: batch-major
- * reduces each micro-batch's gradient and adds it to them, and of a tied embedding that is cut head
- * and embedding are reduced each. Layer-major reduces once for all micro-batches. With several
+ * reduces each micro-batch's gradient and adds it to them. A tied embedding that is cut is reduced
+ * twice, by the head and by the embedding. Layer-major reduces once for all micro-batches. With several
  * ranks and micro-batches the orders therefore round differently.
  *
  * Owned units (is_owned). Each rank owns whole experts, which are its shard, and rows of
@@ -42,10 +42,10 @@
  * 1 and 2 of several ranks, and stays_gathered) each rank's shard of it is a home of its own
  * beside the tiles, and saves no memory.
  *
- * Units with matrices (matrix_flops). Muon's update needs whole matrices, so that it is in three
- * steps: each tile's direction, the matrices of the unit's directions orthogonalized, and each
- * tile's update. All tiles of the unit are there at once, and with a sharded state the directions
- * of all ranks are gathered; each rank orthogonalizes what overlaps its own shard. */
+ * Units with matrices (matrix_flops). Muon's update needs whole matrices, so it has three steps:
+ * each tile's direction, the matrices of the unit's directions orthogonalized, and each tile's
+ * update. All tiles of the unit are there at once, and with a sharded state the directions of all
+ * ranks are gathered; each rank orthogonalizes what overlaps its own shard. */
 #ifndef SLUICE_PLAN_PLAN_JOB_H
 #define SLUICE_PLAN_PLAN_JOB_H
 
