@@ -327,7 +327,7 @@ static void directories_are_made(void **state)
     assert_int_equal(made, 0);
     assert_ok(file_make_directories(in_directory("a/b/d"), FILE_PRIVATE, NULL));
     assert_ok(file_make_directories("/", FILE_PRIVATE, &made));
-    assert_ok(file_remove_empty("/")); /* a mount point stays */
+    assert_ok(file_remove_empty("/"));                   /* a mount point stays */
     file_unmake_directories(in_directory("a//b/c/"), 3); /* d stays, and so does what holds it */
     assert_false(is_there("a/b/c"));
     assert_true(is_there("a/b/d"));
