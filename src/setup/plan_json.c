@@ -12,7 +12,6 @@
  * Each figure has a line of its own; a list of numbers stands on one line. */
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
