@@ -5,8 +5,8 @@
 #   perf/gpu/gpu.sh [--bin DIR|FILE] [--logs DIR] --checks|--sanitize TOOL
 #   perf/gpu/gpu.sh --gather FILE
 #
-#   --gather FILE   builds, and packs bench_gpu, sluice, the GPU tests, their list and the shared libraries that
-#                   they need into FILE (tar.gz), for another machine; runs nothing
+#   --gather FILE   builds, and packs sluice, the GPU tests, their list and the shared libraries that they need
+#                   into FILE (tar.gz), for another machine; runs nothing
 #   --bin DIR|FILE  uses such a FILE, or a folder with its contents; otherwise programs are built here
 #   --data DIR      a folder on the drive to measure (default: runs/gpu); all jobs need 45 GB
 #   --logs DIR      keeps there what each test printed, and its exit status
@@ -17,10 +17,9 @@
 #   --quick         tiny sizes, to try the script itself
 #
 # The tests run first, since the speed of wrong results is worth nothing. They run with CUDA graphs and without
-# (test_gpu_lanes, test_gpu_train), also under compute-sanitizer. Then bench_gpu measures the limits
-# and trains the jobs of perf/gpu/jobs.txt one after the other in one process. Then, if python3 has torch, PyTorch
-# trains the same 1B model in device memory (perf/gpu/pytorch_gpu.py). Compare speeds only within one run on
-# one machine.
+# (test_gpu_lanes, test_gpu_train), also under compute-sanitizer. Then bench_gpu.py measures the limits
+# and trains the jobs of perf/gpu/jobs.txt one after the other. Then, if python3 has torch, PyTorch trains the same 1B
+# model in device memory (perf/gpu/pytorch_gpu.py). Compare speeds only within one run on one machine.
 #
 # If the loader finds no cuBLASLt, cuDNN or NCCL, those of python3's packages are used. They are too large to
 # be packed (NCCL alone is 196 MB compressed). Gathered programs need a C library at least as new as on the
@@ -72,13 +71,12 @@ if [ -z "$bin" ]; then
     mkdir -p "$build"
     { ./test.sh --deps && cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSLUICE_CUDA=ON \
         ${SLUICE_GPU_ARCHITECTURES:+"-DCMAKE_CUDA_ARCHITECTURES=$SLUICE_GPU_ARCHITECTURES"} &&
-        cmake --build "$build" --target gpu_programs bench_gpu sluice; } >"$build/build.log" 2>&1 ||
+        cmake --build "$build" --target gpu_programs sluice; } >"$build/build.log" 2>&1 ||
         { tail -n 30 "$build/build.log" >&2; exit 1; }
     bin=$work/bin
     mkdir "$bin"
     cp "$build/tests/gpu_tests.txt" "$bin/"
-    ln "$build/perf/bench_gpu" "$build/src/cli/sluice" "$bin/" 2>/dev/null ||
-        cp "$build/perf/bench_gpu" "$build/src/cli/sluice" "$bin/"
+    ln "$build/src/cli/sluice" "$bin/" 2>/dev/null || cp "$build/src/cli/sluice" "$bin/"
     cut -d' ' -f1 "$bin/gpu_tests.txt" | sort -u | while read -r program; do
         ln "$build/tests/$program" "$bin/" 2>/dev/null || cp "$build/tests/$program" "$bin/"
     done
@@ -134,8 +132,8 @@ END
 libraries=$bin/lib:$(nvidia_folders):${LD_LIBRARY_PATH:-}
 libraries=$(printf %s "$libraries" | sed 's/::*/:/g; s/:$//')
 ours() { LD_LIBRARY_PATH=$libraries "$@"; }
-if ours ldd "$bin/bench_gpu" | grep 'not found'; then
-    echo "gpu.sh: bench_gpu lacks these shared libraries here: pack them with --gather" >&2
+if ours ldd "$bin/sluice" | grep 'not found'; then
+    echo "gpu.sh: sluice lacks these shared libraries here: pack them with --gather" >&2
     exit 1
 fi
 
@@ -222,8 +220,8 @@ job_files+=("$work/jobs/no-graphs.json")
 [ -z "$quick" ] || job_files=(perf/gpu/quick.json)
 left=$((total_seconds - pytorch_seconds - (SECONDS - begin)))
 status=0
-ours "$bin/bench_gpu" $quick --host "${host}GiB" --data "$work" --seconds "$((left > 120 ? left : 120))" \
-    "${job_files[@]}" || status=$?
+ours python3 perf/gpu/bench_gpu.py --sluice "$bin/sluice" --host "${host}GiB" --data "$work" \
+    --seconds "$((left > 120 ? left : 120))" "${job_files[@]}" || status=$?
 [ "$status" -ne 77 ] || exit 77
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
     timeout 120 python3 perf/gpu/pytorch_gpu.py $quick || echo "pytorch: failed ($?)"

@@ -331,6 +331,7 @@ int cli_profile_json(FILE *out, const struct profile_summary *summary)
     json_object_set_new(object, "step_seconds", json_real(summary->measured_seconds));
     json_object_set_new(object, "fastest_step_seconds", json_real(summary->measured_fastest));
     json_object_set_new(object, "slowest_step_seconds", json_real(summary->measured_slowest));
+    json_object_set_new(object, "model_flops", json_real(plan->model_flops));
     json_object_set_new(object, "lanes", lane_objects(summary));
     json_object_set_new(object, "drives", drive_objects(summary));
     json_object_set_new(object, "binding",
@@ -345,6 +346,8 @@ int cli_profile_json(FILE *out, const struct profile_summary *summary)
     json_object_set_new(object, "budget_bytes", cli_tiers_object(plan->budget_bytes));
     json_object_set_new(object, "resident_bytes_max",
                         json_integer((json_int_t)summary->resident_bytes_max));
+    json_object_set_new(object, "gpu_used_bytes",
+                        json_integer((json_int_t)summary->gpu_used_bytes));
     if (summary->of_ranks > 0)
         json_object_set_new(object, "as_rank", rank_object(summary));
     if (summary->expert_passes > 0)

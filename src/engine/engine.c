@@ -31,39 +31,7 @@
 
 enum { IO_LANE_DEPTH_MIN = 16, IO_LANE_DEPTH_MAX = 64 };
 
-/* Makes the host arena: fresh memory, or the memory that the caller of train_run gives. */
-static int make_host_arena(struct engine *self, const engine_memory *memory, uint64_t size_bytes)
-{
-    struct setup *setup = self->setup;
-    arena *host = &self->arenas[TIER_HOST];
-    if (memory) {
-        char need[SIZE_TEXT_BYTES], has[SIZE_TEXT_BYTES];
-        if (memory->host.size_bytes < size_bytes)
-            return err_set(ERR_NO_FIT, "the memory given for runs has %s, but this run needs %s",
-                           size_format(memory->host.size_bytes, has),
-                           size_format(size_bytes, need));
-        *host = memory->host;
-        /* the size that I/O registers */
-        host->size_bytes = size_round_up(size_bytes, TILE_BLOCK_BYTES);
-        self->borrows_host = true;
-        if (!setup->gpu || memory->is_pinned)
-            return 0;
-    } else {
-        arena_config config = {.name = "host",
-                               .size_bytes = size_bytes,
-                               .nodes = &setup->cores.host,
-                               .touch_threads = setup->gpu ? (int)setup->cores.update.thread_count
-                                                           : setup->thread_count};
-        TRY(arena_init(host, &config));
-    }
-    if (!setup->gpu)
-        return 0;
-    TRY(device_pin(setup->gpu, host->base, size_round_up(size_bytes, TILE_BLOCK_BYTES)));
-    self->is_pinned = true;
-    return 0;
-}
-
-static int make_arenas(struct engine *self, const engine_memory *memory)
+static int make_arenas(struct engine *self)
 {
     struct setup *setup = self->setup;
     uint64_t bytes[2];
@@ -73,17 +41,27 @@ static int make_arenas(struct engine *self, const engine_memory *memory)
                           &setup->cores);
     for (uint32_t i = 0; i < setup->cores.note_count; i++)
         log_warn("%s", setup->cores.notes[i]);
+    arena_config config = {.name = "device",
+                           .size_bytes = bytes[TIER_DEVICE],
+                           .nodes = &setup->cores.device,
+                           .touch_threads = setup->thread_count};
     if (setup->gpu) {
         TRY(device_reserve(setup->gpu, bytes[TIER_DEVICE], &self->arenas[TIER_DEVICE].base));
         self->arenas[TIER_DEVICE].size_bytes = bytes[TIER_DEVICE];
+        config.touch_threads = (int)setup->cores.update.thread_count;
     } else {
-        arena_config config = {.name = "device",
-                               .size_bytes = bytes[TIER_DEVICE],
-                               .nodes = &setup->cores.device,
-                               .touch_threads = setup->thread_count};
         TRY(arena_init(&self->arenas[TIER_DEVICE], &config));
     }
-    return make_host_arena(self, memory, bytes[TIER_HOST]);
+    config.name = "host";
+    config.size_bytes = bytes[TIER_HOST];
+    config.nodes = &setup->cores.host;
+    TRY(arena_init(&self->arenas[TIER_HOST], &config));
+    if (!setup->gpu)
+        return 0;
+    TRY(device_pin(setup->gpu, self->arenas[TIER_HOST].base,
+                   size_round_up(bytes[TIER_HOST], TILE_BLOCK_BYTES)));
+    self->is_pinned = true;
+    return 0;
 }
 
 int engine_result_memory(struct engine *self, uint64_t size_bytes, void **out)
@@ -310,7 +288,7 @@ int engine_create(struct setup *setup, const struct engine_options *options, str
     if (rc == 0)
         rc = make_disk(self, options); /* first, because it can refuse before memory is touched */
     if (rc == 0)
-        rc = make_arenas(self, options->memory);
+        rc = make_arenas(self);
     if (rc == 0)
         rc = make_results(self);
     self->is_bound =
@@ -393,7 +371,7 @@ static void release_memory(struct engine *self)
     if (gpu && self->arenas[TIER_DEVICE].base && device_release(gpu) < 0)
         warn_unless(has_failed);
     for (int a = TIER_DEVICE; a <= TIER_HOST; a++)
-        if (self->arenas[a].base && !(a == TIER_DEVICE ? gpu != NULL : self->borrows_host)) {
+        if (self->arenas[a].base && !(a == TIER_DEVICE && gpu)) {
             if (self->kept)
                 keep_arena(self, a);
             else

@@ -51,19 +51,6 @@ struct engine_step {
     double grad_norm;
 };
 
-/* Host memory for runs that follow each other in one process, such as a benchmark's, because
- * touching and pinning 100 GB takes minutes. It is pinned for the GPU that device.backend "auto"
- * takes, if there is one. A run that gets it has its host tier there, and fails with ERR_NO_FIT if
- * it needs more. Create and destroy it on the thread that runs. */
-struct engine_memory {
-    arena host;
-    device *gpu; /* NULL: none */
-    bool is_pinned;
-};
-typedef struct engine_memory engine_memory;
-int engine_memory_create(uint64_t host_bytes, engine_memory **out) MUST_CHECK;
-void engine_memory_destroy(engine_memory *self); /* after the last run; NULL is allowed */
-
 /* Writes elements [begin, begin + count) of a unit's padded flat vector, as a new run begins with
  * them, into master. It may change all of master's memory. PROGRAM_INIT calls it on the thread of
  * the op. */
@@ -119,7 +106,6 @@ struct engine {
     uint32_t group_count;
     const struct setup_watch *watch; /* or NULL */
     bool is_pinned;                  /* the engine has pinned the host arena for the GPU */
-    bool borrows_host;               /* the host arena is an engine_memory's */
     arena *kept;                     /* [2], of engine_keep_memory; or NULL */
     bool keeps_params;
     void *results[2]; /* memory of engine_result_memory if there is no GPU */
@@ -150,7 +136,6 @@ struct engine_options {
     uint64_t slab_bytes;             /* size of an existing slab; 0: as the plan needs */
     uint64_t stripe_bytes;           /* stripe of an existing slab; 0: chosen from the drives */
     const manifest *found;           /* the manifest of the extents that the slab holds, or NULL */
-    const engine_memory *memory;     /* host memory to use, or NULL */
     engine_first_elems *first_elems; /* NULL: the model's own initial weights */
     engine_first_codes *first_codes; /* or NULL */
     void *first_user;

@@ -351,6 +351,7 @@ static int run_trial(profile *self)
         rc = train_run(&run, summary);
     memcpy(self->out->peak_bytes, summary->ranks[0].arena_bytes, sizeof self->out->peak_bytes);
     self->out->resident_bytes_max = summary->resident_bytes_max;
+    self->out->gpu_used_bytes = summary->gpu_used_bytes;
     err_record first;
     err_save(&first, rc);
     comm_leave(run.comm, 0);

@@ -119,6 +119,7 @@ struct profile_summary {
     uint8_t predicted_resource, measured_resource; /* enum profile_resource: the busiest one */
     uint64_t peak_bytes[TIER_COUNT];               /* sizes of the arenas as they were made */
     uint64_t resident_bytes_max;                   /* of the whole process (VmHWM) */
+    uint64_t gpu_used_bytes; /* GPU memory in use at the end, by all processes; 0 on the CPU */
     uint32_t unit_count;
     struct profile_unit units[PROFILE_UNITS_SHOWN]; /* by stall time, the longest first */
     uint32_t drive_count;

@@ -93,7 +93,6 @@ int state_start_engine(struct state_run *self, const manifest *found,
         TRY(watch->on_setup(watch->user, self->setup));
     state_commit *commit = &self->commit;
     struct engine_options options = {
-        .memory = asked->memory,
         .watch = watch,
         .test = asked->test,
         .first_elems = asked->first_elems,

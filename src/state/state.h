@@ -67,7 +67,6 @@ struct state_run_options {
     /* A run directory or kept commit whose state a new run begins with; or NULL. */
     const char *from;
     bool is_trial; /* a trial: it makes no commits, and a kill leaves no file on the drives */
-    engine_memory *memory;             /* borrowed; NULL: the run reserves its own memory */
     const struct setup_watch *watch;   /* or NULL */
     const struct setup_test *test;     /* or NULL */
     const volatile sig_atomic_t *stop; /* or NULL */

@@ -161,7 +161,6 @@ void loop_set_run_options(struct loop *self)
         .machine = asked->machine,
         .from = asked->from,
         .is_trial = !loop_is_kept(self),
-        .memory = asked->memory,
         .watch = asked->watch,
         .test = asked->test,
         .stop = asked->stop,

@@ -27,7 +27,6 @@
 struct arena;
 struct comm;
 struct engine_group;
-struct engine_memory;
 struct machine;
 struct model;
 struct model_use;
@@ -90,7 +89,6 @@ struct train_options {
     /* measured figures (config/machine.h); NULL: the plan's defaults. Changes no bit. */
     const struct machine *machine;
     const struct setup_watch *watch; /* for a profile or a benchmark; or NULL */
-    struct engine_memory *memory;    /* borrowed; NULL: the run allocates its own */
     bool fresh;                      /* the run directory must be new, or hold no commit */
     /* A run directory or a kept commit with whose state a new run begins; it is not changed. NULL:
      * the run begins with initial weights. A run that already has a commit ignores it. */

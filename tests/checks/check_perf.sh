@@ -4,11 +4,11 @@
 #   check_perf.sh table SOURCE_DIR BUILD_DIR   perf/run.sh makes a table and keeps its lines; each line has a figure
 #                                              with its limit. It names benchmarks that are missing and refuses
 #                                              wrong figures.
-#   check_perf.sh gpu BENCH_GPU JOB            the benchmark on a tiny job prints its ceilings, and one row with a
-#                                              number in each column that the job uses. It names a job that does
-#                                              not fit, and skips it.
+#   check_perf.sh gpu SOURCE_DIR SLUICE        perf/gpu/bench_gpu.py on a tiny job prints the limits of a machine
+#                                              file, and one row with a number in each column that the job uses. It
+#                                              names a job that does not fit, and skips it.
 set -u
-usage='use: check_perf.sh table SOURCE_DIR BUILD_DIR, or check_perf.sh gpu BENCH_GPU JOB'
+usage='use: check_perf.sh table SOURCE_DIR BUILD_DIR, or check_perf.sh gpu SOURCE_DIR SLUICE'
 . "$(dirname "$0")/lib.sh"
 
 check_table()
@@ -36,21 +36,29 @@ check_table()
 
 check_gpu()
 {
-    bench=$(program "$1") || exit 2
-    job=$(realpath "$2")
+    bench=$(realpath "$1")/perf/gpu/bench_gpu.py
+    job=$(realpath "$1")/perf/gpu/quick.json
+    sluice=$(program "$2") || exit 2
     make_scratch sluice_bench_gpu "${TMPDIR:-/tmp}"
+    cat >"$scratch/machine.json" <<END
+{"name": "described", "host": {"core_count": 2, "memory_bytes": "8GiB"},
+ "device": {"is_gpu": true, "memory_bytes": "8GiB", "flops_16bit": 1e12, "memory_rate": 1e10},
+ "h2d": {"pinned": 1e9, "pinned_both": 1e9}, "d2h": {"pinned": 1e9, "pinned_both": 1e9},
+ "drives": [{"name": "any", "capacity_bytes": "64GiB", "read": 1e9, "write": 1e9}]}
+END
     sed 's/"num_layers": 2/"num_layers": 4096/' "$job" >"$scratch/large.json"
-    call "$bench" --quick --host 64MiB --data "$scratch" --seconds 600 "$job" "$scratch/large.json"
-    exits 0 bench_gpu
+    call python3 "$bench" --sluice "$sluice" --machine "$scratch/machine.json" --host 64MiB --data "$scratch" \
+        --seconds 600 "$job" "$scratch/large.json"
+    exits 0 bench_gpu.py
     cat "$scratch/out"
     has()
     {
         grep -Eq "$1" "$scratch/out" || fail "no line matches $1"
     }
-    has '^ceilings +h2d [0-9.]+ GB/s, d2h [0-9.]+, both at once'
+    has '^limits +h2d [0-9.]+ GB/s, d2h [0-9.]+, both at once'
     has '^quick +[0-9]+ +[0-9.]+ +[0-9.]+% +[0-9.]+% +[0-9.]+ \([0-9]+%\) +[0-9.]+ \([0-9]+%\) +- +- +[0-9.]+$'
     has '^large +left out: .*does not fit'
-    left=$(ls "$scratch" | grep -vE '^(out|err|large.json|run|slabs)$')
+    left=$(ls "$scratch" | grep -vE '^(out|err|large.json|machine.json)$')
     [ -z "$left" ] || fail "left behind: $left"
 }
 

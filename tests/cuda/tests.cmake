@@ -9,15 +9,15 @@ if(TARGET test_gpu_attention_choice_simulated)
                                PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/simulated_gpu)
 endif()
 
-# perf/bench_gpu has few checks of its own. On the simulated GPU it must get as far as its table.
+# perf/gpu/bench_gpu.py makes its table with a sluice whose GPU is simulated.
 if(NOT SLUICE_SANITIZE)
-    add_executable(bench_gpu_simulated ${PROJECT_SOURCE_DIR}/perf/gpu/bench_gpu.c ${simulated_objects})
-    target_link_libraries(bench_gpu_simulated PRIVATE sluice_profile simulated_options)
-    target_include_directories(bench_gpu_simulated BEFORE
-                               PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/simulated_gpu/include)
-    set_target_properties(bench_gpu_simulated PROPERTIES LINKER_LANGUAGE CXX)
+    get_target_property(cli_sources sluice SOURCES)
+    list(TRANSFORM cli_sources PREPEND ${PROJECT_SOURCE_DIR}/src/cli/)
+    add_executable(sluice_simulated ${cli_sources} ${simulated_objects})
+    target_link_libraries(sluice_simulated PRIVATE $<TARGET_PROPERTY:sluice,LINK_LIBRARIES> simulated_options)
+    set_target_properties(sluice_simulated PROPERTIES LINKER_LANGUAGE CXX)
     test_line(bench_gpu.simulated COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_perf.sh gpu
-              $<TARGET_FILE:bench_gpu_simulated> ${PROJECT_SOURCE_DIR}/perf/gpu/quick.json
+              ${PROJECT_SOURCE_DIR} $<TARGET_FILE:sluice_simulated>
               LABELS cpu TIMEOUT 120 ENVIRONMENT SLUICE_SIMULATED_GPU_DELAY_US=10)
 endif()
 
