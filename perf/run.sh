@@ -19,7 +19,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 quick='' out='' drive=runs bin=build/release text='' tokenizer='' figures=() listing=''
-all=(peak adam adam-state matmul attention rows stored nvme comm data tokenizer compile commit memory out-of-core out-of-core-small nvme-bound update-overlap)
+all=(peak adam matmul attention rows stored nvme comm data tokenizer compile commit memory out-of-core out-of-core-small nvme-bound update-overlap)
 wrong() {
     echo "run.sh: $1; --help says more" >&2
     exit 2
@@ -44,8 +44,7 @@ done
 describe() {
     case $1 in
     peak) echo "a large matrix product; it is the limit of others" ;;
-    adam) echo "optimizers on the CPU; limit: the same streams of memory with trivial arithmetic" ;;
-    adam-state) echo "Adam on smaller state; limit: kernels that move the same streams" ;;
+    adam) echo "optimizers on the CPU; limit: kernels that move the same streams" ;;
     matmul) echo "products of a transformer block; limit: a large product" ;;
     attention) echo "attention forward and backward; limit: a large product" ;;
     rows) echo "norms, GELU, loss and other row kernels; limit: loops over the same bytes" ;;

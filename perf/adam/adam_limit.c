@@ -5,8 +5,6 @@
 #include <immintrin.h>
 #endif
 
-enum { FETCH_ELEMS = 512 };
-
 /* The compiler must assume that the data at `value` is used. */
 static inline void limit_keep(const void *value)
 {
@@ -66,23 +64,15 @@ static bool has_avx512(void)
 #define LIMIT_TARGET
 #include "perf/adam/adam_limit_body.h"
 
-/* clang-format off */
-const struct limit_kernel limit_kernels[] = {
-#ifdef __x86_64__
-    {"64-byte plain", false, has_avx512, wide64_plain},
-    {"64-byte fetched", false, has_avx512, wide64_fetched},
-    {"64-byte past", true, has_avx512, wide64_past},
-    {"64-byte past, fetched", true, has_avx512, wide64_past_fetched},
-    {"32-byte plain", false, has_avx2, wide32_plain},
-    {"32-byte fetched", false, has_avx2, wide32_fetched},
-    {"32-byte past", true, has_avx2, wide32_past},
-    {"32-byte past, fetched", true, has_avx2, wide32_past_fetched},
-#endif
-    {"16-byte plain", false, always, wide16_plain},
-    {"16-byte fetched", false, always, wide16_fetched},
-    {"16-byte past", true, always, wide16_past},
-    {"16-byte past, fetched", true, always, wide16_past_fetched},
+const struct limit_way limit_ways[LIMIT_WAYS] = {
+    {"plain", false, 0}, {"fetched", false, 512},      {"fetched far", false, 2048},
+    {"past", true, 0},   {"past, fetched", true, 512}, {"past, fetched far", true, 2048},
 };
-/* clang-format on */
 
-const int limit_kernel_count = sizeof limit_kernels / sizeof limit_kernels[0];
+const struct limit_width limit_widths[] = {
+#ifdef __x86_64__
+    {64, has_avx512, wide64_run},
+    {32, has_avx2, wide32_run},
+#endif
+    {16, always, wide16_run},
+};
