@@ -299,21 +299,25 @@ class Side:
         self.process.wait()
         with open(self.log) as lines:
             said = lines.read()[-1500:]
-        fail("%s ended (%d): %s" % (" ".join(self.command), self.process.returncode, said))
+        code = self.process.returncode
+        fail("%s ended (%d): %s" % (" ".join(self.command), code, said), code if code in (2, 3) else 1)
 
     def do(self, what="step"):
-        """Returns (seconds, value). Skips lines that are no answer, such as a library's warnings."""
+        """Returns (seconds, value)."""
+        return tuple(self.answer(what, 2))
+
+    def answer(self, what, count):
+        """Returns the first `count` numbers of the answer. Skips lines that are none, such as a library's warnings."""
         try:
             self.process.stdin.write(what + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             self.lost()
         for line in self.process.stdout:
-            words = line.split()
-            try:
-                return float(words[0]), float(words[1])
-            except (IndexError, ValueError):
-                continue
+            words = line.split()[:count]
+            with contextlib.suppress(ValueError):
+                if len(words) == count:
+                    return [float(word) for word in words]
         self.lost()
 
     def close(self):

@@ -93,18 +93,19 @@ command_of() {
     local program=$bin/perf/bench_${1//-/_}
     case $1 in
     memory | out-of-core | out-of-core-small | nvme-bound | update-overlap) program=$sluice ;;
+    nvme) program=$bin/perf/drive_side ;;
     esac
     [ -x "$program" ] || { echo "absent: $program is not built"; return; }
     case $1 in
-    nvme) echo "$program $quick $work" ;;
     data | commit) echo "$program $work $quick" ;;
     tokenizer) echo "$program $text $tokenizer $quick" ;;
     comm)
         command -v mpirun >/dev/null || { echo "absent: mpirun is not installed"; return; }
         echo "mpirun --oversubscribe --allow-run-as-root -n 2 $program"
         ;;
-    memory | out-of-core | out-of-core-small | nvme-bound | update-overlap)
+    nvme | memory | out-of-core | out-of-core-small | nvme-bound | update-overlap)
         command -v python3 >/dev/null || { echo "absent: python3 is not installed"; return; }
+        [ "$1" != nvme ] || { echo "python3 perf/drives/bench_nvme.py --side $program $quick $work"; return; }
         echo "python3 perf/training/bench_train.py --sluice $sluice --peak $bin/perf/bench_peak --dir $work $quick $1"
         ;;
     *) echo "$program $quick" ;;

@@ -52,7 +52,9 @@ import shutil
 import statistics
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+for folder in ("..", "../drives"):
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), folder))
+from bench_nvme import Drives, has_fio
 from measure import (SHAPES, SLUICE, VOCAB, Side, Summary, Table, by_turns, count_of, dtypes_of, gpt2, job_of, lacks_memory,
                      main_of, measured_machine, needs, place, plan, run, scratch, shapes_of, train, watched, write_job, write_tokens)
 
@@ -157,10 +159,6 @@ def out_of_core_small(options, table, work):
 FEW = ("256KiBx8", "512KiBx4", "512KiBx8", "1MiBx4", "1MiBx8", "4MiBx4")
 
 
-def has_fio():
-    return shutil.which("fio") is not None
-
-
 def begin(sides, side):
     return sides.enter_context(contextlib.closing(side))
 
@@ -170,28 +168,26 @@ class Drive:
 
     def __init__(self, options, work, share, sides):
         size = "512MiB" if options.quick else "2GiB"  # about as much of the drive as a step uses
-        self.side = begin(sides, Side([options.nvme, "--turns", "--seconds", "0.15", work, size],
-                                      os.path.join(work, "drive.log")))
-        self.share = " %d" % round(100 * share)  # share of reads in the mix
+        self.drives = begin(sides, Drives(options.drive_side, work, size, os.path.join(work, "drive.log")))
+        self.read_percent = round(100 * share)  # in the mix
         self.kinds = ["sluice"] + ["fio"] * has_fio()
         few = {(kind, mode): self.best(kind, mode) for kind in self.kinds for mode in ("read", "write", "mixed")}
-        self.runs = {mode: ["%s %s %s" % (kind, mode, at) for kind in self.kinds for at in few[kind, mode]]
-                     for mode in ("read", "write")}
-        self.runs["mixed"] = ["%s mixed %s" % (self.kinds[-1], at) for at in few[self.kinds[-1], "mixed"]]
+        self.runs = {mode: [(kind, mode, few[kind, mode]) for kind in self.kinds] for mode in ("read", "write")}
+        self.runs["mixed"] = [(self.kinds[-1], "mixed", few[self.kinds[-1], "mixed"])]
         if has_fio():
-            self.runs["filled"] = ["filled mixed %s" % at for at in self.best("filled", "mixed")]
-        self.runs["lanes"] = ["lanes mixed 1MiBx8"]
+            self.runs["filled"] = [("filled", "mixed", self.best("filled", "mixed"))]
+        self.runs["lanes"] = [("lanes", "mixed", "1MiBx8")]
 
-    def rate(self, what):
-        return self.side.do(what + self.share)[1]
+    def rate(self, kind, mode, at):
+        return self.drives.run(kind, mode, at, 0.15, read_percent=self.read_percent)[0]
 
-    def best(self, kind, mode, count=1):
-        """Returns the fastest settings, of two tries each."""
-        rates = {at: max(self.rate("%s %s %s" % (kind, mode, at)) for _ in range(2)) for at in FEW}
-        return sorted(rates, key=rates.get)[-count:]
+    def best(self, kind, mode):
+        """Returns the fastest setting, of two tries each."""
+        rates = {at: max(self.rate(kind, mode, at) for _ in range(2)) for at in FEW}
+        return max(rates, key=rates.get)
 
     def round(self):
-        return {name: max(self.rate(what) for what in runs) for name, runs in self.runs.items()}
+        return {name: max(self.rate(*what) for what in runs) for name, runs in self.runs.items()}
 
 
 def last_step(run_dir):
@@ -341,7 +337,7 @@ def main():
     parser.add_argument("--dir", default=".", help="on the drive to use")
     parser.add_argument("--sluice", default=SLUICE)
     parser.add_argument("--peak", help="bench_peak; default: beside sluice's build")
-    parser.add_argument("--nvme", help="bench_nvme; default: beside sluice's build")
+    parser.add_argument("--drive-side", help="default: beside sluice's build")
     parser.add_argument("--shapes", default="", help="micro-batch x tokens, for memory and (the last) for out-of-core; default: " + SHAPES)
     parser.add_argument("--dtypes", default="bf16,fp32", help="for memory")
     parser.add_argument("--runs", type=count_of(1), default=3, help="for memory")
@@ -358,7 +354,7 @@ def main():
             parser.error("%s is none of the figures %s" % (name, ", ".join(FIGURES)))
     options.peak = options.peak or os.path.join(os.path.dirname(options.sluice), "../../perf/bench_peak")
     options.side = os.path.join(os.path.dirname(options.sluice), "../../perf/bench_side")
-    options.nvme = options.nvme or os.path.join(os.path.dirname(options.sluice), "../../perf/bench_nvme")
+    options.drive_side = options.drive_side or os.path.join(os.path.dirname(options.sluice), "../../perf/drive_side")
     if options.quick:
         options.name, options.small = "gpt2 4x256", ("96MiB", "96MiB")
         options.model = lambda tokens: gpt2(4, 256, tokens, 8192)
@@ -368,7 +364,7 @@ def main():
         options.model = lambda tokens: gpt2(tokens=tokens)
     options.shapes = shapes_of(options.shapes or ("4x128" if options.quick else SHAPES))
     options.dtypes = dtypes_of(options.dtypes)
-    needs(options.sluice, options.peak, options.nvme, options.side)
+    needs(options.sluice, options.peak, options.drive_side, options.side)
     table = Table(options.csv)
     with scratch("bench-train.", options.dir) as work:
         write_tokens(os.path.join(work, "tokens"), vocab=8192 if options.quick else VOCAB)
