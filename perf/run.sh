@@ -98,7 +98,10 @@ command_of() {
     [ -x "$program" ] || { echo "absent: $program is not built"; return; }
     case $1 in
     data | commit) echo "$program $work $quick" ;;
-    tokenizer) echo "$program $text $tokenizer $quick" ;;
+    tokenizer)
+        [ -n "$tokenizer" ] || command -v python3 >/dev/null || { echo "absent: python3 is not installed"; return; }
+        echo "$program $text ${tokenizer:-$work} $quick"
+        ;;
     comm)
         command -v mpirun >/dev/null || { echo "absent: mpirun is not installed"; return; }
         echo "mpirun --oversubscribe --allow-run-as-root -n 2 $program"
@@ -120,6 +123,8 @@ if [ -z "$text" ]; then
     # Whole lines of 4 MB, so that the quick figures use a whole file.
     [ -z "$quick" ] || { head -c 4000000 "$text" | sed '$d' >"$work/head"; mv "$work/head" "$text"; }
 fi
+[ -n "$tokenizer" ] || ! command -v python3 >/dev/null || [[ " ${figures[*]} " != *" tokenizer "* ]] ||
+    python3 perf/training/make_tokenizer.py "$work" 8192 "$text"
 
 {
     date -u '+date %Y-%m-%d %H:%M UTC'

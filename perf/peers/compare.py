@@ -271,7 +271,7 @@ def tokenizers(options, table, work):
         run(["sh", "-c", "find src kernels tiers swap tests README.md -type f \\( -name '*.[ch]' -o -name '*.md' \\) |"
              " LC_ALL=C sort | xargs cat >'%s'" % text])
     if not name:
-        run([os.path.join(options.bin, "perf/bench_tokenizer"), "--make", work, "8192", text])
+        run([sys.executable, "perf/training/make_tokenizer.py", work, "8192", text])
         name = os.path.join(work, "tokenizer.json")
     sides = {}
     try:
