@@ -16,15 +16,12 @@ struct adam_library_scalars {
     float learning_rate, beta1, beta2, epsilon, weight_decay;
 };
 
-/* Updates `count` elements of fp32 state. Types: 0 is fp32, 1 is bf16. An fp32 `params` may be
- * `master`; then there is no working copy. */
-int adam_library_step(const struct adam_library_scalars *scalars, uint64_t count, float *master,
-                      float *m, float *v, const void *grads, int grad_type, void *params,
-                      int param_type);
-
-/* The same with a split master and bf16 moments: low, m, v, grads and params have 16 bits each. */
-int adam_library_step_packed(const struct adam_library_scalars *scalars, uint64_t count, void *low,
-                             void *m, void *v, const void *grads, void *params);
+/* Updates `count` elements. Types: 0 is fp32, 1 is bf16. If is_packed, the master is split (`master`
+ * has its low halves) and the moments are bf16, else they are fp32. An fp32 `params` may be `master`;
+ * then there is no working copy. */
+int adam_library_step(const struct adam_library_scalars *scalars, uint64_t count, int is_packed,
+                      void *master, void *m, void *v, const void *grads, int grad_type,
+                      void *params, int param_type);
 
 const char *adam_library_error(void);
 /* Returns the variant of this processor, such as "avx512". */
@@ -45,13 +42,14 @@ const char *adam_library_variant(void)
     return cpui_adam_name(&context);
 }
 
-static int prepare(const struct adam_library_scalars *in, kernel_context *context,
-                   update_scalars *out)
+int adam_library_step(const struct adam_library_scalars *in, uint64_t count, int is_packed,
+                      void *master, void *m, void *v, const void *grads, int grad_type,
+                      void *params, int param_type)
 {
     TRY(cpu_isa_check());
-    *context = (kernel_context){.thread_count = in->threads, .isa = cpu_isa()};
-    cpui_adam_select(context);
-    *out = (update_scalars){
+    kernel_context context = {.thread_count = in->threads, .isa = cpu_isa()};
+    cpui_adam_select(&context);
+    const update_scalars scalars = {
         .learning_rate = in->learning_rate,
         .beta1 = in->beta1,
         .beta2 = in->beta2,
@@ -62,20 +60,9 @@ static int prepare(const struct adam_library_scalars *in, kernel_context *contex
         .bias_correction2_sqrt = (float)sqrt(1 - pow((double)in->beta2, in->step)),
         .grad_scale = 1,
     };
-    return 0;
-}
-
-int adam_library_step(const struct adam_library_scalars *in, uint64_t count, float *master,
-                      float *m, float *v, const void *grads, int grad_type, void *params,
-                      int param_type)
-{
-    kernel_context context;
-    update_scalars scalars;
-    int rc = prepare(in, &context, &scalars);
-    if (rc < 0)
-        return rc;
     update_args args = {
         .count = count,
+        .streams = is_packed ? tile_streams_code(3, TILE_LOW16, TILE_BF16, TILE_BF16) : 3,
         .master = master,
         .m = m,
         .v = v,
@@ -83,29 +70,6 @@ int adam_library_step(const struct adam_library_scalars *in, uint64_t count, flo
         .grad_type = grad_type ? DTYPE_BF16 : DTYPE_FP32,
         .params = params,
         .param_type = param_type ? DTYPE_BF16 : DTYPE_FP32,
-        .scalars = &scalars,
-    };
-    return cpui_update(&context, NULL, &args);
-}
-
-int adam_library_step_packed(const struct adam_library_scalars *in, uint64_t count, void *low,
-                             void *m, void *v, const void *grads, void *params)
-{
-    kernel_context context;
-    update_scalars scalars;
-    int rc = prepare(in, &context, &scalars);
-    if (rc < 0)
-        return rc;
-    update_args args = {
-        .count = count,
-        .streams = tile_streams_code(3, TILE_LOW16, TILE_BF16, TILE_BF16),
-        .master = low,
-        .m = m,
-        .v = v,
-        .grads = grads,
-        .grad_type = DTYPE_BF16,
-        .params = params,
-        .param_type = DTYPE_BF16,
         .scalars = &scalars,
         .rounding_key = (uint64_t)in->step,
     };

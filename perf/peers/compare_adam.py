@@ -107,13 +107,9 @@ class Sluice:
         scalars = Scalars(self.threads, self.step_idx, LEARNING_RATE, BETA1, BETA2, EPSILON, WEIGHT_DECAY)
         s = {name: ctypes.c_void_p(tensor.data_ptr()) for name, tensor in self.streams.items()}
         count = ctypes.c_uint64(self.streams["grads"].numel())
-        if self.kind == "packed":
-            rc = self.adam.adam_library_step_packed(
-                ctypes.byref(scalars), count, s["master"], s["m"], s["v"], s["grads"], s["params"])
-        else:
-            half = int(self.kind == "bf16")
-            rc = self.adam.adam_library_step(
-                ctypes.byref(scalars), count, s["master"], s["m"], s["v"], s["grads"], half, s["params"], half)
+        half = int(self.kind != "fp32")
+        rc = self.adam.adam_library_step(ctypes.byref(scalars), count, int(self.kind == "packed"), s["master"], s["m"],
+                                         s["v"], s["grads"], half, s["params"], half)
         if rc < 0:
             sys.exit(f"Sluice's step failed: {self.adam.adam_library_error().decode()}")
 
