@@ -90,28 +90,25 @@ sluice=$bin/src/cli/sluice
 
 # Prints the program of a figure with its arguments, or "absent: why".
 command_of() {
-    local program=$bin/perf/bench_${1//-/_}
+    local program=$bin/perf/bench_${1//-/_} script=''
     case $1 in
-    memory | out-of-core | out-of-core-small | nvme-bound | update-overlap) program=$sluice ;;
-    nvme) program=$bin/perf/drive_side ;;
+    nvme) program=$bin/perf/drive_side script="perf/drives/bench_nvme.py --side" ;;
+    tokenizer) program=$bin/perf/bench_side script="perf/training/bench_tokenizer.py --side" ;;
+    commit | memory | out-of-core | out-of-core-small | nvme-bound | update-overlap)
+        program=$sluice script="perf/training/bench_train.py --peak $bin/perf/bench_peak --dir $work --sluice"
+        ;;
     esac
     [ -x "$program" ] || { echo "absent: $program is not built"; return; }
+    [ -z "$script" ] || command -v python3 >/dev/null || { echo "absent: python3 is not installed"; return; }
     case $1 in
-    data | commit) echo "$program $work $quick" ;;
-    tokenizer)
-        [ -n "$tokenizer" ] || command -v python3 >/dev/null || { echo "absent: python3 is not installed"; return; }
-        echo "$program $text ${tokenizer:-$work} $quick"
-        ;;
+    nvme) echo "python3 $script $program $quick $work" ;;
+    tokenizer) echo "python3 $script $program $quick $text $tokenizer" ;;
+    data) echo "$program $work $quick" ;;
     comm)
         command -v mpirun >/dev/null || { echo "absent: mpirun is not installed"; return; }
         echo "mpirun --oversubscribe --allow-run-as-root -n 2 $program"
         ;;
-    nvme | memory | out-of-core | out-of-core-small | nvme-bound | update-overlap)
-        command -v python3 >/dev/null || { echo "absent: python3 is not installed"; return; }
-        [ "$1" != nvme ] || { echo "python3 perf/drives/bench_nvme.py --side $program $quick $work"; return; }
-        echo "python3 perf/training/bench_train.py --sluice $sluice --peak $bin/perf/bench_peak --dir $work $quick $1"
-        ;;
-    *) echo "$program $quick" ;;
+    *) [ -z "$script" ] && echo "$program $quick" || echo "python3 $script $program $quick $1" ;;
     esac
 }
 
@@ -123,8 +120,6 @@ if [ -z "$text" ]; then
     # Whole lines of 4 MB, so that the quick figures use a whole file.
     [ -z "$quick" ] || { head -c 4000000 "$text" | sed '$d' >"$work/head"; mv "$work/head" "$text"; }
 fi
-[ -n "$tokenizer" ] || ! command -v python3 >/dev/null || [[ " ${figures[*]} " != *" tokenizer "* ]] ||
-    python3 perf/training/make_tokenizer.py "$work" 8192 "$text"
 
 {
     date -u '+date %Y-%m-%d %H:%M UTC'

@@ -13,6 +13,7 @@ Figures:
   nvme-bound          few tokens per step, so that a step waits for the drive
   update-overlap      the optimizer's state on the drive, everything else in memory, updates after the backward pass: the
                       time of a step minus its computing
+  commit              the optimizer's state in memory, from where each commit saves it
 
 In memory, the limit is the time of the model FLOPs at the speed of the best large matrix product of the same dtype, which
 bench_peak measures before each run. A ratio of 0.6 is 60% of that peak (the field's MFU, but with the measured peak
@@ -38,6 +39,10 @@ a training reads, computes with and writes.
 In update-overlap, an update is the time of a step minus its computing. Its limits are the slower of two: the drive, in
 the same four ways, and Adam in a training that has its state in memory and takes turns with this one. A further line
 compares it with the same transfers without Adam's arithmetic, in turns in one process.
+
+commit is the time from the last byte in memory until the step is durable, checksums included. Its limit is the time to
+write and sync the same number of bytes on the same drive, in turns with it. Both places of the state and the limit's file
+are written before. State that rests on NVMe is on the drive already; perf/drives/durability.sh measures its commit.
 
 Writes a few GB into its own directory under DIRECTORY and removes it.
 """
@@ -317,6 +322,28 @@ def update_overlap(options, table, work, sides):
                told["Adam beside"].median, told["Adam"].median))
 
 
+def commit(options, table, work, sides):
+    layers, hidden = (4, 256) if options.quick else (8, 1024)
+    write_tokens(os.path.join(work, "bytes"), vocab=256)
+    job = job_of(work, gpt2(layers, hidden, 64, 256), micro=1, homes=dict(place("device"), optimizer="host"),
+                 budgets=("4GiB", "4GiB"), more={"schedule.update": "after_backward", "run.commit_every": 1 << 20})
+    job["data"]["train"] = [os.path.join(work, "bytes")]
+    job["run"]["steps"] = 1 << 20
+    size = plan(options.sluice, work, job)["commit"]["bytes"]
+    trainer = begin(sides, Side([options.side, "train", write_job(work, "job", job)], os.path.join(work, "train.log")))
+    drive = begin(sides, Side([options.side, "io", work, str(size)], os.path.join(work, "drive.log")))
+    commits, limits = [], []
+    for turn in range(-3, rounds_of(options, 9)):
+        trainer.do("step")
+        took, (written, moved) = trainer.do("commit")[0], drive.do("durable")
+        if turn >= 0:
+            commits.append(size * 1e-9 / took)
+            limits.append(moved * 1e-9 / written)
+    got = Summary(commits)
+    table.add("commit of state in memory", got.median, "GB/s", Summary(limits).median, got.spread,
+              "%.0f MB" % (size * 1e-6))
+
+
 def with_sides(figure):
     """Gives the figure a stack of programs, which are always ended before their folder is removed."""
     def made(options, table, work):
@@ -326,7 +353,7 @@ def with_sides(figure):
 
 
 FIGURES = {"memory": in_memory, "out-of-core": out_of_core, "out-of-core-small": out_of_core_small,
-           "nvme-bound": with_sides(nvme_bound), "update-overlap": with_sides(update_overlap)}
+           "nvme-bound": with_sides(nvme_bound), "update-overlap": with_sides(update_overlap), "commit": with_sides(commit)}
 
 
 def main():

@@ -92,14 +92,18 @@ def write(path, merges):
                    "pre_tokenizer": bytes_of, "post_processor": None, "decoder": bytes_of, "model": model}, out)
 
 
+def make(folder, merges, text):
+    """Makes folder/tokenizer.json of at most so many merges from the file `text`."""
+    with open(text, "rb") as file:
+        found = PATTERN.findall(file.read(TEXT_BYTES).decode(errors="ignore"))
+    words = [(list(word.encode()), count) for word, count in collections.Counter(found).most_common(WORDS_MAX)]
+    write(os.path.join(folder, "tokenizer.json"), train(words, merges))
+
+
 def main():
     if len(sys.argv) != 4 or not sys.argv[2].isdigit() or not 1 <= int(sys.argv[2]) <= 60000:
         fail("use: make_tokenizer.py FOLDER MERGES TEXT, MERGES 1 to 60000", 2)
-    with open(sys.argv[3], "rb") as file:
-        text = file.read(TEXT_BYTES).decode(errors="ignore")
-    found = collections.Counter(PATTERN.findall(text)).most_common(WORDS_MAX)
-    words = [(list(word.encode()), count) for word, count in found]
-    write(os.path.join(sys.argv[1], "tokenizer.json"), train(words, int(sys.argv[2])))
+    make(sys.argv[1], int(sys.argv[2]), sys.argv[3])
 
 
 if __name__ == "__main__":
