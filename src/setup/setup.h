@@ -36,6 +36,7 @@
 #include "tiers/slab.h"
 #include "tiers/topology.h"
 
+struct engine;
 struct machine;
 
 enum { SETUP_FORMATS_BYTES = 64 };
@@ -121,6 +122,9 @@ struct setup_test {
     /* With simulates_drives: they keep no bytes, so nothing is summed or compared, the slabs' files
      * take no space, and drives are as large as their budgets say. */
     bool keeps_no_bytes;
+    /* Called at the end of train_run, after the last commit; a negative result fails the run. */
+    int (*on_end)(void *user, struct engine *engine);
+    void *user;
 };
 
 struct setup_options {

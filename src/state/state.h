@@ -129,9 +129,5 @@ bool state_is_kept(const struct job *asked, uint64_t step);
 /* Copies the commit if the job keeps it. `record` is the manifest that was written for the commit,
  * or read from it. A copy that fails is a warning. */
 int state_keep_commit(state_commit *self, const manifest *record) MUST_CHECK;
-/* XXH3-64 over all master weights, in the order of units; units that do not learn count with
- * their params. Equal weights have an equal hash, whatever the number of ranks. *hash is set on
- * rank 0. */
-int state_weights_hash(struct engine *self, uint64_t *hash) MUST_CHECK;
 
 #endif

@@ -48,8 +48,9 @@ struct state_verify_summary {
     /* Ranks that ran on other hosts and whose slabs are not visible here. They are not compared. */
     uint32_t unseen_count;
     double seconds;
-    /* state_weights_hash of the commit. 0 if a slab or an extent is damaged or not visible, or if
-     * there are several ranks and no job.json that says which elements are padding. */
+    /* XXH3-64 over all master weights of the commit. 0 if a slab or an extent is damaged or not
+     * visible, or if there are several ranks and no job.json that says which elements are
+     * padding. */
     uint64_t weights_hash;
 };
 

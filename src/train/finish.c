@@ -54,9 +54,10 @@ int loop_is_evaluated(const struct loop *self, bool *is_done)
  * run. */
 int loop_finish(struct loop *self, bool stopped)
 {
+    const struct setup_test *test = self->options->test;
     TRY(loop_commit_now(self));
-    if (self->options->hash_weights)
-        TRY(state_weights_hash(self->run.engine, &self->summary->weights_hash));
+    if (test && test->on_end)
+        TRY(test->on_end(test->user, self->run.engine));
     if (self->summary->steps_done > 0 && self->run.ranks.rank == 0 && self->run.job->run.trace &&
         write_trace(self) < 0) /* before evaluation overwrites it */
         log_warn("trace.json is not written: %s", err_text());

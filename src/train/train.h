@@ -76,7 +76,6 @@ struct train_summary {
     /* our allocations between the second step and the end; should be 0 */
     uint64_t sealed_alloc_count;
     uint64_t sealed_mapped_bytes;             /* growth of the mappings in the same time */
-    uint64_t weights_hash;                    /* state_weights_hash, on rank 0 */
     struct train_rank ranks[TRAIN_RANKS_MAX]; /* [min(world, TRAIN_RANKS_MAX)] on rank 0 */
     uint32_t world_size;
 };
@@ -95,7 +94,6 @@ struct train_options {
     const char *from;
     bool is_trial;     /* only measure: no state is kept and nothing is left behind */
     bool is_temporary; /* for train_open: train, but keep no state and leave nothing behind */
-    bool hash_weights; /* fill summary.weights_hash (reads all state once more) */
     const volatile sig_atomic_t *stop; /* polled between steps; may be NULL */
     const struct setup_test *test;     /* NULL in a real run */
     /* Callbacks, each or NULL. on_plan comes before memory is reserved. */

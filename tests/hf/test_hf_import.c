@@ -85,9 +85,9 @@ static void expect_weights(const char *name, const fixture_model *kind, const fi
     if (result.rc < 0)
         fail_msg("%s", result.error);
     uint64_t wanted = expected_hash(&shape, form);
-    if (result.summary.weights_hash != wanted)
+    if (result.weights_hash != wanted)
         fail_msg("%s: weights %016llx, expected %016llx", name,
-                 (unsigned long long)result.summary.weights_hash, (unsigned long long)wanted);
+                 (unsigned long long)result.weights_hash, (unsigned long long)wanted);
     assert_true(fixture_exists(path_in_run(name, "hf/config.json")));
     assert_true(fixture_exists(path_in_run(name, "hf/merges.txt")));
     assert_false(fixture_exists(path_in_run(name, "hf/tokenizer.json")));
@@ -130,7 +130,7 @@ static void going_on_reads_no_checkpoint(void **state)
     train_still("second", &gpt2, &sets, dir, path_in_run("first", ""), &more);
     if (more.rc < 0)
         fail_msg("%s", more.error);
-    assert_true(more.summary.weights_hash == result.summary.weights_hash);
+    assert_true(more.weights_hash == result.weights_hash);
     assert_true(fixture_exists(path_in_run("second", "hf/config.json")));
 }
 
@@ -173,7 +173,7 @@ static void jobs_go_on_from_an_import(void **state)
     assert_non_null(strstr(result.error, "optimizer.type was Adam and is Lion"));
     train_still("from-it", &gpt2, &sets, "", path_in_run("imported", ""), &result);
     assert_int_equal(result.rc, 0);
-    assert_true(result.summary.weights_hash == expected_hash(&shape, &form));
+    assert_true(result.weights_hash == expected_hash(&shape, &form));
     assert_true(fixture_exists(path_in_run("from-it", "hf/config.json")));
     fixture_set(&sets, "train_micro_batch_size_per_gpu=1");
     fixture_set(&sets, "data_types.grad_accum_dtype=fp32");
@@ -182,7 +182,7 @@ static void jobs_go_on_from_an_import(void **state)
     if (result.rc < 0)
         fail_msg("%s", result.error);
     assert_true(result.summary.was_resumed && result.summary.step == 2);
-    assert_true(result.summary.weights_hash == expected_hash(&shape, &form));
+    assert_true(result.weights_hash == expected_hash(&shape, &form));
     train_still("imported", &gpt2, &lion, "", NULL, &result); /* now it is a run like any other */
     assert_int_equal(result.rc, ERR_INPUT);
     assert_non_null(strstr(result.error, "was made with other settings"));

@@ -194,11 +194,12 @@ static void run_job(const job *asked, comm *members, const mpi_call *call, mpi_r
 {
     struct listener listener = {.call = call, .result = result};
     const struct setup_test test = {.simulates_drives = call->simulates_drives,
-                                    .norm_part_bytes = call->norm_part_bytes};
+                                    .norm_part_bytes = call->norm_part_bytes,
+                                    .on_end = fixture_hash_weights,
+                                    .user = &result->run.weights_hash};
     struct train_options options = {.job = asked,
                                     .test = &test,
                                     .comm = members,
-                                    .hash_weights = true,
                                     .stop = call->stop,
                                     .on_plan = keep_plan,
                                     .on_step = watch_step,
@@ -281,11 +282,10 @@ void mpi_assert_same(const char *what, const mpi_result *a, const mpi_result *b)
         if (memcmp(&a->eval_losses[i], &b->eval_losses[i], sizeof a->eval_losses[i]) != 0)
             fail_msg("%s: evaluation %u: %.9g and %.9g", what, i, a->eval_losses[i],
                      b->eval_losses[i]);
-    assert_true(left->summary.weights_hash != 0);
-    if (left->summary.weights_hash != right->summary.weights_hash)
+    assert_true(left->weights_hash != 0);
+    if (left->weights_hash != right->weights_hash)
         fail_msg("%s: equal losses, but weights %016llx and %016llx", what,
-                 (unsigned long long)left->summary.weights_hash,
-                 (unsigned long long)right->summary.weights_hash);
+                 (unsigned long long)left->weights_hash, (unsigned long long)right->weights_hash);
 }
 
 char mpi_unit_names[MPI_UNITS_MAX][MPI_NAME_BYTES];

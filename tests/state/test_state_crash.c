@@ -23,6 +23,7 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "format/manifest.h"
+#include "setup/setup.h"
 #include "state/verify.h"
 #include "tests/state/crash_case.h"
 #include "tests/unit.h"
@@ -104,12 +105,14 @@ static int be_victim(char **arguments)
     crash_draw(strtoull(arguments[2], NULL, 10), (uint32_t)strtoul(arguments[3], NULL, 10),
                CRASH_ANY, name, &job_drawn);
     job *asked = fixture_job(name, &job_drawn.shape, &job_drawn.sets);
-    struct train_options options = {.job = asked, .hash_weights = true};
+    uint64_t hash = 0;
+    const struct setup_test test = {.on_end = fixture_hash_weights, .user = &hash};
+    struct train_options options = {.job = asked, .test = &test};
     struct train_summary summary;
     shared->rc = train_run(&options, &summary);
     if (shared->rc < 0)
         snprintf(shared->error, sizeof shared->error, "%s", err_text());
-    shared->hash = summary.weights_hash;
+    shared->hash = hash;
     shared->steps_done = summary.steps_done;
     atomic_store(&shared->has_ended, 1);
     job_destroy(asked);

@@ -190,6 +190,7 @@ struct trial {
     int rc;
     char error[ERR_TEXT_BYTES];
     struct train_summary summary;
+    uint64_t weights_hash;
 };
 typedef struct trial trial;
 
@@ -236,13 +237,12 @@ static void try_once(trial *self, bool hashes)
     job *asked = fixture_job(job_name, &shape, &sets);
     const struct setup_test test = {.faults = &self->faults,
                                     .simulates_drives = !self->is_real,
-                                    .store = self->is_real ? NULL : &self->store};
-    struct train_options options = {.job = asked,
-                                    .hash_weights = hashes, /* past the lanes and their sums */
-                                    .test = &test,
-                                    .stop = &self->stop,
-                                    .on_step = stop_at_step,
-                                    .user = self};
+                                    .store = self->is_real ? NULL : &self->store,
+                                    /* past the lanes and their sums */
+                                    .on_end = hashes ? fixture_hash_weights : NULL,
+                                    .user = &self->weights_hash};
+    struct train_options options = {
+        .job = asked, .test = &test, .stop = &self->stop, .on_step = stop_at_step, .user = self};
     self->point_met = 0;
     self->stop = 0;
     failpoint_hook(fail_at_point, self);
@@ -306,7 +306,7 @@ static void go_on(trial *self, const char *what, uint64_t at, uint64_t committed
                  "steps: %s",
                  what, (unsigned long long)at, first, (unsigned long long)committed,
                  err_name(self->rc), (unsigned long long)self->summary.steps_done, self->error);
-    got.hash = self->summary.weights_hash;
+    got.hash = self->weights_hash;
     if (!crash_trail_read(job_name, &got, why) || !crash_trail_is_same(&right, &got, why))
         fail_msg("%s at %llu (%s): %s", what, (unsigned long long)at, first, why);
 }
@@ -318,7 +318,7 @@ static void make_right(trial *self)
     try_once(self, true);
     if (self->rc < 0)
         fail_msg("%s", self->error);
-    right.hash = self->summary.weights_hash;
+    right.hash = self->weights_hash;
     if (!crash_trail_read(job_name, &right, why))
         fail_msg("%s", why);
     forget_run(self);

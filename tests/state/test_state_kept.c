@@ -49,7 +49,7 @@ static uint64_t hash_at(const char *optimizer, int steps)
     fixture_set(&sets, "run.steps=%d", steps);
     fixture_train_good("part", &shape, &sets, &result);
     fixture_remove("part");
-    return result.summary.weights_hash;
+    return result.weights_hash;
 }
 
 /* Trains the run in `dir` to the end; losses and weights are those of `whole`. */
@@ -65,7 +65,7 @@ static void goes_on(const char *dir, const fixture_sets *sets, int step,
         fail_msg("%s: %s", dir, result.error);
     assert_true(result.summary.was_resumed);
     assert_int_equal(result.summary.steps_done, STEPS - step);
-    assert_true(result.summary.weights_hash == whole->summary.weights_hash);
+    assert_true(result.weights_hash == whole->weights_hash);
     char path[2 * FIXTURE_PATH_BYTES], line[8192];
     snprintf(path, sizeof path, "%s/metrics.jsonl", dir);
     FILE *file = fopen(path, "r");
@@ -119,7 +119,7 @@ static void copies_go_on(const char *optimizer)
     goes_on(kept_dir("run", 4), &in_place, 4, &whole);
     fixture_set(&moved, "schedule.tile_elems=32768"); /* and the drive copy.nvme */
     goes_on(kept_dir("run", 8), &moved, 8, &whole);
-    assert_holds(fixture_path("run", NULL), STEPS, whole.summary.weights_hash);
+    assert_holds(fixture_path("run", NULL), STEPS, whole.weights_hash);
     fixture_remove("whole");
     fixture_remove("run");
     fixture_remove("copy");

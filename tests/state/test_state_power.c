@@ -216,6 +216,7 @@ struct attempt {
     int rc;
     char error[ERR_TEXT_BYTES];
     struct train_summary summary;
+    uint64_t weights_hash;
 };
 typedef struct attempt attempt;
 
@@ -226,10 +227,12 @@ static void run_attempt(const crash_case *drawn, const moment *when, uint64_t or
     job *asked = fixture_job(name, &drawn->shape, &drawn->sets);
     struct io_faults faults = {.seed = order_seed,
                                .break_after = when->kind == LOSS_AT_TRANSFER ? when->at : 0};
-    const struct setup_test test = {
-        .faults = &faults, .simulates_drives = true, .store = &grid.store};
-    struct train_options options = {
-        .job = asked, .hash_weights = true, .test = &test, .on_step = on_step, .user = &grid};
+    const struct setup_test test = {.faults = &faults,
+                                    .simulates_drives = true,
+                                    .store = &grid.store,
+                                    .on_end = fixture_hash_weights,
+                                    .user = &out->weights_hash};
+    struct train_options options = {.job = asked, .test = &test, .on_step = on_step, .user = &grid};
     grid.when = *when;
     grid.met_count = 0;
     grid.is_off = grid.is_caught = grid.in_commit = grid.in_recut = false;
@@ -382,7 +385,7 @@ static bool go_on(story *self, const moment *when, attempt *done, counts *sums, 
 static bool check_end(const crash_trail *whole, const attempt *last, char why[CRASH_TEXT_BYTES])
 {
     static crash_trail got;
-    got.hash = last->summary.weights_hash;
+    got.hash = last->weights_hash;
     return crash_trail_read(name, &got, why) && crash_trail_is_same(whole, &got, why);
 }
 
@@ -394,7 +397,7 @@ static void run_whole(story *self, crash_trail *whole)
     run_attempt(&self->drawn, &(moment){.kind = LOSS_NONE}, self->drawn.seed, &done);
     if (done.rc < 0)
         fail_msg("%s: %s", err_name(done.rc), done.error);
-    whole->hash = done.summary.weights_hash;
+    whole->hash = done.weights_hash;
     if (!crash_trail_read(name, whole, why))
         fail_msg("%s", why);
     uint64_t bytes = done.summary.lanes[LANE_READ].bytes + done.summary.lanes[LANE_WRITE].bytes;

@@ -98,12 +98,12 @@ static void completed_run_goes_on(void **state)
     fixture_set(&shorter, "run.steps=6");
     fixture_train_good("parts", &shape, &shorter, &result);
     assert_int_equal(result.step_count, 6);
-    uint64_t hash = result.summary.weights_hash;
+    uint64_t hash = result.weights_hash;
     /* If no step is left, the run does nothing, and the state stays. */
     fixture_train_good("parts", &shape, &shorter, &result);
     assert_int_equal(result.summary.steps_done, 0);
     assert_int_equal(result.step_count, 6);
-    assert_true(result.summary.weights_hash == hash);
+    assert_true(result.weights_hash == hash);
     fixture_train_good("parts", &shape, &sets, &result);
     assert_true(result.summary.was_resumed);
     fixture_assert_same(&whole, &result);
@@ -348,7 +348,7 @@ static void run_begins_with_another(void **state)
             fail_msg("%s", result.error);
         assert_int_equal(result.summary.steps_done, 3);
     }
-    assert_true(result.summary.weights_hash == whole.summary.weights_hash);
+    assert_true(result.weights_hash == whole.weights_hash);
     fixture_remove("branch");
     fixture_train_good("parts", &shape, &sets, &result);
     assert_int_equal(result.summary.steps_done, STEPS - 4);

@@ -34,10 +34,10 @@ static void intact_runs_are_intact(void **state)
         fixture_set(&sets, "io.backend=%s", cases[i].backend);
         fixture_set(&sets, "run.steps=2");
         fixture_train_good("run", &model, &sets, &result);
-        assert_intact(fixture_path("run", NULL), 2, result.summary.weights_hash);
+        assert_intact(fixture_path("run", NULL), 2, result.weights_hash);
         uint64_t *hash = &hashes[cases[i].hidden == 128];
-        assert_true(*hash == 0 || *hash == result.summary.weights_hash);
-        *hash = result.summary.weights_hash;
+        assert_true(*hash == 0 || *hash == result.weights_hash);
+        *hash = result.weights_hash;
         fixture_remove("run");
     }
 }

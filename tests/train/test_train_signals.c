@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "setup/setup.h"
 #include "state/verify.h"
 #include "tests/state/crash_case.h"
 #include "tests/unit.h"
@@ -86,13 +87,13 @@ static void read_end(crash_trail *out)
 {
     char why[CRASH_TEXT_BYTES];
     job *asked = fixture_job(name, &drawn.shape, &drawn.sets);
-    struct train_options options = {.job = asked, .hash_weights = true};
+    const struct setup_test test = {.on_end = fixture_hash_weights, .user = &out->hash};
+    struct train_options options = {.job = asked, .test = &test};
     struct train_summary summary;
     int rc = train_run(&options, &summary);
     job_destroy(asked);
     assert_ok(rc);
     assert_int_equal(summary.steps_done, 0);
-    out->hash = summary.weights_hash;
     if (!crash_trail_read(name, out, why))
         fail_msg("%s", why);
 }

@@ -281,7 +281,7 @@ static void rot_of_either_half_is_found(void **state)
         fixture_train_good("parts", &shape, &sets, &result); /* repaired, it goes on */
         fixture_assert_same(whole, &result);
         assert_ok(state_verify(&asked, &sum));
-        assert_true(sum.weights_hash == whole->summary.weights_hash);
+        assert_true(sum.weights_hash == whole->weights_hash);
         manifest_fini(&found);
         fixture_remove("parts");
     }

@@ -127,7 +127,7 @@ static void export_and_come_back(const char *name, uint64_t hash)
     job_destroy(asked);
     if (result.rc < 0)
         fail_msg("%s", result.error);
-    assert_int_equal(result.summary.weights_hash, hash);
+    assert_int_equal(result.weights_hash, hash);
     fixture_remove("back");
 }
 
@@ -145,7 +145,7 @@ static void live(const char *name, const char *master, const char *moments, bool
     assert_true(result.summary.was_resumed);
     assert_int_equal(result.step_count, STEPS);
     memcpy(out->loss_bits, result.loss_bits, sizeof out->loss_bits);
-    out->hash = result.summary.weights_hash;
+    out->hash = result.weights_hash;
     look_at(name, formats, out);
     export_and_come_back(name, out->hash);
     fixture_remove(name);

@@ -1,6 +1,7 @@
 # The engine as a whole, through train_run.
-add_library(train_fixture STATIC train/train_fixture.c train/drawn_job.c)
-target_link_libraries(train_fixture PUBLIC sluice_profile PkgConfig::JANSSON PkgConfig::CMOCKA)
+add_library(train_fixture STATIC train/train_fixture.c train/weights_hash.c train/drawn_job.c)
+target_link_libraries(train_fixture PUBLIC sluice_profile PkgConfig::JANSSON PkgConfig::CMOCKA
+                      PRIVATE PkgConfig::XXHASH)
 target_compile_definitions(train_fixture PRIVATE FIXTURE_DIR="${CMAKE_CURRENT_SOURCE_DIR}/reference")
 
 set(train_shapes gpt2-bf16 gpt2-fp32 llama-bf16 llama-fp32)

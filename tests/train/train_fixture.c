@@ -272,13 +272,14 @@ void fixture_train(const job *asked, const fixture_call *call, fixture_result *r
         .norm_part_bytes = call->norm_part_bytes,
         .faults = call->faults,
         .simulates_drives = call->simulates_drives || getenv("SLUICE_TEST_SIMULATED"),
+        .on_end = call->hashes_nothing ? NULL : fixture_hash_weights,
+        .user = &result->weights_hash,
     };
     struct train_options options = {.job = asked,
                                     .test = &test,
                                     .comm = call->comm,
                                     .fresh = call->fresh,
                                     .from = call->from,
-                                    .hash_weights = !call->hashes_nothing,
                                     .stop = &watcher.stop,
                                     .on_plan = keep_plan,
                                     .on_step = watch_step,
@@ -329,11 +330,10 @@ void fixture_assert_same(const fixture_result *a, const fixture_result *b)
         if (a->loss_bits[i] != b->loss_bits[i])
             fail_msg("step %llu: loss %08x and %08x", (unsigned long long)i + 1, a->loss_bits[i],
                      b->loss_bits[i]);
-    assert_true(a->summary.weights_hash != 0);
-    if (a->summary.weights_hash != b->summary.weights_hash)
+    assert_true(a->weights_hash != 0);
+    if (a->weights_hash != b->weights_hash)
         fail_msg("equal losses, but weights %016llx and %016llx",
-                 (unsigned long long)a->summary.weights_hash,
-                 (unsigned long long)b->summary.weights_hash);
+                 (unsigned long long)a->weights_hash, (unsigned long long)b->weights_hash);
 }
 
 uint64_t fixture_budget_named(const char *error, const char *key)

@@ -12,6 +12,8 @@
 #include "setup/summary.h"
 #include "train/train.h"
 
+struct engine;
+
 enum {
     FIXTURE_STEPS_MAX = 64,
     FIXTURE_SETS_MAX = 80,
@@ -75,6 +77,7 @@ struct fixture_result {
     int rc;
     char error[ERR_TEXT_BYTES];
     struct train_summary summary;
+    uint64_t weights_hash; /* fixture_hash_weights */
     struct setup_summary plan;
     bool planned; /* on_plan was called */
     uint64_t step_count;
@@ -93,11 +96,17 @@ struct fixture_call {
     bool simulates_drives;
     const char *from;         /* as in train_options; or NULL */
     struct sim_store **store; /* as in train_options; or NULL */
-    bool hashes_nothing;      /* the hash reads the slab past the lanes and their sums */
+    bool hashes_nothing;      /* no weights_hash, which would read past the lanes and their sums */
     struct comm *comm;        /* as in train_options; or NULL */
     uint64_t norm_part_bytes; /* as in train_options */
 };
 typedef struct fixture_call fixture_call;
+
+/* For setup_test.on_end, with `user` a uint64_t: XXH3-64 over all master weights, in the order of
+ * units; units that do not learn count with their params. Equal weights have an equal hash, whatever
+ * the number of ranks, and state_verify finds the same one. The number is set on rank 0. It reads
+ * the slabs past the lanes and their sums. */
+int fixture_hash_weights(void *user, struct engine *engine);
 
 /* Runs the job (and hashes its weights); fills the result, errors included. Without a name no
  * metrics are read and nothing fails the test. */

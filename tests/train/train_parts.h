@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "format/manifest.h"
+#include "setup/setup.h"
 #include "state/verify.h"
 #include "tests/comm/comm_fixture.h"
 #include "tests/train/train_fixture.h"
@@ -157,20 +158,26 @@ static inline void parts_stop_and_move(parts_make *make, bool moves_params,
 
 /* ---- ranks ---- */
 
+struct parts_end {
+    uint64_t step, weights_hash;
+};
+
 struct parts_ranks {
     job *jobs[RANKS];
-    struct train_summary *summary;
+    struct parts_end *end; /* of rank 0; shared */
 };
 
 static inline int parts_train_rank(comm *self, void *user)
 {
     struct parts_ranks *all = user;
     static struct train_summary summary;
+    uint64_t hash;
+    const struct setup_test test = {.on_end = fixture_hash_weights, .user = &hash};
     struct train_options options = {
-        .job = all->jobs[comm_get_rank(self)], .comm = self, .hash_weights = true};
+        .job = all->jobs[comm_get_rank(self)], .comm = self, .test = &test};
     int rc = train_run(&options, &summary);
-    if (comm_get_rank(self) == 0)
-        *all->summary = summary;
+    if (rc == 0 && comm_get_rank(self) == 0)
+        *all->end = (struct parts_end){summary.step, hash};
     return rc;
 }
 
@@ -184,7 +191,7 @@ struct parts_row {
 static inline uint64_t parts_train_ranks(const char *name, parts_make *make,
                                          const struct parts_row *row)
 {
-    struct parts_ranks all = {.summary = comm_fixture_shared(sizeof *all.summary)};
+    struct parts_ranks all = {.end = comm_fixture_shared(sizeof *all.end)};
     for (uint32_t r = 0; r < row->world; r++) {
         fixture_sets sets = make(row->tier, "in_next_forward");
         fixture_set(&sets, "zero_optimization.stage=%u", row->stage);
@@ -200,8 +207,8 @@ static inline uint64_t parts_train_ranks(const char *name, parts_make *make,
     for (uint32_t r = 0; r < row->world; r++)
         job_destroy(all.jobs[r]);
     comm_fixture_expect_ok(&ranks);
-    assert_int_equal(all.summary->step, row->steps);
-    return all.summary->weights_hash;
+    assert_int_equal(all.end->step, row->steps);
+    return all.end->weights_hash;
 }
 
 /* The run is as it was committed, and has these weights. */

@@ -1,5 +1,4 @@
-/* The hash over all master weights of a run: equal weights have equal hashes, whatever the number
- * of ranks. */
+/* The hash over all master weights of a run: see fixture_hash_weights in train_fixture.h. */
 #include <errno.h>
 #include <string.h>
 
@@ -11,6 +10,7 @@
 #include "base/size.h"
 #include "base/tile.h"
 #include "state/state_internal.h"
+#include "tests/train/train_fixture.h"
 
 static int read_scratch(struct engine *self, uint64_t offset, unsigned char *scratch,
                         uint64_t bytes)
@@ -125,9 +125,10 @@ static int hash_all(struct engine *self, XXH3_state_t *state, XXH3_state_t *all,
     return 0;
 }
 
-int state_weights_hash(struct engine *self, uint64_t *hash)
+int fixture_hash_weights(void *user, struct engine *self)
 {
     enum { SCRATCH_BYTES = 1 << 20 };
+    uint64_t *hash = user;
     *hash = 0;
     uint32_t world = self->setup->ranks.world;
     unsigned char *block = mem_alloc(SCRATCH_BYTES + TILE_BLOCK_BYTES, 1, "hash scratch");
