@@ -308,7 +308,7 @@ static void choose_limits(struct body like, struct limit_kernel kept[LIMITS_KEPT
     }
 }
 
-/* Makes a body for each variant that this processor has. */
+/* Makes a body for each of this processor's variants. */
 static int add_variants(struct body *bodies, const struct body *like)
 {
     int count = 0;

@@ -15,7 +15,7 @@
  * The slab is written once before the first run, since the first write into reserved space is
  * slower, and it is checked that the data comes back. Then the first output is "ready OFFSET BYTES
  * FILES", the slab's files in fio's syntax and the range in each that may be used, and after a tab
- * what the slab is. Several directories are several drives. Their speed is measured first, as at
+ * a description of the slab. Several directories are several drives. Their speed is measured first, as at
  * the beginning of a run, and the slab's stripes are distributed accordingly. It ends at the end of
  * its input, and removes the slab. */
 #include <errno.h>
@@ -197,7 +197,7 @@ static int parse(const char *line, struct asked *out)
 }
 
 /* Writes the whole slab once and reads it back, so that the figures are for bytes that really
- * arrive. Then says what the slab is. */
+ * arrive. Then prints "ready" and describes the slab. */
 static int prove(const char *files, uint64_t file_bytes)
 {
     io *queue;

@@ -16,9 +16,9 @@ struct adam_library_scalars {
     float learning_rate, beta1, beta2, epsilon, weight_decay;
 };
 
-/* Updates `count` elements. Types: 0 is fp32, 1 is bf16. If is_packed, the master is split (`master`
- * has its low halves) and the moments are bf16, else they are fp32. An fp32 `params` may be `master`;
- * then there is no working copy. */
+/* Updates `count` elements. Types: 0 is fp32, 1 is bf16. If is_packed, the master is split, so
+ * `master` has its low halves, and the moments are bf16. Otherwise all state is fp32. An fp32
+ * `params` may be `master`; then there is no working copy. */
 int adam_library_step(const struct adam_library_scalars *scalars, uint64_t count, int is_packed,
                       void *master, void *m, void *v, const void *grads, int grad_type,
                       void *params, int param_type);

@@ -269,8 +269,8 @@ static uint64_t split(const struct texts *self, int threads)
     return count;
 }
 
-/* Checks that the ids give the text again, unless the tokenizer changes texts. Says what they
- * are. */
+/* Checks that the ids give the text again, unless the tokenizer changes texts. Describes
+ * both. */
 static void look(struct texts *self, char about[128])
 {
     size_t end = document_end(self, 0), at = 0;

@@ -4,10 +4,10 @@
  *   bench_data [DIRECTORY]      default: . ; and the common options of bench.h
  *
  * It makes two token files in DIRECTORY and removes them at the end: plain 16-bit ids, and a NumPy
- * array whose rows of 512 are documents. They are in the page cache during the timing; bench_nvme.py
- * measures the drive. For each window the limit makes one pread of its T + 1 tokens and one memcpy
- * of the 8 T bytes of inputs and targets. One thread, as in training. Before the timing, windows
- * are compared with the known tokens. */
+ * array whose rows of 512 are documents. They are in the page cache during the timing, because
+ * bench_nvme.py measures the drive. For each window the limit makes one pread of its T + 1 tokens
+ * and one memcpy of the 8 T bytes of inputs and targets. One thread, as in training. Before the
+ * timing, windows are compared with the known tokens. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

@@ -103,9 +103,9 @@ struct fixture_call {
 typedef struct fixture_call fixture_call;
 
 /* For setup_test.on_end, with `user` a uint64_t: XXH3-64 over all master weights, in the order of
- * units; units that do not learn count with their params. Equal weights have an equal hash, whatever
- * the number of ranks, and state_verify finds the same one. The number is set on rank 0. It reads
- * the slabs past the lanes and their sums. */
+ * units; units that do not learn count with their params. Equal weights have an equal hash for any
+ * number of ranks, and state_verify finds the same one. The number is set on rank 0. It reads the
+ * slabs past the lanes and their sums. */
 int fixture_hash_weights(void *user, struct engine *engine);
 
 /* Runs the job (and hashes its weights); fills the result, errors included. Without a name no
