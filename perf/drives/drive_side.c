@@ -14,10 +14,10 @@
  *
  * The slab is written once before the first run, since the first write into reserved space is
  * slower, and it is checked that the data comes back. Then the first output is "ready OFFSET BYTES
- * FILES", the slab's files in fio's syntax and the range in each that may be used, and after a tab
- * a description of the slab. Several directories are several drives. Their speed is measured first, as at
- * the beginning of a run, and the slab's stripes are distributed accordingly. It ends at the end of
- * its input, and removes the slab. */
+ * FILES", which gives the slab's files in fio's syntax and the range of each that may be used. A
+ * description of the slab follows after a tab. Several directories are several drives. Their speed
+ * is measured first, as at the beginning of a run, and the slab's stripes are distributed
+ * accordingly. It ends at the end of its input, and removes the slab. */
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
