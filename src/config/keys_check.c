@@ -292,9 +292,12 @@ static int check_bool(const struct place *at, const json_t *value)
 static int check_int(const struct place *at, const json_t *value)
 {
     double number = json_number_value(value);
-    if (!json_is_number(value) ||
-        (json_is_real(value) && (number != floor(number) || fabs(number) >= 0x1p63)))
+    char shown[CONFIGI_VALUE_BYTES];
+    if (!json_is_number(value) || number != floor(number))
         return wrong_type(at, value, "a whole number");
+    if (json_is_real(value) && fabs(number) >= 0x1p63)
+        return configi_error(at->reader, at->path, "%s is out of range: must be below 2^63",
+                             configi_show(value, shown));
     return check_range(at, value);
 }
 

@@ -156,6 +156,7 @@ static const struct wrong cases[] = {
     {"tiers.host.budget=12 parsecs", {"tiers.host.budget", "12 parsecs", "GiB"}},
     {"tiers.device.budget=-5", {"tiers.device.budget", "-5", "at least 0"}},
     {"tiers.device.budget=9e9TiB", {"tiers.device.budget", "9e9TiB", "2^63"}},
+    {"tiers.device.budget=1180591620717411303424", {"tiers.device.budget", "below 2^63"}},
     /* choices, and what is not built */
     {"model.family=gtp2", {"model.family", "\"gtp2\"", "gpt2|llama", "\"gpt2\""}},
     {"data.tokenizer=['gpt2']", {"data.tokenizer", "not a string", "bytes"}},
