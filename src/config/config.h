@@ -34,6 +34,10 @@
 int job_read(const char *path, const char *text, const char *const *set, uint32_t set_count,
              uint32_t world, job **out) MUST_CHECK;
 
+/* Reads the job with which the last process opened a run, which has logged the warnings about its
+ * keys: nothing is logged again. The caller destroys it. NULL: it cannot be read. */
+job *job_read_of_run(const char *run_dir, uint32_t world);
+
 /* comm.timeout_seconds of the job, for ranks that must meet before one of them reads it; path and
  * text as in job_read. Checks nothing else and reports nothing: job_read does both. The default
  * holds if the job is wrong, cannot be read here (other hosts need not see it), or is no regular

@@ -307,6 +307,18 @@ int job_read(const char *path, const char *text, const char *const *set, uint32_
     return rc;
 }
 
+job *job_read_of_run(const char *run_dir, uint32_t world)
+{
+    char path[FILE_PATH_BYTES + 16];
+    job *was = NULL;
+    snprintf(path, sizeof path, "%s/job.json", run_dir);
+    enum log_level level = log_get_level();
+    log_set_level(LOG_QUIET);
+    int rc = job_read(path, NULL, NULL, 0, world, &was);
+    log_set_level(level);
+    return rc < 0 ? NULL : was;
+}
+
 double job_peek_timeout(const char *path, const char *text, const char *const *set,
                         uint32_t set_count)
 {

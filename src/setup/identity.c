@@ -31,10 +31,12 @@ void setupi_identity_value(const char *identity, const char *key, char *value, s
     snprintf(value, capacity, "%.*s", (int)bytes, found ? found : "");
 }
 
+static const char tensors_key[] = "model.module.tensors=";
+
 /* Lists the lines of `lines` that differ in `other` or, with only_absent, that are missing in
  * `other`. */
-static void list_lines(const char *lines, const char *other, bool only_absent, char *text,
-                       size_t capacity, size_t *used)
+static void list_lines(const char *lines, const char *other, bool only_absent, const char *tensors,
+                       char *text, size_t capacity, size_t *used)
 {
     for (const char *line = lines; *line;) {
         size_t length = strcspn(line, "\n");
@@ -52,10 +54,16 @@ static void list_lines(const char *lines, const char *other, bool only_absent, c
             found = strncmp(own - key_bytes, "state.", 6) == 0 ? "fp32" : "not given";
             other_bytes = strlen(found);
         }
-        int more = snprintf(text + *used, capacity - *used, "%s%.*s was %.*s and is %.*s",
-                            *used ? "; " : "", (int)key_bytes - 1, own - key_bytes,
-                            only_absent ? own_bytes : (int)other_bytes, only_absent ? own : found,
-                            only_absent ? (int)other_bytes : own_bytes, only_absent ? found : own);
+        const char *between = *used ? "; " : "";
+        bool has_text = tensors[0] && key_bytes == sizeof tensors_key - 1 &&
+                        memcmp(own - key_bytes, tensors_key, key_bytes) == 0;
+        int more =
+            has_text
+                ? snprintf(text + *used, capacity - *used, "%s%s", between, tensors)
+                : snprintf(text + *used, capacity - *used, "%s%.*s was %.*s and is %.*s", between,
+                           (int)key_bytes - 1, own - key_bytes,
+                           only_absent ? own_bytes : (int)other_bytes, only_absent ? own : found,
+                           only_absent ? (int)other_bytes : own_bytes, only_absent ? found : own);
         if (more < 0 || (size_t)more >= capacity - *used) {
             snprintf(text + *used, capacity - *used, *used ? "; ..." : "...");
             return;
@@ -64,13 +72,14 @@ static void list_lines(const char *lines, const char *other, bool only_absent, c
     }
 }
 
-void setupi_list_differences(const char *was, const char *is, char *text, size_t capacity)
+void setupi_list_differences(const char *was, const char *is, const char *tensors, char *text,
+                             size_t capacity)
 {
     size_t used = 0;
     text[0] = '\0';
-    list_lines(is, was, false, text, capacity, &used);
-    list_lines(was, is, true, text, capacity,
-               &used); /* keys that have a line only if their value is unusual */
+    list_lines(is, was, false, tensors, text, capacity, &used);
+    /* keys that have a line only if their value is unusual */
+    list_lines(was, is, true, tensors, text, capacity, &used);
 }
 
 /* True for a line that the weights of an import depend on: lines of the model, and the type of the
@@ -106,9 +115,44 @@ int setupi_module_identity(const module_spec *spec, char *text, size_t capacity)
         }
     }
     return snprintf(text, capacity,
-                    "model.module.name=%s\nmodel.module.units=%" PRIu32
-                    "\nmodel.module.tensors=%016" PRIx64 "\n",
-                    spec->name, spec->unit_count, sum);
+                    "model.module.name=%s\nmodel.module.units=%" PRIu32 "\n%s%016" PRIx64 "\n",
+                    spec->name, spec->unit_count, tensors_key, sum);
+}
+
+/* Writes a tensor as "blocks.0.up.weight [64, 32] of blocks.0", or "none". */
+static void show_tensor(const module_spec *spec, uint32_t u, uint32_t i, char *text,
+                        size_t capacity)
+{
+    const module_unit *unit = u < spec->unit_count ? &spec->units[u] : NULL;
+    snprintf(text, capacity, "none");
+    if (!unit || i >= unit->tensor_count)
+        return;
+    const module_tensor *tensor = &unit->tensors[i];
+    int used = snprintf(text, capacity, "%s [", tensor->name);
+    for (uint32_t d = 0; d < tensor->dimension_count; d++)
+        used += snprintf(text + used, capacity - (size_t)used, "%s%" PRIu64, d ? ", " : "",
+                         tensor->shape[d]);
+    snprintf(text + used, capacity - (size_t)used, "] of %s%s", unit->name,
+             unit->is_frozen ? ", frozen" : "");
+}
+
+void setupi_name_tensor(const module_spec *was, const module_spec *is, char *text, size_t capacity)
+{
+    enum { SHOWN_BYTES = 2 * MODULE_NAME_BYTES + MODULE_DIMENSIONS_MAX * 22 + 16 };
+    char old[SHOWN_BYTES], new[SHOWN_BYTES];
+    for (uint32_t u = 0; u < was->unit_count || u < is->unit_count; u++) {
+        uint32_t old_count = u < was->unit_count ? was->units[u].tensor_count : 0;
+        uint32_t new_count = u < is->unit_count ? is->units[u].tensor_count : 0;
+        for (uint32_t i = 0; i < old_count || i < new_count; i++) {
+            show_tensor(was, u, i, old, sizeof old);
+            show_tensor(is, u, i, new, sizeof new);
+            if (strcmp(old, new) == 0)
+                continue;
+            snprintf(text, capacity, "the first parameter that differs was %s and is %s", old, new);
+            return;
+        }
+    }
+    text[0] = '\0';
 }
 
 static const char import_mark[] = "imported=1\n";
@@ -142,7 +186,7 @@ int setupi_check_import(const manifest *found, const char *identity, const char 
     setupi_import_identity(identity, own);
     if (strcmp(own, found->identity) == 0)
         return 0;
-    setupi_list_differences(found->identity, own, differences, sizeof differences);
+    setupi_list_differences(found->identity, own, "", differences, sizeof differences);
     return err_set(ERR_INPUT,
                    "the weights in %s were imported for another model: %s; import them for this "
                    "job (sluice import --job), or name another run.dir",

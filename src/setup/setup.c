@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "config/config.h"
 #include "setup/setup_internal.h"
 
 /* Finds the memory nodes of the GPUs of this host's ranks, so that each rank gets cores near its
@@ -207,17 +208,31 @@ int setup_name_import(const struct job *asked, const model *net, manifest *recor
     return rc;
 }
 
+/* Names the first tensor that differs in the modules of the run and of the job; "": not known. */
+static void name_tensor(const struct setup *self, const manifest *found, const char *run_dir,
+                        char *text, size_t capacity)
+{
+    const module_spec *is = self->job->model.module;
+    job *was = is ? job_read_of_run(run_dir, (uint32_t)size_max(found->world_size, 1)) : NULL;
+    text[0] = '\0';
+    if (was && was->model.module)
+        setupi_name_tensor(was->model.module, is, text, capacity);
+    job_destroy(was);
+}
+
 /* `borrows`: the state comes from another run. */
 static int check_identity(const struct setup *self, const manifest *found, const char *run_dir,
                           bool borrows)
 {
-    char differences[640];
+    char differences[640], tensors[640];
     bool other_ranks = size_max(found->world_size, 1) != self->ranks.world;
     if (found->fingerprint == self->fingerprint || is_same_but(self, found, other_ranks, borrows))
         return 0;
     if (setup_is_imported(found))
         return setupi_check_import(found, self->identity, run_dir);
-    setupi_list_differences(found->identity, self->identity, differences, sizeof differences);
+    name_tensor(self, found, run_dir, tensors, sizeof tensors);
+    setupi_list_differences(found->identity, self->identity, tensors, differences,
+                            sizeof differences);
     return err_set(ERR_INPUT,
                    "the run in %s was made with other settings: %s; go on with its own, or begin "
                    "%s",

@@ -24,8 +24,11 @@ int setupi_name_learning(const model *net, char *text, size_t capacity);
 /* Copies the value of the line that begins with `key`, or "". */
 void setupi_identity_value(const char *identity, const char *key, char *value, size_t capacity);
 /* Writes the differences of two identities, as many as fit: "model.num_layers was 12 and is 24;
- * ...". */
-void setupi_list_differences(const char *was, const char *is, char *text, size_t capacity);
+ * ...". `tensors`: what to write in place of two hashes of a module's tensors; "": these. */
+void setupi_list_differences(const char *was, const char *is, const char *tensors, char *text,
+                             size_t capacity);
+/* Names the first tensor that differs in two modules; "": all are equal. */
+void setupi_name_tensor(const module_spec *was, const module_spec *is, char *text, size_t capacity);
 /* Writes the part of an identity that an imported checkpoint keeps. */
 void setupi_import_identity(const char *identity, char text[MANIFEST_TEXT_BYTES]);
 /* ERR_INPUT, which names what differs, if a job of this identity cannot continue from the

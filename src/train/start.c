@@ -200,20 +200,6 @@ static bool read_tokens(const char *run_dir, uint64_t *tokens)
     return is_found;
 }
 
-/* Reads the job of the process before; NULL if it cannot be read. That process has already logged
- * the warnings about its keys. */
-static job *read_job(const char *run_dir, uint32_t world)
-{
-    char path[FILE_PATH_BYTES + 16];
-    job *was = NULL;
-    snprintf(path, sizeof path, "%s/job.json", run_dir);
-    enum log_level level = log_get_level();
-    log_set_level(LOG_QUIET);
-    int rc = job_read(path, NULL, NULL, 0, world, &was);
-    log_set_level(level);
-    return rc < 0 ? NULL : was;
-}
-
 static bool has_same_files(const job *was, const job *is)
 {
     const struct job_files *old = &was->data.train, *new = &is->data.train;
@@ -228,7 +214,7 @@ static void tell_settings(const struct loop *self, const manifest *found)
     enum { TEXT_BYTES = 1024 };
     char text[TEXT_BYTES];
     uint64_t tokens = 0, has = self->train_data ? mixture_token_count(self->train_data) : 0;
-    job *was = read_job(self->run.dir.path, found->world_size ? found->world_size : 1);
+    job *was = job_read_of_run(self->run.dir.path, found->world_size ? found->world_size : 1);
     if (was && job_list_changes(was, self->run.job, found->step, text, sizeof text) > 0)
         log_warn("the run in %s goes on with other settings: %s", self->run.dir.path, text);
     if (read_tokens(self->run.dir.path, &tokens) && tokens != has &&

@@ -410,6 +410,20 @@ static void memory_outlives_its_run(void **state)
 
 /* ---- wrong calls ---- */
 
+static void another_module_is_refused_by_its_first_tensor(void **state)
+{
+    static toy self;
+    toy_job asked = new_job(DTYPE_FP32);
+    toy_open(&self, &asked, NULL, 0);
+    toy_train(&self, 1);
+    toy_close(&self);
+    asked.freezes = true;
+    const struct sluice_options options = {.job_text = toy_text(&asked), .first = toy_first};
+    assert_wrong(toy_try_open(&self, &asked, &options),
+                 "the first parameter that differs was 0.up [200, 24] of block.0 and is 0.up [200, "
+                 "24] of block.0, frozen; go on");
+}
+
 static void wrong_calls_get_a_sentence(void **state)
 {
     static toy self;
@@ -594,6 +608,7 @@ int main(void)
         cmocka_unit_test(wrong_calls_get_a_sentence),
         cmocka_unit_test(wrong_jobs_are_refused),
         cmocka_unit_test(a_temporary_run_keeps_no_state),
+        cmocka_unit_test(another_module_is_refused_by_its_first_tensor),
         cmocka_unit_test(the_callers_thread_keeps_its_cores),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
