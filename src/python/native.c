@@ -38,12 +38,17 @@ void native_texts_fini(struct native_texts *self)
     self->count = 0;
 }
 
-int native_texts_init(struct native_texts *self, PyObject *sequence, const char *what)
+int native_texts_convert(PyObject *sequence, void *target)
 {
+    struct native_texts *self = target;
+    if (!sequence) { /* another argument is wrong */
+        native_texts_fini(self);
+        return 0;
+    }
     *self = (struct native_texts){.list = NULL};
     Py_ssize_t count = sequence == Py_None ? 0 : PySequence_Size(sequence);
     if (count < 0)
-        return -1;
+        return 0;
     self->list = PyTuple_New(count);
     self->items = PyMem_Calloc((size_t)count + 1, sizeof *self->items);
     if (!self->list || !self->items)
@@ -53,17 +58,17 @@ int native_texts_init(struct native_texts *self, PyObject *sequence, const char 
         bool is_text = item && PyUnicode_FSConverter(item, &bytes);
         Py_XDECREF(item);
         if (!is_text) {
-            PyErr_Format(PyExc_TypeError, "%s must be a list of str", what);
+            PyErr_SetString(PyExc_TypeError, "texts must be a list of str");
             goto failed;
         }
         PyTuple_SetItem(self->list, i, bytes); /* takes the reference */
         self->items[i] = PyBytes_AsString(bytes);
     }
     self->count = (size_t)count;
-    return 0;
+    return Py_CLEANUP_SUPPORTED;
 failed:
     native_texts_fini(self);
-    return -1;
+    return 0;
 }
 
 /* ---- one call at a time, in one process; the interpreter's lock protects these ---- */

@@ -23,8 +23,8 @@ struct native_texts {
     const char **items;
     size_t count;
 };
-/* Takes a sequence of str. Returns 0, or -1 with an exception; nothing is then to be freed. */
-int native_texts_init(struct native_texts *self, PyObject *sequence, const char *what);
+/* A converter of PyArg_Parse ("O&") to a struct native_texts, from a sequence of str or None. */
+int native_texts_convert(PyObject *sequence, void *target);
 void native_texts_fini(struct native_texts *self);
 
 /* Sets the exception for a status and the library's last sentence. Returns NULL. Call it in the

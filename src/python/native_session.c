@@ -79,23 +79,20 @@ static PyObject *session_open(PyObject *type, PyObject *args, PyObject *keywords
 {
     static char *names[] = {"path",    "text",  "set",   "start_from", "machine", "fresh",
                             "verbose", "first", "share", "temporary",  NULL};
-    PyObject *path = NULL, *set = Py_None, *first = Py_None, *share = Py_None;
+    PyObject *path = NULL, *first = Py_None, *share = Py_None;
     struct native_opening opening;
     struct sluice_options options = {.verbose = 0};
     struct native_texts texts;
-    session *self = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|zOzzppOOp", names, PyUnicode_FSConverter,
-                                     &path, &options.job_text, &set, &options.from,
-                                     &options.machine, &options.fresh, &options.verbose, &first,
-                                     &share, &options.temporary))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&zO&zzpp|OOp", names, PyUnicode_FSConverter,
+                                     &path, &options.job_text, native_texts_convert, &texts,
+                                     &options.from, &options.machine, &options.fresh,
+                                     &options.verbose, &first, &share, &options.temporary))
         return NULL;
-    if (native_texts_init(&texts, set, "set") == 0) {
-        options.set = texts.items;
-        options.set_count = texts.count;
-        native_opening_init(&opening, first, share, &options);
-        self = open_run((PyTypeObject *)type, PyBytes_AsString(path), &options, &opening);
-        native_texts_fini(&texts);
-    }
+    options.set = texts.items;
+    options.set_count = texts.count;
+    native_opening_init(&opening, first, share, &options);
+    session *self = open_run((PyTypeObject *)type, PyBytes_AsString(path), &options, &opening);
+    native_texts_fini(&texts);
     Py_DECREF(path);
     return (PyObject *)self;
 }

@@ -30,6 +30,16 @@ static PyObject *real_or_none(double value)
     return Py_None;
 }
 
+/* Begins a call. Returns the path as text, or NULL with an exception. */
+static const char *begin(struct native_call *call, PyObject *path, bool computes, bool watches)
+{
+    const char *name = PyBytes_AsString(path);
+    if (native_enter(computes, false) < 0)
+        return NULL;
+    native_call_begin(call, watches);
+    return name;
+}
+
 /* The result of a call: its value, or the exception of a callback, or that of the status. */
 static int finish(struct native_call *call, int status)
 {
@@ -77,40 +87,32 @@ static PyObject *train(PyObject *module, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"path",    "text",    "set",           "start_from", "machine", "fresh",
                             "verbose", "on_step", "on_evaluation", "watch",      "share",   NULL};
-    PyObject *path, *set, *step_call, *evaluation_call, *share;
+    PyObject *path, *step_call, *evaluation_call, *share, *out = NULL;
     struct native_opening opening;
     struct native_call call = {.stop = 0};
     struct sluice_train_options options = {
         .stop = &call.stop, .on_step = on_step, .on_evaluation = on_evaluation, .user = &call};
     struct sluice_options *job = &options.job;
     struct sluice_train_result made;
-    struct native_texts texts;
+    struct native_texts set;
     int watch;
-    PyObject *out = NULL;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&zOzzppOOpO", names, PyUnicode_FSConverter,
-                                     &path, &job->job_text, &set, &job->from, &job->machine,
-                                     &job->fresh, &job->verbose, &step_call, &evaluation_call,
-                                     &watch, &share))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&zO&zzppOOpO", names, PyUnicode_FSConverter,
+                                     &path, &job->job_text, native_texts_convert, &set, &job->from,
+                                     &job->machine, &job->fresh, &job->verbose, &step_call,
+                                     &evaluation_call, &watch, &share))
         return NULL;
-    if (native_texts_init(&texts, set, "set") == 0) {
-        job->set = texts.items;
-        job->set_count = texts.count;
-        call.on_step = callable_or_null(step_call);
-        call.on_evaluation = callable_or_null(evaluation_call);
-        native_opening_init(&opening, Py_None, share, job);
-        if (native_enter(true, false) == 0) {
-            const char *name = PyBytes_AsString(path);
-            native_call_begin(&call, watch);
-            int status = sluice_train(name, &options, &made);
-            int rc = finish(&call, status);
-            if (rc == 0)
-                out = train_value(&made);
-            else if (opening.type)
-                (void)native_opening_raise(&opening); /* it says more */
-        }
-        native_texts_fini(&texts);
-    }
+    job->set = set.items;
+    job->set_count = set.count;
+    call.on_step = callable_or_null(step_call);
+    call.on_evaluation = callable_or_null(evaluation_call);
+    native_opening_init(&opening, Py_None, share, job);
+    const char *name = begin(&call, path, true, watch);
+    if (name && finish(&call, sluice_train(name, &options, &made)) == 0)
+        out = train_value(&made);
+    else if (name && opening.type)
+        (void)native_opening_raise(&opening); /* it says more */
+    native_texts_fini(&set);
     Py_DECREF(path);
     return out;
 }
@@ -121,32 +123,26 @@ static PyObject *plan(PyObject *module, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"path",  "text",           "set",     "machine",
                             "ranks", "ranks_per_host", "verbose", NULL};
-    PyObject *path, *set, *out = NULL;
+    PyObject *path, *out = NULL;
     struct native_call call = {.stop = 0};
     struct sluice_plan_options options = {.ranks = 0};
-    struct native_texts texts;
+    struct native_texts set;
     unsigned int ranks, ranks_per_host;
+    char *json = NULL;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&zOzIIp", names, PyUnicode_FSConverter,
-                                     &path, &options.job_text, &set, &options.machine, &ranks,
-                                     &ranks_per_host, &options.verbose))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&zO&zIIp", names, PyUnicode_FSConverter,
+                                     &path, &options.job_text, native_texts_convert, &set,
+                                     &options.machine, &ranks, &ranks_per_host, &options.verbose))
         return NULL;
     options.ranks = ranks;
     options.ranks_per_host = ranks_per_host;
-    if (native_texts_init(&texts, set, "set") == 0) {
-        options.set = texts.items;
-        options.set_count = texts.count;
-        if (native_enter(false, false) == 0) {
-            const char *name = PyBytes_AsString(path);
-            char *json;
-            native_call_begin(&call, false);
-            int status = sluice_plan(name, &options, &json);
-            if (finish(&call, status) == 0)
-                out = PyUnicode_FromString(json);
-            sluice_free(json);
-        }
-        native_texts_fini(&texts);
-    }
+    options.set = set.items;
+    options.set_count = set.count;
+    const char *name = begin(&call, path, false, false);
+    if (name && finish(&call, sluice_plan(name, &options, &json)) == 0)
+        out = PyUnicode_FromString(json);
+    sluice_free(json);
+    native_texts_fini(&set);
     Py_DECREF(path);
     return out;
 }
@@ -173,32 +169,24 @@ static PyObject *probe(PyObject *module, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"path", "drives",      "backend", "quick",
                             "tiny", "on_progress", "watch",   NULL};
-    PyObject *path, *drives, *progress_call, *out = NULL;
+    PyObject *path, *progress_call, *out = NULL;
     struct native_call call = {.stop = 0};
     struct sluice_probe_options options = {.stop = &call.stop, .user = &call};
-    struct native_texts texts;
+    struct native_texts drives;
     int watch;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&OzppOp", names, PyUnicode_FSConverter,
-                                     &path, &drives, &options.backend, &options.quick,
-                                     &options.tiny, &progress_call, &watch))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&O&zppOp", names, PyUnicode_FSConverter,
+                                     &path, native_texts_convert, &drives, &options.backend,
+                                     &options.quick, &options.tiny, &progress_call, &watch))
         return NULL;
-    if (native_texts_init(&texts, drives, "drives") == 0) {
-        options.drives = texts.items;
-        options.drive_count = texts.count;
-        call.on_progress = callable_or_null(progress_call);
-        options.on_progress = call.on_progress ? on_progress : NULL;
-        if (native_enter(true, false) == 0) {
-            const char *name = PyBytes_AsString(path);
-            native_call_begin(&call, watch);
-            int status = sluice_probe(name, &options);
-            if (finish(&call, status) == 0) {
-                Py_INCREF(Py_None);
-                out = Py_None;
-            }
-        }
-        native_texts_fini(&texts);
-    }
+    options.drives = drives.items;
+    options.drive_count = drives.count;
+    call.on_progress = callable_or_null(progress_call);
+    options.on_progress = call.on_progress ? on_progress : NULL;
+    const char *name = begin(&call, path, true, watch);
+    if (name && finish(&call, sluice_probe(name, &options)) == 0)
+        out = Py_BuildValue(""); /* None */
+    native_texts_fini(&drives);
     Py_DECREF(path);
     return out;
 }
@@ -232,41 +220,36 @@ static PyObject *generate(PyObject *module, PyObject *args, PyObject *keywords)
                             "top_k",   "top_p",  "seed",       "context", "stop_text",
                             "chat",    "system", "ignore_end", "on_text", "on_token",
                             "verbose", "watch",  NULL};
-    PyObject *path, *set, *text_call, *token_call, *out = NULL;
+    PyObject *path, *text_call, *token_call, *out = NULL;
     struct native_call call = {.stop = 0};
     struct sluice_generate_options options = {
         .stop = &call.stop, .on_text = on_text, .on_token = on_token, .user = &call};
     struct sluice_generate_result made;
-    struct native_texts texts;
+    struct native_texts set;
     unsigned long long tokens, top_k, seed, context;
     const char *prompt;
     Py_ssize_t prompt_bytes;
     int watch;
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "O&y#OKdKdKKzpzpOOpp", names, PyUnicode_FSConverter, &path, &prompt,
-            &prompt_bytes, &set, &tokens, &options.temperature, &top_k, &options.top_p, &seed,
-            &context, &options.stop_text, &options.chat, &options.system, &options.ignore_end,
-            &text_call, &token_call, &options.verbose, &watch))
+            args, keywords, "O&y#O&KdKdKKzpzpOOpp", names, PyUnicode_FSConverter, &path, &prompt,
+            &prompt_bytes, native_texts_convert, &set, &tokens, &options.temperature, &top_k,
+            &options.top_p, &seed, &context, &options.stop_text, &options.chat, &options.system,
+            &options.ignore_end, &text_call, &token_call, &options.verbose, &watch))
         return NULL;
-    if (native_texts_init(&texts, set, "set") == 0) {
-        options.set = texts.items;
-        options.set_count = texts.count;
-        options.token_count = tokens;
-        options.top_k = top_k;
-        options.seed = seed;
-        options.context = context;
-        call.on_text = callable_or_null(text_call);
-        call.on_token = callable_or_null(token_call);
-        if (native_enter(true, false) == 0) {
-            const char *name = PyBytes_AsString(path);
-            native_call_begin(&call, watch);
-            int status = sluice_generate(name, prompt, (size_t)prompt_bytes, &options, &made);
-            if (finish(&call, status) == 0)
-                out = generate_value(&made);
-        }
-        native_texts_fini(&texts);
-    }
+    options.set = set.items;
+    options.set_count = set.count;
+    options.token_count = tokens;
+    options.top_k = top_k;
+    options.seed = seed;
+    options.context = context;
+    call.on_text = callable_or_null(text_call);
+    call.on_token = callable_or_null(token_call);
+    const char *name = begin(&call, path, true, watch);
+    if (name &&
+        finish(&call, sluice_generate(name, prompt, (size_t)prompt_bytes, &options, &made)) == 0)
+        out = generate_value(&made);
+    native_texts_fini(&set);
     Py_DECREF(path);
     return out;
 }
@@ -277,39 +260,31 @@ static PyObject *evaluate(PyObject *module, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"path",    "files",   "set",   "context", "stride",
                             "batches", "verbose", "watch", NULL};
-    PyObject *path, *files, *set, *out = NULL;
+    PyObject *path, *out = NULL;
     struct native_call call = {.stop = 0};
     struct sluice_evaluate_options options = {.stop = &call.stop};
     struct sluice_evaluate_result made;
-    struct native_texts sets, paths;
+    struct native_texts files, set;
     unsigned long long context, stride, batches;
     int watch;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&OOKKKpp", names, PyUnicode_FSConverter,
-                                     &path, &files, &set, &context, &stride, &batches,
-                                     &options.verbose, &watch))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&O&O&KKKpp", names, PyUnicode_FSConverter,
+                                     &path, native_texts_convert, &files, native_texts_convert,
+                                     &set, &context, &stride, &batches, &options.verbose, &watch))
         return NULL;
-    if (native_texts_init(&sets, set, "set") == 0) {
-        if (native_texts_init(&paths, files, "files") == 0) {
-            options.set = sets.items;
-            options.set_count = sets.count;
-            options.context = context;
-            options.stride = stride;
-            options.batches = batches;
-            if (native_enter(true, false) == 0) {
-                const char *name = PyBytes_AsString(path);
-                native_call_begin(&call, watch);
-                int status = sluice_evaluate_files(name, paths.items, paths.count, &options, &made);
-                if (finish(&call, status) == 0)
-                    out = Py_BuildValue("{sd sd sN sK sd}", "loss", made.loss, "perplexity",
-                                        made.perplexity, "bits_per_byte",
-                                        real_or_none(made.bits_per_byte), "tokens",
-                                        (unsigned long long)made.tokens, "seconds", made.seconds);
-            }
-            native_texts_fini(&paths);
-        }
-        native_texts_fini(&sets);
-    }
+    options.set = set.items;
+    options.set_count = set.count;
+    options.context = context;
+    options.stride = stride;
+    options.batches = batches;
+    const char *name = begin(&call, path, true, watch);
+    if (name &&
+        finish(&call, sluice_evaluate_files(name, files.items, files.count, &options, &made)) == 0)
+        out = Py_BuildValue("{sd sd sN sK sd}", "loss", made.loss, "perplexity", made.perplexity,
+                            "bits_per_byte", real_or_none(made.bits_per_byte), "tokens",
+                            (unsigned long long)made.tokens, "seconds", made.seconds);
+    native_texts_fini(&files);
+    native_texts_fini(&set);
     Py_DECREF(path);
     return out;
 }
@@ -325,15 +300,9 @@ static PyObject *export_run(PyObject *module, PyObject *args, PyObject *keywords
                                      PyUnicode_FSConverter, &directory, &options.dtype,
                                      &options.adapters, &options.force))
         return NULL;
-    if (native_enter(true, false) == 0) {
-        const char *from = PyBytes_AsString(path), *to = PyBytes_AsString(directory);
-        native_call_begin(&call, false);
-        int status = sluice_export_run(from, to, &options);
-        if (finish(&call, status) == 0) {
-            Py_INCREF(Py_None);
-            out = Py_None;
-        }
-    }
+    const char *to = PyBytes_AsString(directory), *from = begin(&call, path, true, false);
+    if (from && finish(&call, sluice_export_run(from, to, &options)) == 0)
+        out = Py_BuildValue(""); /* None */
     Py_DECREF(path);
     Py_DECREF(directory);
     return out;

@@ -278,7 +278,7 @@ class Open(InDirectory):
                   sluice.plan, job, **{name: 2**32 + 2})
         for name in ("temperature", "top_p"):
             for number in ("1", None, float("nan")):
-                wrong(sluice.WrongJob, 2, f"{name} is {number!r}, and must be a number",
+                wrong(sluice.WrongJob, 2, f"{name} is {number!r}, and must be a finite number",
                       sluice.generate, self.directory, **{name: number})
         wrong(sluice.WrongJob, 2, "stop_text is bytes", sluice.generate, self.directory,
               stop_text=b"x")

@@ -81,14 +81,15 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def check_number(value: Any, what: str) -> None:
-    """Refuses what is no number."""
+def as_number(value: Any, what: str) -> float:
+    """A finite number, of Python, NumPy or torch."""
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         number = math.nan
-    if math.isnan(number):
-        raise WrongJob(f"{what} is {value!r}, and must be a number")
+    if not math.isfinite(number):
+        raise WrongJob(f"{what} is {value!r}, and must be a finite number")
+    return number
 
 
 def check_count(value: Any, what: str, most: int = (1 << 63) - 1) -> None:

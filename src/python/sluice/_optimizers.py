@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Mapping, Tuple
 
 from ._errors import WrongJob
+from ._job import as_number
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,6 @@ class Muon:
     lr: float = 2e-2
     momentum: float = 0.95
     weight_decay: float = 0.0
-
-
-def as_number(value: Any, what: str) -> float:
-    """A finite number, of Python, NumPy or torch."""
-    try:
-        number = math.nan if isinstance(value, (str, bytes)) else float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise WrongJob(f"{what} is {value!r}, and must be a finite number")
-    return number
 
 
 def as_numbers(numbers: Mapping[str, Any], what: str) -> Dict[str, Any]:

@@ -14,9 +14,9 @@ from ._job import (
     Job,
     Overrides,
     Path,
+    as_number,
     check_callable,
     check_count,
-    check_number,
     check_text,
     is_unicode,
     job_arguments,
@@ -262,8 +262,6 @@ def generate(
         raise WrongJob(f"prompt is {prompt!r}, and must be Unicode")
     check_text(stop_text, "stop_text")
     check_text(system, "system")
-    check_number(temperature, "temperature")
-    check_number(top_p, "top_p")
     counts = {"tokens": tokens, "top_k": top_k, "seed": seed, "context": context}
     for what, count in counts.items():
         check_count(count, what)
@@ -273,9 +271,9 @@ def generate(
         prompt=prompt.encode("utf-8"),
         set=overrides_list(set),
         tokens=tokens,
-        temperature=temperature,
+        temperature=as_number(temperature, "temperature"),
         top_k=top_k,
-        top_p=top_p,
+        top_p=as_number(top_p, "top_p"),
         seed=seed,
         context=context,
         stop_text=stop_text,
