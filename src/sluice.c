@@ -275,6 +275,17 @@ static int commit(sluice_run *self, void *argument)
     return train_commit(self->session, argument);
 }
 
+struct broadcast_call {
+    void *data;
+    uint64_t bytes;
+};
+
+static int broadcast(sluice_run *self, void *argument)
+{
+    const struct broadcast_call *call = argument;
+    return train_broadcast(self->session, call->data, call->bytes);
+}
+
 static int export_run(sluice_run *self, void *argument)
 {
     struct hf_export_summary made;
@@ -355,6 +366,13 @@ int sluice_commit(sluice_run *run, uint64_t *step)
     if (rc == 0 && step)
         *step = which;
     return api_status_of(rc);
+}
+
+int sluice_broadcast(sluice_run *run, void *data, uint64_t bytes)
+{
+    struct broadcast_call call = {data, bytes};
+    int rc = api_check_closed(run, NULL);
+    return api_status_of(rc < 0 ? rc : api_call(run, broadcast, &call));
 }
 
 int sluice_export(sluice_run *run, const char *directory,

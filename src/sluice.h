@@ -146,6 +146,10 @@ int sluice_evaluate(sluice_run *run, double *loss);
  * Writes nothing if that state is already durable. */
 int sluice_commit(sluice_run *run, uint64_t *step);
 
+/* Gives rank 0's data[bytes] to all ranks. All call it between steps, with the same number of
+ * bytes. It is for what a program itself keeps beside its run. */
+int sluice_broadcast(sluice_run *run, void *data, uint64_t bytes);
+
 /* All zero: the defaults. */
 struct sluice_export_options {
     const char *dtype; /* "fp32", "bf16" or "fp16"; NULL: the run's working dtype */

@@ -162,6 +162,31 @@ static PyObject *session_commit(PyObject *object, PyObject *unused)
     return status == SLUICE_DONE ? PyLong_FromUnsignedLongLong(step) : native_raise(status);
 }
 
+/* Takes bytes, and returns rank 0's as a bytearray. */
+static PyObject *session_broadcast(PyObject *object, PyObject *data)
+{
+    session *self = (session *)object;
+    char *own = NULL;
+    Py_ssize_t count = 0;
+    int status;
+    if (PyBytes_AsStringAndSize(data, &own, &count) < 0)
+        return NULL;
+    PyObject *out = PyByteArray_FromStringAndSize(own, count);
+    if (!out || enter(self, true) < 0) {
+        Py_XDECREF(out);
+        return NULL;
+    }
+    char *bytes = PyByteArray_AsString(out);
+    PyThreadState *thread = PyEval_SaveThread();
+    status = sluice_broadcast(self->run, bytes, (uint64_t)count);
+    PyEval_RestoreThread(thread);
+    native_leave();
+    if (status == SLUICE_DONE)
+        return out;
+    Py_DECREF(out);
+    return native_raise(status);
+}
+
 static PyObject *session_export(PyObject *object, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"directory", "dtype", "adapters", "force", NULL};
@@ -278,6 +303,7 @@ static PyMethodDef methods[] = {
     {"step", session_step, METH_NOARGS, "Makes one step."},
     {"evaluate", session_evaluate, METH_NOARGS, "The loss on data.valid, nats per token."},
     {"commit", session_commit, METH_NOARGS, "Makes the state durable; returns its step."},
+    {"broadcast", session_broadcast, METH_O, "Rank 0's bytes, as many as these."},
     {"export", NATIVE_FUNCTION(session_export), NATIVE_WITH_KEYWORDS,
      "Writes a Hugging Face checkpoint."},
     {"module_begin", native_module_begin, METH_O, "Begins a step, or an evaluation."},

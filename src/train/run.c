@@ -351,6 +351,14 @@ int train_commit(train_session *self, uint64_t *step)
     return 0;
 }
 
+int train_broadcast(train_session *self, void *data, uint64_t bytes)
+{
+    const struct ranks *ranks = &self->loop->run.ranks;
+    TRY(check_usable(self));
+    TRY(note(self, ranks_meet(ranks, "a broadcast between steps")));
+    return note(self, ranks_from_rank0(ranks, "data of the program", data, bytes));
+}
+
 int train_export(train_session *self, const struct hf_export_options *options,
                  struct hf_export_summary *summary)
 {

@@ -146,6 +146,8 @@ const struct model *train_model(const train_session *self);
 int train_evaluate(train_session *self, double *loss) MUST_CHECK;
 /* Commits the state after the last step, unless it is committed already. *step is that step. */
 int train_commit(train_session *self, uint64_t *step) MUST_CHECK;
+/* Gives rank 0's data[bytes] to all ranks. One rank alone returns at once. */
+int train_broadcast(train_session *self, void *data, uint64_t bytes) MUST_CHECK;
 /* Commits; then rank 0 runs hf_export for that commit while the other ranks wait. It sets the
  * options run_dir and is_held itself. A failed export leaves the session usable. */
 struct hf_export_options;

@@ -36,7 +36,11 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", sluice_error());
         return status;
     }
-    uint64_t begun = self.steps_made;
+    uint64_t begun = self.steps_made, rank = self.rank;
+    if (sluice_broadcast(self.run, &rank, sizeof rank) != SLUICE_DONE || rank != 0) {
+        fprintf(stderr, "rank %u has no data of rank 0: %s\n", self.rank, sluice_error());
+        return 1;
+    }
     toy_train(&self, until);
     double loss = toy_evaluate(&self);
     for (uint32_t u = 0; u < TOY_UNITS; u++)

@@ -444,9 +444,12 @@ static void wrong_calls_get_a_sentence(void **state)
     assert_wrong(sluice_module_locate(self.run, 4, 0, &offset, &elems), "no tensor 0 of unit 4");
     assert_wrong(sluice_module_home(self.run, 9, &home, &offset), "units 0 to 3");
     assert_wrong(sluice_export(self.run, "nowhere", NULL), "model.module, toy");
+    assert_int_equal(sluice_broadcast(self.run, &numbers, sizeof numbers), SLUICE_DONE);
+    assert_true(numbers.lr == 1); /* of one rank nothing changes */
     toy_begin(&self, 1);
     assert_wrong(sluice_module_begin(self.run, 1), "is open");
     assert_wrong(sluice_commit(self.run, NULL), "is open");
+    assert_wrong(sluice_broadcast(self.run, &numbers, sizeof numbers), "is open");
     assert_wrong(sluice_module_set_group(self.run, 0, &numbers), "is open");
     assert_wrong(sluice_module_home(self.run, 0, &home, &offset), "is open");
     assert_wrong(sluice_module_done(self.run, NULL), "no use is held");
@@ -605,10 +608,10 @@ int main(void)
         cmocka_unit_test(an_update_in_the_backward_cannot_be_left),
         cmocka_unit_test(params_at_home_are_the_last_ones),
         cmocka_unit_test(memory_outlives_its_run),
+        cmocka_unit_test(another_module_is_refused_by_its_first_tensor),
         cmocka_unit_test(wrong_calls_get_a_sentence),
         cmocka_unit_test(wrong_jobs_are_refused),
         cmocka_unit_test(a_temporary_run_keeps_no_state),
-        cmocka_unit_test(another_module_is_refused_by_its_first_tensor),
         cmocka_unit_test(the_callers_thread_keeps_its_cores),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);

@@ -146,7 +146,7 @@ class SimulatedCore:
     def is_open(self):
         return not self.is_closed
 
-    close = Core.close
+    close, from_rank0 = Core.close, Core.from_rank0
 
     def close_session(self):
         self.is_closed = True

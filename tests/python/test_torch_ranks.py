@@ -85,14 +85,18 @@ ENGINE = """
 module = models.make(models.Skipping)
 own = int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK")))
 module.register_buffer("whose", torch.tensor(own))
+os.chdir({directory!r})
+if own == 1:  # its host has another run_dir, which nothing is read from
+    os.makedirs("other/run", exist_ok=True)
+    os.chdir("other")
 engine = sluice.torch.Engine(module, device="32MiB", host="32MiB",
-                             nvme=[{directory!r} + "/engine"], run_dir={directory!r} + "/run", optimizer=sluice.AdamW(lr=1e-3),
+                             nvme=[{directory!r} + "/engine"], run_dir="run", optimizer=sluice.AdamW(lr=1e-3),
                              config={{"zero_optimization": {{"stage": 2}}}})
 data = models.batches(models.Language, 8)
 engine.prepare(data[0])
 assert engine.info().world_size == 2
 rank = engine.info().rank
-assert module.whose == (rank if engine.info().step == 0 else 0)  # rank 0's are saved
+assert module.whose == (rank if engine.info().step == 0 else 0)  # rank 0's are saved, and given to all
 dies = rank == 1 and os.environ.get("DIES", "never") == os.environ.get("TORCHELASTIC_RESTART_COUNT")
 for batch in data[2 * engine.info().step + rank :: 2]:
     loss = engine(batch)

@@ -8,7 +8,7 @@ of a step is there before the step ends if run.commit_every commits it, and else
 that the program asks for or that closing makes. Only the commit that follows a failure may come
 before its file. A run that was killed between the two has no buffers of its step, and is refused.
 
-Rank 0 writes the files, and all ranks read them when the run goes on: as with
+Rank 0 writes the files, and reads them for all ranks when the run goes on: as with
 DistributedDataParallel, all have rank 0's buffers. A run that begins with another's state reads
 the other's file.
 """
@@ -19,7 +19,7 @@ import os
 import stat
 import weakref
 from contextlib import suppress
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -50,23 +50,25 @@ class Buffers:
         self._rank = rank
         self._step = 0
         self._has_folder = os.path.isdir(self._folder)
-        #: The folder of the run that this one begins with. Another rank finds rank 0's new folder,
-        #: and the files are equal.
+        #: The folder of the run that this one begins with.
         self._other: Optional[str] = None
-        if start_from is not None and not (rank == 0 and self._has_folder):
+        if start_from is not None:
             self._other = os.path.join(os.path.abspath(os.fsdecode(start_from)), "buffers")
         self._values: Dict[int, _Values] = {}  # by step, those without a file: two at most
         #: Large ones that are as the module was built: their versions and sums.
         self._unchanged: Dict[str, Tuple[torch.Tensor, int, int]] = {}
         self._is_first = True
 
-    def begin(self, step: int) -> None:
-        """The run is open. If it goes on, the module gets the buffers of this step."""
+    def begin(self, step: int, from_rank0: Callable[[Callable[[], _Values]], _Values]) -> None:
+        """The run is open. If it goes on, the module gets the buffers of this step. `from_rank0`:
+        Core.from_rank0."""
         self._step = step
         for name, value in self._each() if self._rank == 0 else ():
             if value.nbytes > _SMALL_BYTES:
                 self._unchanged[name] = (value, value._version, _sum_bits(value))
-        has_file = self._restore(step)
+        if step > 0 or self._other is not None:
+            for name, value in from_rank0(lambda: self._read(step)).items():
+                self._set(name, value)
         if self._rank != 0:
             return
         for later, path in _files(self._folder):
@@ -75,7 +77,7 @@ class Buffers:
                     os.unlink(path)
         if any(self._each()):
             self._make_folder()
-            if not has_file:
+            if not os.path.exists(os.path.join(self._folder, _name(step))):
                 self._note(step, False)
                 if step > 0:  # those of step 0 are written if it is committed
                     self._write(step)
@@ -165,51 +167,39 @@ class Buffers:
         self._unchanged.pop(name, None)  # it is saved from now on
         return True
 
-    def _restore(self, step: int) -> bool:
-        """False if the run has no file of the step yet."""
-        own = os.path.join(self._folder, _name(step))
-        files = [own] if step > 0 else []  # the program's buffers are those of step 0
-        if self._other is not None:
-            files.append(os.path.join(self._other, _name(step)))
-        path = next(filter(os.path.exists, files), None)
-        if path is None:
-            if step > 0:
-                self._miss(step)
-            return False
-        try:
-            values = torch.load(path, map_location="cpu", weights_only=True)
-        except OSError as error:
-            raise _unreadable(path, error, "each rank needs them") from None
-        except Exception as error:
-            way = "remove the file, and the next start says how to go on without it"
-            raise _unreadable(path, error, way) from None
-        for name, value in values.items():
-            self._set(name, value)
-        return path == own
+    def _read(self, step: int) -> _Values:
+        """Those with which the run goes on; none if it never had any."""
+        own = self._folder if step > 0 else None  # the program's buffers are those of step 0
+        other = self._other if not self._has_folder else None
+        for folder in filter(None, (own, other)):
+            path = os.path.join(folder, _name(step))
+            if not os.path.exists(path):
+                continue
+            try:
+                values: _Values = torch.load(path, map_location="cpu", weights_only=True)
+                return values
+            except Exception as error:
+                way = "remove the file, and the next start says how to go on without it"
+                way = "the run needs them" if isinstance(error, OSError) else way
+                raise _unreadable(path, error, way) from None
+        if step > 0:
+            self._miss(step)
+        return {}
 
     def _miss(self, step: int) -> None:
         """Goes on with the buffers that the program has made, if the run never had any."""
         folder, target = self._folder, f"{_name(step)} there"
         way = "remove that folder to go on with those that the program makes"
-        if self._other is not None and not os.path.isdir(folder):
+        if self._other is not None and not self._has_folder:
             folder, target = self._other, os.path.join(self._folder, _name(step))
             way = "begin with another commit"
         what = f"{folder} has no buffers of step {step}, at which the run goes on"
-        steps = [number for number, _ in _files(folder)]
-        # another rank may see the folder that rank 0 has just made, with that file or without
-        if os.path.isdir(folder) and (self._rank == 0 or steps not in ([], [step])):
-            older = [number for number in steps if number < step]
+        if os.path.isdir(folder):
+            older = [number for number, _ in _files(folder) if number < step]
             ways = [f"copy {_name(number)} to {target}" for number in older[-1:]]
             raise WrongJob(f"{what}: {', or '.join([*ways, way])}")
-        if not any(self._each()):
-            return
-        if self._rank != 0 and not os.path.isdir(self._run_dir):
-            raise WrongJob(
-                f"rank {self._rank} cannot read {self._run_dir}, and needs the module's buffers of "
-                f"step {step}, which rank 0 has there: put run_dir where all ranks see it, or copy "
-                "its folder buffers to each host"
-            )
-        warn(f"{what}: they are as the program has made them")
+        if any(self._each()):
+            warn(f"{what}: they are as the program has made them")
 
     def _set(self, name: str, value: torch.Tensor) -> None:
         """Also one that the module has not made yet, as its first step did."""
@@ -248,7 +238,7 @@ def _files(folder: str) -> List[Tuple[int, str]]:
     except (FileNotFoundError, NotADirectoryError):
         return found
     except OSError as error:
-        raise _unreadable(folder, error, "each rank needs them") from None
+        raise _unreadable(folder, error, "the run needs them") from None
     for name in names:
         digits = name[len("step-") : -len(".pt")]
         if digits.isdigit() and name == _name(int(digits)):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
+import struct
 import sys
 import warnings
 from contextlib import suppress
@@ -19,6 +21,8 @@ from typing import (
     Union,
     cast,
 )
+
+import torch
 
 from .._errors import Error, WrongJob
 from .._job import Path, path_text
@@ -116,6 +120,24 @@ class Core:
 
     def module_end(self) -> Step:
         return Step(**self._session._native.module_end())
+
+    def from_rank0(self, make: Callable[[], Any]) -> Any:
+        """What make() returns on rank 0, tensors and plain values; or its failure, on all ranks."""
+        info = self.info()
+        if info.world_size == 1:
+            return make()
+        native, file = self._session._native, io.BytesIO()
+        try:
+            if info.rank == 0:
+                torch.save((make(), None), file)
+        except Error as error:
+            torch.save((None, str(error)), file)
+        (count,) = struct.unpack("q", native.broadcast(struct.pack("q", file.tell())))
+        data = native.broadcast(file.getvalue() if info.rank == 0 else bytes(count))
+        value, failure = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        if failure is not None:
+            raise WrongJob(failure)
+        return value
 
     def plan(self) -> Plan:
         return make_plan(self._job, machine=self._machine)

@@ -488,7 +488,7 @@ class Engine(Closing):
         self._buffers = Buffers(
             self.module, self._job["run"], info.rank, self._open_options["start_from"]
         )
-        self._buffers.begin(info.step)
+        self._buffers.begin(info.step, self._core.from_rank0)
         self._core.before_commit = self._buffers.write
 
     # ---- the rest ----
