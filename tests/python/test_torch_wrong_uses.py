@@ -249,6 +249,25 @@ class Steps(WrongUses):
         self.refused("use overlap=False", scaler.step, own)
         own.step()
 
+    def test_an_optimizer_of_torch_beside_the_engine(self):
+        module, own = make(), torch.nn.Parameter(torch.ones(1))
+        shared = torch.optim.SGD([own, *module.blocks[1].parameters()], lr=1.0)
+        other = torch.optim.SGD([own], lr=1.0)
+        own.grad = torch.ones(1)
+        engine = self.begun(module)
+        loss = engine(self.data[1])
+        engine.backward(loss)
+        self.refused("step() of this SGD would change nothing", shared.step)
+        self.assertEqual(own.item(), 1.0)
+        other.step()
+        self.assertEqual(own.item(), 0.0)
+        engine.optimizer.step()
+        models.engine_losses(engine, self.data[2:3])
+        engine.close()
+        shared.step()
+        self.assertEqual(own.item(), -1.0)
+        self.step_is(3)
+
     def test_the_forward_calls_the_engine(self):
         class Calls(Language):
             engine = None

@@ -16,7 +16,7 @@ from ._config import dtype_blocks, put, put_optimizer, read_config
 from ._core import Bytes, alone, close_at_end, give_up, list_drives, open_core, refuse_copy, warn
 from ._groups import Groups, group_units
 from ._holding import Holding, view_of
-from ._hooks import claim, guard, install
+from ._hooks import claim, guard, install, refuse_optimizers
 from ._init import values_of
 from ._memory import plainly, return_free_memory
 from ._profile import Profile, profile_of
@@ -104,6 +104,7 @@ class Engine(Closing):
         self._open_core = open_core
         self._core: Any = None
         self.accumulation = 1  #: micro-batches of a step
+        self._is_first = True  # no step has been made
         self._micro_batch = 0
         self._failure: Optional[BaseException] = None
         self._driver: Any = None  # what the hooks call; None: nothing runs
@@ -352,6 +353,9 @@ class Engine(Closing):
         try:
             self._buffers.end_step()
             made = self._core.module_end()
+        if self._is_first:  # by now the program has the optimizers that it uses
+            self._hooks += refuse_optimizers(self)
+            self._is_first = False
             self._buffers.step_counts()
             self._turns.lending.end()
         except BaseException as error:

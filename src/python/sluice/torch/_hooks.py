@@ -6,12 +6,14 @@ values, so that copying and pickling are refused. Before that, a copy gets hooks
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import Any, Callable, List, Set
 
 import torch
 
 from .._errors import WrongJob
+from ._groups import Groups
 from ._recording import Recorder
 from ._units import Holder, Slot, Unit
 
@@ -83,6 +85,32 @@ def install(engine: Any) -> List[Any]:
             for slot in unit.slots if not unit.frozen else ():
                 hooks.append(_hook_gradient(engine, holder, unit, slot))
     return hooks
+
+
+def refuse_optimizers(engine: Any) -> List[Any]:
+    """Puts hooks on other optimizers that have parameters of the engine: their step() would find no
+    gradients, and change nothing. Returns the handles. A hook of torch's for all optimizers would,
+    when it is removed, end a step of another thread's optimizer with an exception."""
+    own = {id(slot.parameter) for holder in engine._holders for slot in holder.slots}
+    hooks = []
+    for item in gc.get_objects():
+        if not issubclass(type(item), torch.optim.Optimizer) or type(item) is Groups:
+            continue
+        groups = vars(item).get("param_groups", ())
+        can_hook = "_optimizer_step_pre_hooks" in vars(item)  # not if it stands around another one
+        if can_hook and any(id(p) in own for group in groups for p in group["params"]):
+            hooks.append(item.register_step_pre_hook(Hook(engine, _refuse_step)))
+    return hooks
+
+
+def _refuse_step(engine: Any, optimizer: torch.optim.Optimizer, *args: Any) -> None:
+    """Before the step() of an optimizer."""
+    if engine._core is not None:
+        raise WrongJob(
+            f"step() of this {type(optimizer).__name__} would change nothing, since the engine has "
+            "its parameters and their gradients: leave them out of it, as engine.step() updates "
+            "them with the numbers of Engine(..., optimizer=)"
+        )
 
 
 def _hook_unit(engine: Any, holder: Holder) -> List[Any]:
