@@ -500,7 +500,7 @@ class Placements(Engines):
 
     def test_a_second_try_after_a_refusal(self):
         module = models.make(Language, width=128)
-        self.assertRaises(sluice.NoFit, self.engine(module, device="1MiB"), models.batches(Language)[0])
+        self.assertRaises(sluice.NoFit, self.engine, module, device="1MiB")
         models.engine_losses(self.engine(module), models.batches(Language, 2))
 
     def test_the_jobs_scheduler_counts(self):
@@ -531,10 +531,18 @@ class Placements(Engines):
         self.assertEqual(engine(data[2]).item(), expected)
 
     def test_too_small_is_refused(self):
-        engine = self.engine(models.make(Language, width=256), device="1MiB")
-        with self.assertRaisesRegex(sluice.NoFit, "smaller units of the module need less"):
-            engine(models.batches(Language)[0])
-        self.assertFalse(os.path.exists(os.path.join(self.directory, "run1", "state", "manifest-0")))
+        """When the engine is made, in as far as no other order of the module's units can help."""
+        drive = os.path.join(self.directory, "tiny")
+        for text, options in (("smaller units of the module need less", {"device": "1MiB"}),
+                              ("of host, has 4096", {"host": 4096}),
+                              ("of nvme, has 2097152", {"nvme": [{"path": drive, "budget": "2MiB"}]})):
+            with self.assertRaisesRegex(sluice.NoFit, text):
+                self.engine(models.make(Language, width=256), **options)
+        self.assertEqual(os.listdir(self.directory), [])
+        with self.engine(models.make(Language), name="begun") as engine:
+            engine.prepare(models.batches(Language)[0])
+        engine = self.engine(models.make(Language), name="begun", device="64KiB")  # it has its drives
+        self.assertRaises(sluice.NoFit, engine, models.batches(Language)[0])
 
 if __name__ == "__main__":
     unittest.main()

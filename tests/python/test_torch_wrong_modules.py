@@ -43,7 +43,21 @@ class Arguments(WrongUses):
         self.refused("must be a list of names", self.engine, module, units=module.blocks[0])
         with open(self.path("file"), "w"):
             pass
-        self.refused("file/state cannot be used", self.engine(run_dir=self.path("file")), self.data[0])
+        self.refused("file/state cannot be used", self.engine, module, run_dir=self.path("file"))
+        self.refused("12 parsecs", self.engine, module, device="12 parsecs")
+        self.refused("tiers.device.budget: 1.18059162072e21 is out of range: must be below 2^63",
+                     self.engine, module, device=1 << 70)
+        self.refused("file/drive cannot be used", self.engine, module, nvme=[self.path("file/drive")])
+
+    def test_another_module_than_the_runs(self):
+        self.begun().close()
+        frozen = make()
+        frozen.blocks[0].mix.bias.requires_grad_(False)
+        for module, text in ((make(width=48), "was embed.weight [64, 32] of root and is embed.weight [64, 48] of root"),
+                             (make(layers=2), "was blocks.2.norm.weight [32] of blocks.2 and is none"),
+                             (frozen, "was blocks.0.mix.bias [96] of blocks.0 and is blocks.0.proj.weight"),
+                             (make().bfloat16(), "dtype was fp32 and is bf16")):
+            self.refused(text, self.engine(module), self.data[0])
 
     def test_modules(self):
         module = make()

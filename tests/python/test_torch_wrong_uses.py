@@ -62,6 +62,7 @@ class Steps(WrongUses):
                 engine.close()
                 self.step_is(1, run_dir=run)
 
+    @unittest.mock.patch("sluice.torch._engine.check_fit", lambda *arguments: None)
     @unittest.mock.patch("sluice.torch._engine.return_free_memory", lambda: None)
     @unittest.mock.patch("sluice.torch._recording._REPEATS", 0)
     def test_ctrl_c_at_lines_of_an_end(self):

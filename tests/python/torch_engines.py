@@ -26,7 +26,7 @@ class Engines(unittest.TestCase):
         engine = sluice.torch.Engine(
             module, device=options.pop("device", "32MiB"),
             host=options.pop("host", "32MiB"),
-            nvme=[os.path.join(self.directory, "drive")],
+            nvme=options.pop("nvme", [os.path.join(self.directory, "drive")]),
             run_dir=os.path.join(self.directory, name), **options,
         )
         self.addCleanup(engine.close)

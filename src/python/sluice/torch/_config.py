@@ -3,16 +3,58 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Mapping, Optional, Union
+import os
+from typing import Any, Dict, Mapping, Optional, Sequence, Union
 
 import torch
 
-from .._errors import WrongJob
+from .._errors import NoFit, WrongJob
 from .._job import Path, path_text, to_json
 from .._optimizers import AdamW, Adagrad, Lion, Muon, as_numbers, optimizer_block
+from .._tasks import plan
+from ._core import Bytes, list_drives
 
 
-def read_config(config: Union[None, Path, Mapping[str, Any]]) -> Dict[str, Any]:
+def engine_job(
+    config: Union[None, Path, Mapping[str, Any]],
+    optimizer: Any,
+    device: Bytes,
+    host: Bytes,
+    nvme: Union[None, Path, Sequence[Any]],
+    run_dir: Path,
+    commit_every: Optional[int],
+) -> Dict[str, Any]:
+    """All of an engine's job but the module, from the arguments of the same names."""
+    job = _read(config)
+    _put_optimizer(job, optimizer)
+    job.setdefault("gradient_clipping", 0)  # as torch's own loop, which clips nothing
+    _put(job, "tiers.device.budget", device)
+    _put(job, "tiers.host.budget", host)
+    _put(job, "tiers.nvme", list_drives(nvme))
+    _put(job, "run.dir", path_text(run_dir, "run_dir"))
+    _put(job, "run.commit_every", commit_every)
+    if job["run"].get("commit_every") is None:  # buffers are saved before these commits
+        job["run"]["commit_every"] = 50
+    return job
+
+
+#: What launchers tell processes that may be several ranks.
+_RANKS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS")
+
+
+def check_fit(job: Mapping[str, Any], machine: Optional[Path]) -> None:
+    """Refuses wrong keys, drives that cannot be used, and budgets that do not hold the states. Of
+    several ranks each has a part of them, and a run that goes on has its space on the drives:
+    what does not fit there is refused when the run is opened."""
+    try:
+        plan(job, machine=machine)
+    except NoFit:
+        is_begun = os.path.isdir(os.path.join(job["run"]["dir"], "state"))
+        if not is_begun and not any(name in os.environ for name in _RANKS):
+            raise
+
+
+def _read(config: Union[None, Path, Mapping[str, Any]]) -> Dict[str, Any]:
     """A copy of the config, or what its file holds."""
     if config is None:
         return {}
@@ -35,7 +77,7 @@ def _checked(job: Any, what: str) -> Dict[str, Any]:
     return job
 
 
-def put(job: Dict[str, Any], path: str, value: Any) -> None:
+def _put(job: Dict[str, Any], path: str, value: Any) -> None:
     """Sets a key of the job that an argument stands for; the job may not have it too."""
     *parents, last = path.split(".")
     block = job
@@ -52,7 +94,7 @@ def put(job: Dict[str, Any], path: str, value: Any) -> None:
     block[last] = value
 
 
-def put_optimizer(job: Dict[str, Any], optimizer: Any) -> None:
+def _put_optimizer(job: Dict[str, Any], optimizer: Any) -> None:
     """Sets the optimizer, which has a learning rate."""
     if optimizer is not None:
         if not isinstance(optimizer, (AdamW, Lion, Adagrad, Muon)):
@@ -70,10 +112,10 @@ def put_optimizer(job: Dict[str, Any], optimizer: Any) -> None:
     as_numbers({k: params[k] for k in known if params.get(k, "auto") != "auto"}, "optimizer:")
 
 
-def dtype_blocks(
-    job: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+def with_module(
+    job: Mapping[str, Any], module: Dict[str, Any], dtype: torch.dtype, device: torch.device
 ) -> Dict[str, Any]:
-    """The blocks that must agree with the module."""
+    """The job with the module's description, and with blocks that agree with its dtype."""
     blocks: Dict[str, Any] = {}
     for key, own in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         block = _block(job, key)
@@ -92,7 +134,7 @@ def dtype_blocks(
     if dtype == torch.float32 and optimizer != "muon":
         # the parameters are the master weights: there is no second copy
         blocks["state"] = {"master": "split", **_block(job, "state")}
-    return blocks
+    return {**job, **blocks, "model": {"module": module}}
 
 
 def _block(job: Mapping[str, Any], key: str) -> Dict[str, Any]:

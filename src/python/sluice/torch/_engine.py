@@ -9,11 +9,11 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from .._errors import WrongJob
-from .._job import Path, check_callable, path_text
+from .._job import Path, check_callable
 from .._session import Closing
 from ._buffers import Buffers
-from ._config import dtype_blocks, put, put_optimizer, read_config
-from ._core import Bytes, alone, close_at_end, give_up, list_drives, open_core, refuse_copy, warn
+from ._config import check_fit, engine_job, with_module
+from ._core import Bytes, alone, close_at_end, give_up, open_core, refuse_copy, warn
 from ._groups import Groups, group_units
 from ._holding import Holding, view_of
 from ._hooks import claim, guard, install, refuse_optimizers
@@ -24,8 +24,8 @@ from ._recording import Recorder, State, Unfit, copy_inputs, differentiable, set
 from ._recording import tensors_in
 from ._turns import Evaluating, Training, Turns, Use
 from ._unchanged import Unchanged
-from ._units import Holder, Policy, Slot, Stage, Unit, describe, find_learning, list_stages
-from ._units import make_holders
+from ._units import Holder, Policy, Seconds, Slot, Stage, Unit, describe, find_learning
+from ._units import list_stages, make_holders
 from ._values import Values, state_of
 
 
@@ -80,19 +80,9 @@ class Engine(Closing):
         verbose: bool = False,
     ) -> None:
         self._turn_lock = threading.RLock()
-        job = read_config(config)
-        put_optimizer(job, optimizer)
+        self._job = engine_job(config, optimizer, device, host, nvme, run_dir, commit_every)
         check_callable(groups, "groups")
-        job.setdefault("gradient_clipping", 0)  # as torch's own loop, which clips nothing
-        put(job, "tiers.device.budget", device)
-        put(job, "tiers.host.budget", host)
-        put(job, "tiers.nvme", list_drives(nvme))
-        put(job, "run.dir", path_text(run_dir, "run_dir"))
-        put(job, "run.commit_every", commit_every)
-        if job["run"].get("commit_every") is None:  # buffers are saved before these commits
-            job["run"]["commit_every"] = 50
         self.module = module
-        self._job = job
         self._policy = units
         self._choose_group = groups
         self._open_options: Dict[str, Any] = {
@@ -104,7 +94,6 @@ class Engine(Closing):
         self._open_core = open_core
         self._core: Any = None
         self.accumulation = 1  #: micro-batches of a step
-        self._is_first = True  # no step has been made
         self._micro_batch = 0
         self._failure: Optional[BaseException] = None
         self._driver: Any = None  # what the hooks call; None: nothing runs
@@ -115,6 +104,7 @@ class Engine(Closing):
         self._unfit: Dict[str, str] = {}  # by the name of a module: why it is no unit
         self._groups: Any = None
         self._turns: Any = None
+        self._is_first = True  # no step has been made
         self._prepare()
 
     __copy__ = __deepcopy__ = __reduce_ex__ = refuse_copy
@@ -158,6 +148,8 @@ class Engine(Closing):
         for handle in self._hooks:
             handle.remove()
         self._hooks = install(self)
+        stages = list_stages(self._holders, [])
+        check_fit(self._job_of(stages, {}, True), self._open_options["machine"])
 
     # ---- what the hooks do ----
 
@@ -353,15 +345,15 @@ class Engine(Closing):
         try:
             self._buffers.end_step()
             made = self._core.module_end()
-        if self._is_first:  # by now the program has the optimizers that it uses
-            self._hooks += refuse_optimizers(self)
-            self._is_first = False
             self._buffers.step_counts()
             self._turns.lending.end()
         except BaseException as error:
             self._fail(error)
             raise
         self._groups.note_step()
+        if self._is_first:  # by now the program has the optimizers that it uses
+            self._hooks += refuse_optimizers(self)
+            self._is_first = False
         return made
 
     @alone
@@ -454,15 +446,16 @@ class Engine(Closing):
             self._holding.forget()
         return recorder
 
+    def _job_of(self, stages: List[Stage], seconds: Seconds, lends: bool) -> Dict[str, Any]:
+        module = describe(self._holders, stages, seconds, type(self.module).__name__)
+        module["lends_grads"] = lends and self._device.type == "cpu"
+        return with_module(self._job, module, self._dtype, self._device)
+
     def _open(self, recorder: Recorder) -> None:
-        name = type(self.module).__name__
-        job = {**self._job, **dtype_blocks(self._job, self._dtype, self._device)}
         stages = list_stages(self._holders, recorder.order)
-        module = describe(self._holders, stages, recorder.seconds, name)
         # on the CPU, updates in the backward read gradients where torch has them (sluice.h), unless
         # torch would add up several of a parameter in 16 bits
-        module["lends_grads"] = self._device.type == "cpu" and not recorder.rounds_sums
-        job["model"] = {"module": module}
+        job = self._job_of(stages, recorder.seconds, not recorder.rounds_sums)
         units = {unit.index: unit for holder in self._holders for unit in holder.units}
 
         def first(unit: int, begin: int, count: int, address: int) -> None:
