@@ -279,6 +279,26 @@ class Changes(WrongUses):
         self.refused("engine.state_dict()", engine.module.blocks[0].state_dict)
         models.engine_losses(engine, self.data[1:2])
 
+    def test_writing_through_data(self):
+        """Torch does not count such writes. It refuses most of them by itself: what stands for values
+        that are elsewhere is one element. Those that it allows are refused at the next call."""
+        engine = self.begun()
+        module = engine.module
+        for name in ("norm.weight", "blocks.0.up.weight"):
+            parameter = module.get_parameter(name)
+            self.assertTrue(parameter.isnan().all())  # also of the root, whose last values are old
+            self.assertRaisesRegex(RuntimeError, "single memory location", parameter.data.clamp_, -1, 1)
+            for write in (lambda data: data.zero_(), lambda data: data[0].fill_(1)):
+                write(parameter.data)
+                self.refused(f'"{name}" of the unit', engine, self.data[1])
+        with torch.no_grad():
+            engine(self.data[1])
+            module.norm.weight.data.zero_()  # it is the evaluation's copy
+        losses = models.engine_losses(engine, self.data[1:3])
+        expected, _ = models.plain_losses(make(), self.data[:3])
+        for one, other in zip(losses, expected[1:]):
+            self.assertAlmostEqual(one, other, places=5)
+
     def test_of_an_optimizers_parameters(self):
         module = make()
         module.blocks[0].requires_grad_(False)

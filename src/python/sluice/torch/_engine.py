@@ -347,6 +347,8 @@ class Engine(Closing):
             made = self._core.module_end()
             self._buffers.step_counts()
             self._turns.lending.end()
+            for unit in self._root.units:  # its values are those before the update
+                self._holding.take_away(unit)
         except BaseException as error:
             self._fail(error)
             raise
@@ -395,7 +397,7 @@ class Engine(Closing):
                 self._turns.lending.end()
 
     def _holding_is_over(self) -> None:
-        for holder in self._holders[1:]:
+        for holder in self._holders:
             for unit in holder.units:
                 self._holding.take_away(unit)
 
@@ -477,9 +479,6 @@ class Engine(Closing):
         root = self._root if self._root.units else None
         self._turns = Turns(self._core, stages, root, self._holding, self._device)
         self._goes_back = find_learning(stages)
-        for slot in self._root.slots:  # their own memory; what they were built with may be shared
-            dtype = slot.own_dtype or self._dtype
-            slot.parameter.data = torch.empty(slot.shape, dtype=dtype, device=self._device)
         self._values.forget()
         self._holding_is_over()
         self._buffers = Buffers(
@@ -576,8 +575,7 @@ class Engine(Closing):
         self._finalizer.detach()
         self._holding_is_over()
         guard(self.module, self._holders)
-        if self._turns is not None:
-            self._turns.lending.end()  # now that no update reads them
+        self._turns = None  # with lent gradients, which no update reads any more
 
     def _note_failure(self, error: BaseException) -> None:
         if isinstance(self._driver, Evaluating):

@@ -8,6 +8,9 @@ Token: which unit, and where in it; the backward makes the view anew.
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import math
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import torch
@@ -78,7 +81,7 @@ class Holding:
         error: Optional[WrongJob] = None
         for unit, slot in ((unit, slot) for unit in units for slot in unit.slots):
             mark = self._marks.get(id(slot))
-            if mark is None or mark == mark_of(slot):
+            if mark is None or (mark == mark_of(slot) and not _is_written(slot)):
                 continue
             is_away = mark[1] == address_of(placeholder_of(slot))
             if is_away:
@@ -145,6 +148,21 @@ def changed_error(unit: Unit, slot: Slot, how: str) -> WrongJob:
         "optimizer, and the change would be lost: compute with a changed copy of it, or keep what "
         "changes in a buffer"
     )
+
+
+def _is_written(slot: Slot) -> bool:
+    """What stands for the values is not as it was. So it was filled through .data, which torch does
+    not count as a new version."""
+    one = slot.placeholder
+    if one is None or one.device.type != "cpu":  # a GPU would have to end its work
+        return False
+    return ctypes.string_at(one.data_ptr(), one.itemsize) != _bytes_of_nan(one.dtype)
+
+
+@functools.lru_cache(None)
+def _bytes_of_nan(dtype: torch.dtype) -> bytes:
+    one = torch.full((1,), math.nan, dtype=dtype)
+    return ctypes.string_at(one.data_ptr(), one.itemsize)
 
 
 def mark_of(slot: Slot) -> Tuple[int, int]:

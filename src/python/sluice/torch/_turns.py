@@ -72,6 +72,12 @@ class Turns:
         self.device = device
         self.lending = Lending()
         self._dtype = typical(holding.holders).dtype
+        # torch's own, for the values of the root within a step, by id(slot); that with which a
+        # parameter was built may be shared
+        self._memory: Dict[int, torch.Tensor] = {}
+        for slot in root.slots if root is not None else ():
+            dtype = slot.own_dtype or self._dtype
+            self._memory[id(slot)] = torch.empty(slot.shape, dtype=dtype, device=device)
         self.use: Optional[Use] = None  # the turn at hand
         self._numbers: Dict[int, List[int]] = {}  # by id(holder), rising
         for i, stage in enumerate(stages):
@@ -139,14 +145,14 @@ class Turns:
                 self.holding.take_away(unit)
 
     def copy_root(self, use: Use) -> None:
-        """The root's parameters have memory of their own, in which they are all the step long."""
+        """The root's parameters have memory of their own, in which they are until the step is over."""
         assert self.root is not None
         self.holding.check(self.root.units)
         with torch.no_grad():
             for unit, address, elems in zip(self.root.units, use.params, use.elems):
                 base = self.over(address, elems, self._dtype)
                 for slot in unit.slots:
-                    slot.parameter.data.copy_(view_of(base, slot))
+                    slot.parameter.data = self._memory[id(slot)].copy_(view_of(base, slot))
                 self.holding.note(unit)
 
 
