@@ -254,9 +254,9 @@ enum {
     PLANI_SELECTIVE_WORK = PLANI_SEARCH_WORK / 8,
     PLANI_SELECTIVE_STEPS = 8,
     PLANI_SHARE_STEPS = 12, /* the same of shares that are spread evenly */
-    /* The same of trades with the drives, once from the best point of all. */
-    PLANI_FAR_WORK = PLANI_SEARCH_WORK / 8,
-    PLANI_FAR_STEPS = 25,
+    /* The same of the last part, once from the best point of all. */
+    PLANI_FINAL_WORK = PLANI_SEARCH_WORK / 4,
+    PLANI_FINAL_STEPS = 50,
     /* Each of the three has at most so much work for its steps. */
     PLANI_LAST_WORK_MOST = PLANI_SEARCH_WORK / 2,
     PLANI_TRIES_MOST = 4000, /* steps: short programs need no more */
