@@ -253,8 +253,8 @@ class Refusals(OverTheStandIn):
 
     def test_configurations(self):
         data = models.batches(Language)
-        engine = self.engine(models.make(Language), config={"bf16": {"enabled": True}})
-        self.assert_refused("call module.to", engine, data[0])
+        self.assert_refused("call module.to", self.engine, models.make(Language),
+                            config={"bf16": {"enabled": True}})
         self.assert_refused("numbers alone", self.engine, models.make(Language),
                             optimizer=torch.optim.SGD([torch.zeros(1)], 0.1))
         module = models.make(Language)
@@ -324,7 +324,9 @@ class Refusals(OverTheStandIn):
         engine = self.engine(models.make(Language))  # between steps
         models.engine_losses(engine, data[:1])
         with torch.no_grad():
-            engine.module.norm.weight.clamp_(-1, 1)
+            with self.assertRaisesRegex(RuntimeError, "single memory location"):
+                engine.module.norm.weight.clamp_(-1, 1)
+            engine.module.norm.weight.fill_(1)
         self.assert_refused('"norm.weight" of the unit "root" was changed', engine, data[1])
 
     def test_one_checkpoint_around_several_units(self):
