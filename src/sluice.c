@@ -57,7 +57,7 @@ int api_status_of(int rc)
 
 int api_begin(int verbose, bool computes)
 {
-    log_set_level(verbose ? LOG_INFO : LOG_WARN);
+    log_set_level(verbose > 0 ? LOG_INFO : verbose < 0 ? LOG_QUIET : LOG_WARN);
     TRY(cpu_isa_check());
     TRY(limits_begin());
     return computes ? limits_check_threads((uint32_t)omp_get_max_threads()) : 0;

@@ -218,7 +218,7 @@ struct sluice_plan_options {
     const char *job_text;    /* as in struct sluice_options */
     uint32_t ranks;          /* 0: 1, or all ranks of a described machine */
     uint32_t ranks_per_host; /* 0: all of them */
-    int verbose;
+    int verbose;             /* below 0: not even warnings */
 };
 
 /* Plans a job: where its states go, what it needs, how long a step takes. Touches no drive. *json:

@@ -47,10 +47,12 @@ enum {
     WIDE_K_ELEMS_MAX = 8192,
     WIDE_ELEMS_STEP = 64, /* of m, n and k */
     LINE_ELEMS = 16,      /* floats in a cache line */
-    /* A block that is added to C. bf16 with 256, 512 and 1024 tokens, two cores of Zen 5, GFLOP/s as
-     * one product and in blocks: 3072x1024x256 598 and 805, 4096x1024x512 753 and 889, 4096x1024x1024
-     * 843 and 912. Blocks of 1 MiB give 771, 835 and 888. */
+    /* A block that is added to C. With fewer rows than the least, B is read too often. bf16, two
+     * cores of Zen 5, GFLOP/s as one product and in blocks: 3072x1024x256 598 and 805,
+     * 4096x1024x512 753 and 889, 4096x1024x1024 843 and 912. Blocks of 1 MiB give 771, 835 and
+     * 888. */
     ADDED_BLOCK_BYTES = 4 * 1024 * 1024,
+    ADDED_ROWS_MIN = 256,
     ADDED_ROWS_STEP = 32,
     /* fp32 operands are copied if B's stride is a multiple of this, and the shorter of m and n is
      * within these bounds. Longer ones are packed by oneDNN, most of them; for a shorter one the
@@ -248,7 +250,7 @@ static int blocks_create(kernel_matmul *matmul)
     matmul_desc block = matmul->desc;
     matmul->adds = block.accumulate && block.c_type == DTYPE_FP32 && block.c_stride == block.n;
     if (matmul->adds) {
-        uint64_t most = size_max(ADDED_BLOCK_BYTES / (4 * block.n), ADDED_ROWS_STEP);
+        uint64_t most = size_max(ADDED_BLOCK_BYTES / (4 * block.n), ADDED_ROWS_MIN);
         block.m = size_min(cpui_even_part(block.m, most, ADDED_ROWS_STEP), block.m);
         block.accumulate = false;
     }

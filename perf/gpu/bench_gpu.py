@@ -60,8 +60,9 @@ def limit_drive_state(options, machine, name, job, work):
     lanes, drive = json.loads(said)["lanes"], machine["drives"][0]
     seconds = lanes["read"]["bytes"] / drive["read"] + lanes["write"]["bytes"] / drive["write"]
     for rule in rules if seconds > DRIVE_STEP_SECONDS else []:
-        first, last = (int(unit) for unit in rule["units"].split("-"))
-        count = last - first + 1
+        first, _, last = str(rule["units"]).partition("-")
+        first = int(first)
+        count = int(last or first) - first + 1
         kept = max(1, math.floor(count * DRIVE_STEP_SECONDS / seconds))
         rule["units"] = "%d-%d" % (first, first + kept - 1)
         print("%s: optimizer state on NVMe of %u blocks of the %u that the job has there: what the drive moves in "

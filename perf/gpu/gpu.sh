@@ -19,7 +19,8 @@
 # The tests run first, since the speed of wrong results is worth nothing. They run with CUDA graphs and without
 # (test_gpu_lanes, test_gpu_train), also under compute-sanitizer. Then bench_gpu.py measures the limits
 # and trains the jobs of perf/gpu/jobs.txt one after the other. Then, if python3 has torch, PyTorch trains the same 1B
-# model in device memory (perf/gpu/pytorch_gpu.py). Compare speeds only within one run on one machine.
+# model in device memory (perf/gpu/pytorch_gpu.py). Compare speeds only within one run on one machine. A job that
+# does not end in time is left out; the measuring needs python3, and this repository beside gathered programs.
 #
 # If the loader finds no cuBLASLt, cuDNN or NCCL, those of python3's packages are used. They are too large to
 # be packed (NCCL alone is 196 MB compressed). Gathered programs need a C library at least as new as on the
@@ -220,7 +221,9 @@ job_files+=("$work/jobs/no-graphs.json")
 [ -z "$quick" ] || job_files=(perf/gpu/quick.json)
 left=$((total_seconds - pytorch_seconds - (SECONDS - begin)))
 status=0
-ours python3 perf/gpu/bench_gpu.py --sluice "$bin/sluice" --host "${host}GiB" --data "$work" \
+printf '#!/bin/sh\nLD_LIBRARY_PATH=%q exec %q "$@"\n' "$libraries" "$(realpath "$bin/sluice")" >"$work/sluice"
+chmod +x "$work/sluice"
+python3 perf/gpu/bench_gpu.py --sluice "$work/sluice" --host "${host}GiB" --data "$work" \
     --seconds "$((left > 120 ? left : 120))" "${job_files[@]}" || status=$?
 [ "$status" -ne 77 ] || exit 77
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then

@@ -333,7 +333,7 @@ def commit(options, table, work, sides):
     trainer = begin(sides, Side([options.side, "train", write_job(work, "job", job)], os.path.join(work, "train.log")))
     drive = begin(sides, Side([options.side, "io", work, str(size)], os.path.join(work, "drive.log")))
     commits, limits = [], []
-    for turn in range(-3, rounds_of(options, 9)):
+    for turn in range(-3, options.rounds or (7 if options.quick else 9)):
         trainer.do("step")
         took, (written, moved) = trainer.do("commit")[0], drive.do("durable")
         if turn >= 0:
@@ -370,7 +370,7 @@ def main():
     parser.add_argument("--runs", type=count_of(1), default=3, help="for memory")
     parser.add_argument("--steps", type=count_of(3), default=5, help="steps of a run of memory; the first two do not count")
     parser.add_argument("--rounds", type=count_of(1), help="rounds of the other figures, a step of each side (default: 7; for "
-                        "out-of-core and out-of-core-small 8; with --quick 2)")
+                        "out-of-core and out-of-core-small 8, for commit 9; with --quick 2, for commit 7)")
     parser.add_argument("--accumulation", type=count_of(1), help="micro-batches per step for out-of-core (default: 8) and "
                         "out-of-core-small (64); with --quick 4")
     parser.add_argument("--machine", help="machine.json for the prediction of out-of-core, by default measured now in under 30 s "

@@ -26,8 +26,8 @@
  *
  * Fp32 sums that rest before they are closed are those of the own shard, in all stages: batch-major
  * reduces each micro-batch's gradient and adds it to them. A tied embedding that is cut is reduced
- * twice, by the head and by the embedding. Layer-major reduces once for all micro-batches. With several
- * ranks and micro-batches the orders therefore round differently.
+ * twice, by the head and by the embedding. Layer-major reduces once for all micro-batches. With
+ * several ranks and micro-batches the orders therefore round differently.
  *
  * Owned units (is_owned). Each rank owns whole experts, which are its shard, and rows of
  * activations travel instead of params and gradients. The accumulator of such a unit has as many

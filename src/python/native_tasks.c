@@ -130,7 +130,7 @@ static PyObject *plan(PyObject *module, PyObject *args, PyObject *keywords)
     unsigned int ranks, ranks_per_host;
     char *json = NULL;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&zO&zIIp", names, PyUnicode_FSConverter,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&zO&zIIi", names, PyUnicode_FSConverter,
                                      &path, &options.job_text, native_texts_convert, &set,
                                      &options.machine, &ranks, &ranks_per_host, &options.verbose))
         return NULL;

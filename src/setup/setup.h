@@ -122,7 +122,7 @@ struct setup_test {
     /* With simulates_drives: they keep no bytes, so nothing is summed or compared, the slabs' files
      * take no space, and drives are as large as their budgets say. */
     bool keeps_no_bytes;
-    /* Called at the end of train_run, after the last commit; a negative result fails the run. */
+    /* Called at the end of a run, after the last commit; a negative result fails it. */
     int (*on_end)(void *user, struct engine *engine);
     void *user;
 };

@@ -16,11 +16,11 @@ check_table()
     source=$(realpath "$1")
     build=$(realpath "$2")
     make_scratch check_perf
-    call "$source/perf/run.sh" --quick --bin "$build" --drive "$scratch" --out "$scratch/kept" data
-    exits 0 "run.sh data"
+    call "$source/perf/run.sh" --quick --bin "$build" --drive "$scratch" --out "$scratch/kept" data commit tokenizer
+    exits 0 "run.sh data commit tokenizer"
     [ $status -eq 0 ] || cat "$scratch"/kept/*.log
-    lines=$(awk -F, '$1 == "data" && $3 > 0 && $5 > 0 && $6 > 0 && NF == 7' "$scratch/kept/all.csv" | wc -l)
-    [ "$lines" -eq 4 ] || { cat "$scratch/kept/all.csv"; fail "$lines lines of data with value, limit and ratio, not 4"; }
+    lines=$(awk -F, 'NR > 1 && $3 > 0 && $5 > 0 && $6 > 0 && NF == 7' "$scratch/kept/all.csv" | wc -l)
+    [ "$lines" -eq 8 ] || { cat "$scratch/kept/all.csv"; fail "$lines lines with value, limit and ratio, not 8"; }
     [ "$(grep -c '^  data .* [0-9.]*  +-' "$scratch/kept/table.txt")" -eq 4 ] || fail "the table has not these 4 lines"
     find "$scratch" -name 'bench_data*' -o -name 'perf.*' | grep -q . && fail "something is left behind"
 

@@ -10,8 +10,8 @@ set(model_mixtures mixtral qwen2_moe qwen3_moe olmoe gpt_oss deepseek-moe glm4_m
 # Each form of a block once: what families differ in otherwise changes neither parts nor costs.
 set(model_forms gpt2 llama qwen3 phi phi3 olmo2 granite glm4 gpt_neox opt cohere stablelm gemma2 gemma3
                 bert gpt2-dropout llama-dropout bert-dropout sinks)
-set(model_dropouts gpt2-dropout llama-dropout starcoder2-dropout phi3-dropout gpt_neox-dropout
-                   bert-dropout)
+set(model_dropouts gpt2-dropout llama-dropout starcoder2-dropout phi3-dropout phi-dropout
+                   gpt_neox-dropout bert-dropout)
 sluice_test(test_model_gradients LIBS sluice_model sluice_kernels_reference LABELS cpu
             INSTANCES ${all_families} ${model_mixtures} gpt2-erf ${model_dropouts})
 sluice_test(test_model_experts LIBS sluice_model sluice_kernels_reference LABELS cpu debug)

@@ -258,7 +258,7 @@ class Steps(WrongUses):
         engine = self.begun(module)
         loss = engine(self.data[1])
         engine.backward(loss)
-        self.refused("step() of this SGD would change nothing", shared.step)
+        self.refused("step() of this SGD would not change its parameters", shared.step)
         self.assertEqual(own.item(), 1.0)
         other.step()
         self.assertEqual(own.item(), 0.0)

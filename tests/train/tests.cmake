@@ -21,7 +21,7 @@ sluice_test(test_train_modes LIBS train_fixture LABELS cpu nvme TIMEOUT 120
 set(train_sets avx2 avx512_bf16) # what avx512 computes, the tests of kernels and models compare
 sluice_isa_test(test_train_modes SETS ${train_sets} LABELS cpu nvme TIMEOUT 120
                 INSTANCES gpt2-fp32 llama-bf16)
-# Each family at least once a line; 400 more jobs slowly.
+# Each family at least once; 400 more jobs slowly.
 sluice_test(test_train_random LIBS train_fixture LABELS cpu nvme TIMEOUT 180
             INSTANCES 1-14 15-28)
 test_line(slow.test_train_random COMMAND test_train_random 1001-1400 LABELS slow TIMEOUT 3600)

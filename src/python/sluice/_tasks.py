@@ -146,6 +146,7 @@ def plan(
     set: Overrides = (),
     machine: Optional[Path] = None,
     verbose: bool = False,
+    _is_quiet: bool = False,
 ) -> Plan:
     """Says where a job's states go, what it needs and how long a step takes. Touches no drive and
     takes no memory of a run. Raises NoFit if the job does not fit.
@@ -164,7 +165,7 @@ def plan(
         machine=optional_path(machine, "machine"),
         ranks=ranks,
         ranks_per_host=ranks_per_host,
-        verbose=verbose,
+        verbose=-1 if _is_quiet else int(verbose),
     )
     return Plan.from_json(json.loads(json_text))
 

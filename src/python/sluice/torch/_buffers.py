@@ -77,7 +77,7 @@ class Buffers:
                     os.unlink(path)
         if any(self._each()):
             self._make_folder()
-            if not os.path.exists(os.path.join(self._folder, _name(step))):
+            if step == 0 or not os.path.exists(os.path.join(self._folder, _name(step))):
                 self._note(step, False)
                 if step > 0:  # those of step 0 are written if it is committed
                     self._write(step)

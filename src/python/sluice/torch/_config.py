@@ -38,19 +38,27 @@ def engine_job(
     return job
 
 
-#: What launchers tell processes that may be several ranks.
-_RANKS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS")
+#: What launchers tell processes that may be several ranks (src/comm/member.c).
+_RANKS = (
+    "WORLD_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_ID",
+    "MPI_LOCALNRANKS",
+)
 
 
-def check_fit(job: Mapping[str, Any], machine: Optional[Path]) -> None:
-    """Refuses wrong keys, drives that cannot be used, and budgets that do not hold the states. Of
-    several ranks each has a part of them, and a run that goes on has its space on the drives:
-    what does not fit there is refused when the run is opened."""
+def check_fit(job: Mapping[str, Any], device: torch.device) -> None:
+    """Refuses wrong keys, drives that cannot be used, and budgets that do not hold the states. Left
+    to the opening of the run: what several ranks divide, which meet then; GPUs, since a plan makes
+    one current; and budgets of a run that goes on, which has its space on the drives."""
+    if device.type != "cpu" or any(name in os.environ for name in _RANKS):
+        return
     try:
-        plan(job, machine=machine)
+        plan(job, _is_quiet=True)
     except NoFit:
-        is_begun = os.path.isdir(os.path.join(job["run"]["dir"], "state"))
-        if not is_begun and not any(name in os.environ for name in _RANKS):
+        if not os.path.isdir(os.path.join(job["run"]["dir"], "state")):
             raise
 
 

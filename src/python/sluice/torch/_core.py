@@ -127,11 +127,12 @@ class Core:
         if info.world_size == 1:
             return make()
         native, file = self._session._native, io.BytesIO()
-        try:
-            if info.rank == 0:
-                torch.save((make(), None), file)
-        except Error as error:
-            torch.save((None, str(error)), file)
+        if info.rank == 0:
+            try:
+                made = (make(), None)
+            except Exception as error:  # the others wait for this
+                made = (None, str(error))
+            torch.save(made, file)
         (count,) = struct.unpack("q", native.broadcast(struct.pack("q", file.tell())))
         data = native.broadcast(file.getvalue() if info.rank == 0 else bytes(count))
         value, failure = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

@@ -144,12 +144,12 @@ class Engine(Closing):
         if self._device.type == "cpu":  # updates for a GPU have a thread of their own
             self._holding.pause = pause
         self._values = Values(self._holders, values_of(self.module))
+        stages = list_stages(self._holders, [])
+        check_fit(self._job_of(stages, {}, True), self._device)
         claim(self.module, self)
         for handle in self._hooks:
             handle.remove()
         self._hooks = install(self)
-        stages = list_stages(self._holders, [])
-        check_fit(self._job_of(stages, {}, True), self._open_options["machine"])
 
     # ---- what the hooks do ----
 
@@ -354,8 +354,8 @@ class Engine(Closing):
             raise
         self._groups.note_step()
         if self._is_first:  # by now the program has the optimizers that it uses
-            self._hooks += refuse_optimizers(self)
             self._is_first = False
+            self._hooks += refuse_optimizers(self)
         return made
 
     @alone

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import OrderedDict
 from typing import Any, Callable, List, Set
 
 import torch
@@ -91,13 +92,15 @@ def refuse_optimizers(engine: Any) -> List[Any]:
     """Puts hooks on other optimizers that have parameters of the engine: their step() would find no
     gradients, and change nothing. Returns the handles. A hook of torch's for all optimizers would,
     when it is removed, end a step of another thread's optimizer with an exception."""
-    own = {id(slot.parameter) for holder in engine._holders for slot in holder.slots}
+    units = [unit for holder in engine._holders for unit in holder.units if not unit.frozen]
+    own = {id(slot.parameter) for unit in units for slot in unit.slots}
     hooks = []
     for item in gc.get_objects():
         if not issubclass(type(item), torch.optim.Optimizer) or type(item) is Groups:
             continue
-        groups = vars(item).get("param_groups", ())
-        can_hook = "_optimizer_step_pre_hooks" in vars(item)  # not if it stands around another one
+        groups = vars(item).get("param_groups") or ()
+        # not those that stand around another one
+        can_hook = isinstance(vars(item).get("_optimizer_step_pre_hooks"), OrderedDict)
         if can_hook and any(id(p) in own for group in groups for p in group["params"]):
             hooks.append(item.register_step_pre_hook(Hook(engine, _refuse_step)))
     return hooks
@@ -107,9 +110,9 @@ def _refuse_step(engine: Any, optimizer: torch.optim.Optimizer, *args: Any) -> N
     """Before the step() of an optimizer."""
     if engine._core is not None:
         raise WrongJob(
-            f"step() of this {type(optimizer).__name__} would change nothing, since the engine has "
-            "its parameters and their gradients: leave them out of it, as engine.step() updates "
-            "them with the numbers of Engine(..., optimizer=)"
+            f"step() of this {type(optimizer).__name__} would not change its parameters that the "
+            "engine has, with their gradients: leave them out of it, as engine.step() updates them "
+            "with the numbers of Engine(..., optimizer=)"
         )
 
 
