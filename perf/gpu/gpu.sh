@@ -221,7 +221,7 @@ job_files+=("$work/jobs/no-graphs.json")
 [ -z "$quick" ] || job_files=(perf/gpu/quick.json)
 left=$((total_seconds - pytorch_seconds - (SECONDS - begin)))
 status=0
-printf '#!/bin/sh\nLD_LIBRARY_PATH=%q exec %q "$@"\n' "$libraries" "$(realpath "$bin/sluice")" >"$work/sluice"
+printf '#!/bin/bash\nexec env LD_LIBRARY_PATH=%q %q "$@"\n' "$libraries" "$(realpath "$bin/sluice")" >"$work/sluice"
 chmod +x "$work/sluice"
 python3 perf/gpu/bench_gpu.py --sluice "$work/sluice" --host "${host}GiB" --data "$work" \
     --seconds "$((left > 120 ? left : 120))" "${job_files[@]}" || status=$?
