@@ -12,24 +12,21 @@
 
 enum { STEPS = 6, ASKED = 100 };
 
-static char dir[FIXTURE_PATH_BYTES + 32], drive[FIXTURE_PATH_BYTES + 32];
-
 /* The budgets leave little room for state that is read ahead, so that tiles are read while a use is
  * held. */
 static const char *const in_next_forward[] = {
     "tiers.place.params=nvme",  "tiers.place.grads=nvme",   "tiers.place.optimizer=nvme",
     "tiers.host.budget=448KiB", "schedule.tile_elems=4096", "schedule.update=in_next_forward"};
 
+static const char *run_dir; /* of the latest job */
+
 static toy_job new_job(enum dtype type)
 {
-    static int count;
-    snprintf(dir, sizeof dir, "%s/run%d", fixture_dir, count);
-    snprintf(drive, sizeof drive, "%s/drive%d", fixture_dir, count++);
-    return (toy_job){.dir = dir,
-                     .drive = drive,
-                     .type = type,
-                     .lends = true,
-                     .more = ", \"gradient_clipping\": 0"};
+    toy_job made = toy_new_job(type);
+    run_dir = made.dir;
+    made.lends = true;
+    made.more = ", \"gradient_clipping\": 0";
+    return made;
 }
 
 static void end_run(toy *self)
@@ -54,9 +51,9 @@ static void run_steps(toy *self, enum dtype type, const char *const *set, size_t
 static uint64_t count_paused_passes(void)
 {
     const double rounding_us = 0.01; /* times are written in thousandths of a microsecond */
-    char path[sizeof dir + 16];
+    char path[FIXTURE_PATH_BYTES + 64];
     uint64_t count = 0;
-    snprintf(path, sizeof path, "%s/trace.json", dir);
+    snprintf(path, sizeof path, "%s/trace.json", run_dir);
     json_t *written = fixture_json(path), *pass, *other;
     const json_t *events = json_object_get(written, "traceEvents");
     size_t i, k;

@@ -8,4 +8,5 @@ target_link_libraries(module_program PRIVATE toy_module)
 test_line(api_module COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/check_module.sh $<TARGET_FILE:sluice>
           $<TARGET_FILE:module_program> LABELS cpu mpi nvme TIMEOUT 120)
 sluice_test(test_module_pause LIBS toy_module LABELS cpu nvme debug TIMEOUT 180)
+sluice_test(test_module_wrong LIBS toy_module LABELS cpu nvme debug TIMEOUT 60)
 sluice_test(test_module LIBS toy_module LABELS cpu nvme debug TIMEOUT 180)

@@ -3,7 +3,24 @@
 #include <unistd.h>
 
 #include "tests/api/toy_module.h"
+#include "tests/train/train_fixture.h"
 #include "tests/unit.h"
+
+toy_job toy_new_job(enum dtype type)
+{
+    static char dir[FIXTURE_PATH_BYTES + 32], drive[FIXTURE_PATH_BYTES + 32];
+    static int count;
+    snprintf(dir, sizeof dir, "%s/run%d", fixture_dir, count);
+    snprintf(drive, sizeof drive, "%s/drive%d", fixture_dir, count++);
+    return (toy_job){.dir = dir, .drive = drive, .type = type};
+}
+
+void toy_assert_wrong(int status, const char *word)
+{
+    assert_int_equal(status, SLUICE_WRONG);
+    if (!strstr(sluice_error(), word))
+        fail_msg("\"%s\" has no \"%s\"", sluice_error(), word);
+}
 
 enum { HEAD = TOY_BLOCKS + 1, TEXT_BYTES = 16384 };
 

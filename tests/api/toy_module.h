@@ -39,6 +39,12 @@ struct toy_job {
 };
 typedef struct toy_job toy_job;
 
+/* A job for a new run in places of its own. The strings last until the next call. */
+toy_job toy_new_job(enum dtype type);
+
+/* The call was refused, by a sentence that has `word`. */
+void toy_assert_wrong(int status, const char *word);
+
 /* The program's side of a run, with memory for the passes. */
 struct toy {
     enum dtype type;
