@@ -543,6 +543,8 @@ class Placements(Engines):
             engine.prepare(models.batches(Language)[0])
         engine = self.engine(models.make(Language), name="begun", device="64KiB")  # it has its drives
         self.assertRaises(sluice.NoFit, engine, models.batches(Language)[0])
+        with unittest.mock.patch.dict(os.environ, {"WORLD_SIZE": "2"}):  # each rank has a part
+            self.engine(models.make(Language), host=4096, config={"train_batch_size": 2})
 
 if __name__ == "__main__":
     unittest.main()
