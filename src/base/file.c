@@ -488,12 +488,9 @@ void file_unmake_directories(const char *directory, uint32_t made_count)
 
 int file_remove_empty(const char *directory)
 {
-    static const int stays[] = {ENOENT, ENOTDIR, ENOTEMPTY, EEXIST, EBUSY};
-    if (rmdir(directory) == 0)
+    if (rmdir(directory) == 0 || errno == ENOENT || errno == ENOTDIR || errno == ENOTEMPTY ||
+        errno == EEXIST || errno == EBUSY)
         return 0;
-    for (size_t i = 0; i < sizeof stays / sizeof stays[0]; i++)
-        if (errno == stays[i])
-            return 0;
     return err_errno(errno, "cannot remove the directory %s", directory);
 }
 

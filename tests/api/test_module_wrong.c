@@ -1,5 +1,5 @@
-/* Runs whose passes a program computes (sluice_module_*): wrong calls, wrong jobs and another module
- * get a sentence. */
+/* Runs whose passes a program computes (sluice_module_*): wrong calls, wrong jobs and another
+ * module get a sentence. */
 #include "tests/api/toy_module.h"
 #include "tests/train/train_fixture.h"
 #include "tests/unit.h"
