@@ -162,12 +162,14 @@ void plani_depend(plani_builder *b, uint32_t op_idx, uint32_t on_op_idx)
 {
     if (b->error < 0 || on_op_idx == PROGRAM_NONE || on_op_idx == op_idx)
         return;
-    assert(on_op_idx < op_idx);
+    assert(on_op_idx < op_idx && (uint64_t)op_idx + 1 == b->op_count); /* the newest op's alone */
     if (plani_in_one_order(b, op_idx, on_op_idx))
         return; /* the lane's own order says it */
-    if (b->briefs[on_op_idx].dependent == op_idx)
-        return; /* known; edges are added to the newest op only */
-    assert((uint64_t)op_idx + 1 == b->op_count);
+    /* Known, or said by the lane's order and an earlier op's edge: of the passes of all
+     * micro-batches, which wait for the same copies, only the first has edges from them. */
+    uint32_t earlier = b->briefs[on_op_idx].dependent;
+    if (earlier == op_idx || (earlier > 0 && plani_in_one_order(b, op_idx, earlier)))
+        return;
     b->briefs[on_op_idx].dependent = op_idx;
     b->error = plani_add_edge(b, on_op_idx, op_idx);
 }
@@ -190,6 +192,8 @@ static void move_gap(struct plani_buffer *target, uint32_t to)
 {
     uint32_t gap = target->recent_gap, end = target->recent_capacity - target->recent_count;
     struct plani_access *list = target->recent;
+    if (to == gap)
+        return;
     if (to < gap)
         memmove(list + to + end, list + to, (gap - to) * sizeof *list);
     else
