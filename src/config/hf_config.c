@@ -169,7 +169,7 @@ static int fill_rotary(hfi_config *self, const hfi_family *of)
         TRY(put_nope(self, layers));
     TRY(hfi_put_window(self, &of->windows, layers));
     if (of->window_theta != 0)
-        TRY(hfi_put_window_rope(self, of->window_theta));
+        TRY(hfi_put_window_rope(self, of));
     if (of->has_scaled_rows)
         TRY(hfi_put(self, "embedding_multiplier", json_real(sqrt((double)channels))));
     return hfi_put_rope(self, of);

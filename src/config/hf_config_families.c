@@ -48,7 +48,7 @@ static const hfi_family families[] = {
      .rope = {.theta = 150000, .is_needed = true}, .windows = {HFI_WINDOWS_BUT_EVERY, 128, 2}},
     {"gemma3_text", "gemma2", .positions = 131072, .kv_heads = 4, .head_dim = 256,
      .rope.theta = 1000000, .has_scaled_rows = true, .window_theta = 10000,
-     .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 6}},
+     .window_theta_key = "rope_local_base_freq", .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 6}},
     {"deepseek_v2", "deepseek", .positions = 2048, .has_latents = true, .has_late_experts = true,
      .shared_experts = 2},
     {"deepseek_v3", "deepseek", .positions = 4096, .has_latents = true, .has_late_experts = true,

@@ -134,7 +134,8 @@ struct hfi_family {
     /* The base of the rotary positions of blocks with a window, if config.json does not say. Only
      * those of the others may be scaled. 0: there are none apart. */
     double window_theta;
-    bool has_nope;         /* some blocks have none */
+    const char *window_theta_key; /* the key outside of rope_parameters; NULL: there is none */
+    bool has_nope;                /* some blocks have none */
     bool has_scaled_rows;  /* the embedding's rows are multiplied by the root of hidden_size */
     bool has_latents;      /* multi-head latent attention; head_dim is the sum of two keys */
     bool has_late_experts; /* the first blocks may have none. If config.json does not say: */
@@ -143,7 +144,7 @@ struct hfi_family {
 
 /* Writes window and window_pattern. Call it after nope_interval is written; WITH_ROPE writes it. */
 int hfi_put_window(hfi_config *self, const struct hfi_windows *of, uint64_t layers) MUST_CHECK;
-/* Writes window_rope_theta, if there is a window. usual: its value if config.json does not say. */
-int hfi_put_window_rope(hfi_config *self, double usual) MUST_CHECK;
+/* Writes window_rope_theta, if there is a window. The family has a window_theta. */
+int hfi_put_window_rope(hfi_config *self, const hfi_family *of) MUST_CHECK;
 
 #endif

@@ -188,14 +188,14 @@ int hfi_put_window(hfi_config *self, const struct hfi_windows *of, uint64_t laye
     return of->blocks == HFI_WINDOWS_WITH_ROPE ? put_others(self) : 0;
 }
 
-int hfi_put_window_rope(hfi_config *self, double usual)
+int hfi_put_window_rope(hfi_config *self, const hfi_family *of)
 {
     static const char parameters[] = "rope_parameters", inside[] = "sliding_attention";
     const json_t *all = hfi_get(self, parameters), *block = json_object_get(all, inside);
     const json_t *type = json_object_get(block, "rope_type");
     const char *key;
     json_t *value;
-    double theta;
+    double theta = of->window_theta;
     if (all && hfi_get(self, "rope_scaling"))
         return hfi_error(self, "rope_scaling", "it stands beside rope_parameters");
     json_object_foreach((json_t *)block, key, value)
@@ -207,9 +207,9 @@ int hfi_put_window_rope(hfi_config *self, double usual)
     if (type && !(json_is_string(type) && strcmp(json_string_value(type), "default") == 0))
         return hfi_error(self, parameters, "stretched positions of \"%s\" are not built", inside);
     if (json_object_get(block, "rope_theta"))
-        TRY(hfi_real(self, block, inside, "rope_theta", usual, &theta));
-    else
-        TRY(hfi_real(self, self->doc, "", "rope_local_base_freq", usual, &theta));
+        TRY(hfi_real(self, block, inside, "rope_theta", of->window_theta, &theta));
+    else if (of->window_theta_key)
+        TRY(hfi_real(self, self->doc, "", of->window_theta_key, of->window_theta, &theta));
     return json_object_get(self->block, "window")
                ? hfi_put(self, "window_rope_theta", json_real(theta))
                : 0;

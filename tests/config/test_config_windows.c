@@ -38,8 +38,9 @@ static const struct right_case right[] = {
      "'factor': 4}, 'sliding_attention': {'rope_type': 'default', 'rope_theta': 6e3}}",
      {FIELD(model.window, 4096), FIELD_IS_TEXT(model.window_pattern, ""),
       FIELD(model.window_rope_theta, 6000), FIELD(model.rope_theta, 70000)}},
-    /* transformers gives this number to the layers without a window alone */
-    {"olmo3 'rope_theta': 7e4",
+    /* transformers gives the first number to the layers without a window alone, and does not know
+     * the second, which is Gemma 3's */
+    {"olmo3 'rope_theta': 7e4, 'rope_local_base_freq': 6e3",
      {FIELD(model.window_rope_theta, 500000), FIELD(model.rope_theta, 70000)}},
     {"exaone4 'num_key_value_heads': 2, 'sliding_window': 64, 'sliding_window_pattern': 3",
      {FIELD_IS_TEXT(model.family, "exaone4"), FIELD(model.window, 64),
