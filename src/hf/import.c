@@ -188,9 +188,13 @@ static int take_directory(importer *self)
     manifest *found = mem_alloc(1, sizeof *found, "manifest");
     if (!found)
         return -ENOMEM;
-    int rc = state_run_dir_open(&self->dir, path, self->job->run.mode);
+    int rc = state_check_apart(path, self->job->model.hf);
+    if (rc == 0)
+        rc = state_run_dir_open(&self->dir, path, self->job->run.mode);
     if (rc == 0)
         rc = manifest_read(self->dir.state, found);
+    if (rc == 0)
+        rc = state_check_no_kept(path);
     if (rc > 0 && found->state != MANIFEST_BEGUN)
         rc = err_set(ERR_INPUT,
                      "%s holds a run with a commit of step %" PRIu64

@@ -1,5 +1,6 @@
 /* The run directory: job.json, plan.json, metrics.jsonl, trace.json, and state/ with the manifests
  * and the lock. See run_dir.h. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -24,6 +25,40 @@ bool state_is_same_directory(const char *one, const char *other)
     struct stat a, b;
     return strcmp(one, other) == 0 || (stat(one, &a) == 0 && stat(other, &b) == 0 &&
                                        a.st_dev == b.st_dev && a.st_ino == b.st_ino);
+}
+
+int state_check_apart(const char *run_dir, const char *hf_dir)
+{
+    char own[FILE_PATH_BYTES];
+    TRY(file_join(own, sizeof own, run_dir, "hf"));
+    if (hf_dir[0] == '\0' ||
+        (!state_is_same_directory(run_dir, hf_dir) && !state_is_same_directory(own, hf_dir)))
+        return 0;
+    return err_set(ERR_INPUT,
+                   "a run in %s would write among the files of the checkpoint %s, and sluice "
+                   "remove would remove some of these: name another directory for the run",
+                   run_dir, hf_dir);
+}
+
+int state_check_no_kept(const char *run_dir)
+{
+    char path[FILE_PATH_BYTES + 16], name[sizeof path + 300];
+    snprintf(path, sizeof path, "%s/keep", run_dir);
+    DIR *directory = opendir(path);
+    if (!directory)
+        return 0;
+    int rc = 0;
+    for (const struct dirent *entry; rc == 0 && (entry = readdir(directory));)
+        for (int slot = 0; rc == 0 && slot < 2; slot++) {
+            snprintf(name, sizeof name, "%s/%s/state/manifest-%d", path, entry->d_name, slot);
+            if (strncmp(entry->d_name, "step-", 5) == 0 && access(name, F_OK) == 0)
+                rc = err_set(ERR_INPUT,
+                             "%s holds commits that another run has kept, such as %s, but not that "
+                             "run: name another run.dir, or move or remove %s",
+                             run_dir, entry->d_name, path);
+        }
+    closedir(directory);
+    return rc;
 }
 
 /* ---- the lock ----

@@ -44,6 +44,12 @@ int state_run_dir_sync(const struct state_run_dir *self) MUST_CHECK; /* syncs it
 int state_run_dir_clear(const struct state_run_dir *self, const manifest *found) MUST_CHECK;
 /* True if both paths are the same directory. */
 bool state_is_same_directory(const char *one, const char *other);
+/* ERR_INPUT if a run in `run_dir` would write among the files of the checkpoint `hf_dir` ("": there
+ * is none), because that is `run_dir` itself or its `hf`. */
+int state_check_apart(const char *run_dir, const char *hf_dir) MUST_CHECK;
+/* ERR_INPUT if the directory has commits that another run has kept: a new run would neither replace
+ * them nor keep its own. */
+int state_check_no_kept(const char *run_dir) MUST_CHECK;
 
 /* Finds RUN/hf; a kept commit uses the one of its run. Returns 1 and the path, or 0 if there is
  * none. */

@@ -99,6 +99,7 @@ static int open_run_dir(struct loop *self)
 {
     const char *path = self->run.job->run.dir;
     int mode = self->run.job->run.mode, found = file_mode_of(path);
+    TRY(state_check_apart(path, self->run.job->model.hf));
     TRY(state_run_dir_open(&self->run.dir, path, mode));
     if (found & ~mode & 0444)
         log_info("others may read %s: it keeps its permissions although run.mode is %04o; chmod -R "

@@ -1,7 +1,6 @@
 /* The start of a run: reads what the run directory holds, makes setup and memory, and the state of
  * step 0 or of the step where the run stopped. Everything that can be refused is refused before
  * anything is made. */
-#include <dirent.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -61,29 +60,6 @@ static int forget_begun(struct loop *self, manifest *found)
     return rc;
 }
 
-/* Refuses a directory with commits that another run has kept: a new run would neither replace them
- * nor keep its own. */
-static int refuse_kept(const struct loop *self)
-{
-    char path[FILE_PATH_BYTES + 16], name[sizeof path + 300];
-    snprintf(path, sizeof path, "%s/keep", self->run.dir.path);
-    DIR *directory = opendir(path);
-    if (!directory)
-        return 0;
-    int rc = 0;
-    for (const struct dirent *entry; rc == 0 && (entry = readdir(directory));)
-        for (int slot = 0; rc == 0 && slot < 2; slot++) {
-            snprintf(name, sizeof name, "%s/%s/state/manifest-%d", path, entry->d_name, slot);
-            if (strncmp(entry->d_name, "step-", 5) == 0 && access(name, F_OK) == 0)
-                rc = err_set(ERR_INPUT,
-                             "%s holds commits that another run has kept, such as %s, but not that "
-                             "run: name another run.dir, or move or remove %s",
-                             self->run.dir.path, entry->d_name, path);
-        }
-    closedir(directory);
-    return rc;
-}
-
 /* Finds the slabs where the manifest says or, if they are not there or belong to another run, where
  * the job says. Slabs at the job's places may be of an older backup. */
 static int find_slabs(const struct loop *self, manifest *found)
@@ -109,7 +85,7 @@ static int look_at_run(struct loop *self, manifest *found, int *there)
     if (has_manifest)
         TRY(find_slabs(self, found));
     if (rc == 0)
-        TRY(refuse_kept(self));
+        TRY(state_check_no_kept(self->run.dir.path));
     *there = has_manifest;
     if (has_manifest && found->state == MANIFEST_BEGUN)
         return 0;

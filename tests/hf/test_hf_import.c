@@ -1,6 +1,7 @@
 /* Runs that begin with a checkpoint, through train_run: its weights are there to the bit, on any
  * placement and for units in parts; what belongs to the model goes along; going on reads the
  * checkpoint no more. */
+#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -246,9 +247,50 @@ static void another_checkpoint_leaves_nothing(void **state)
     assert_non_null(strstr(result.error, "nowhere"));
 }
 
+static void import_refused(const char *dir, const char *run_dir, const char *says)
+{
+    struct hf_import_summary sum;
+    const struct hf_import_options options = {.hf_dir = dir, .run_dir = run_dir};
+    assert_error(hf_import(&options, &sum), ERR_INPUT, says);
+}
+
+/* A run's directory is neither the checkpoint, nor has it in its "hf", nor has another run's
+ * commits. */
+static void a_run_has_a_directory_of_its_own(void **state)
+{
+    static const char among[] = "write among the files of the checkpoint";
+    static fixture_result result;
+    fixture_sets sets = {.count = 0};
+    const hf_fixture_form form = {.type = DTYPE_FP32};
+    job *asked = fixture_job("own", &gpt2, &sets);
+    const hf_fixture_shape shape = shape_of(asked);
+    job_destroy(asked);
+    char run_dir[FIXTURE_PATH_BYTES * 2], dir[FIXTURE_PATH_BYTES * 3];
+    snprintf(run_dir, sizeof run_dir, "%s", path_in_run("own", ""));
+    snprintf(dir, sizeof dir, "%shf", run_dir);
+    assert_int_equal(mkdir(run_dir, 0777), 0);
+    hf_fixture_write(dir, &shape, &form);
+    hf_fixture_config(dir, &shape);
+    import_refused(dir, run_dir, among);
+    train_still("own", &gpt2, &sets, dir, NULL, &result);
+    assert_int_equal(result.rc, ERR_INPUT);
+    assert_non_null(strstr(result.error, among));
+    assert_false(fixture_exists(path_in_run("own", "state")));
+    import_refused(dir, dir, among);
+    assert_false(fixture_exists(path_in_run("own", "hf/state")));
+    fixture_set(&sets, "run.keep=[2]");
+    train_still("keeps", &gpt2, &sets, "", NULL, &result);
+    assert_int_equal(result.rc, 0);
+    for (int slot = 0; slot < 2; slot++)
+        assert_int_equal(
+            remove(path_in_run("keeps", slot ? "state/manifest-1" : "state/manifest-0")), 0);
+    import_refused(dir, path_in_run("keeps", ""), "commits that another run has kept");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_run_has_a_directory_of_its_own),
         cmocka_unit_test(a_run_begins_with_the_checkpoints_weights),
         cmocka_unit_test(going_on_reads_no_checkpoint),
         cmocka_unit_test(jobs_go_on_from_an_import),
