@@ -25,10 +25,11 @@ static uint64_t draw(struct dice *d, uint64_t bound)
 
 static void draw_machine(struct dice *d, plan_machine *m)
 {
+    uint32_t cores = draw(d, 2) ? 4 : 1;
     if (draw(d, 2))
-        plan_machine_default_cpu(m, 4, true);
+        plan_machine_default_cpu(m, cores, true);
     else
-        plan_machine_default_gpu(m, 4, 8, 0);
+        plan_machine_default_gpu(m, cores, 8, 0);
     m->drive_read_bytes_per_second = m->drive_write_bytes_per_second = 1e9;
     m->drive_both_ways = draw(d, 2) ? 1.5 : 1;
     m->drive_kept = draw(d, 2) ? 0.7 : 1;
@@ -142,8 +143,8 @@ static double run_in_some_order(struct dice *d, const plani_builder *b)
 
 /* ---- the critical path ---------------------------------------------------------------------- */
 
-/* True if the program's order, timed again with all ops, gives the program's own times, and
- * without its last op no longer ones. */
+/* True if the program's order, timed again with all ops, gives the program's own times, and takes
+ * hardly longer without its last op: what that op slowed may then slow others. */
 static bool is_replayed(const plan_job *job, const program *prog)
 {
     bool left_out[OPS_MOST] = {false};
@@ -156,7 +157,7 @@ static bool is_replayed(const plan_job *job, const program *prog)
                   end[i] == prog->ops[i].predicted_end_ns;
     left_out[prog->op_count - 1] = true;
     assert_int_equal(plani_replay(&job->machine, prog, left_out, start, end, &length), 0);
-    return is_same && length <= prog->predicted_ns;
+    return is_same && length <= prog->predicted_ns + prog->predicted_ns / 100;
 }
 
 /* Compiles the builder's ops in that much memory and returns the parts of the chain, which follow
@@ -381,6 +382,26 @@ static void full_cores_do_not_slow_checksums(void **state)
     assert_true(shares[0].rate < 0.6);
 }
 
+/* With a single core: a read and a write that need 0.8 of it each have half of it each. */
+static void checksums_have_no_more_than_all_cores(void **state)
+{
+    plan_machine machine;
+    plan_machine_default_cpu(&machine, 1, false);
+    machine.drive_read_bytes_per_second = machine.drive_write_bytes_per_second = 1e9;
+    machine.drive_both_ways = 2;
+    machine.op_seconds = 0;
+    op_demand demands[] = {{.drive_write_bytes = 1000000000, .core_seconds = 0.8},
+                           {.drive_read_bytes = 1000000000, .core_seconds = 0.8}};
+    struct plani_share shares[2], *running[2];
+    for (int i = 0; i < 2; i++) {
+        plani_demand(&machine, &demands[i], &shares[i]);
+        running[i] = &shares[i];
+    }
+    plani_share_rates(running, 2);
+    for (int i = 0; i < 2; i++)
+        assert_float_equal(shares[i].rate * demands[i].core_seconds, 0.5, 1e-9);
+}
+
 /* Drives keep 60% beside an op that uses all of the memory's rate, 80% beside one that uses half of
  * it, and no less than 60% beside both. Beside each other reads and writes lose nothing. Drives
  * that do more in both directions at once lose the same part. */
@@ -426,6 +447,7 @@ int main(void)
                                        cmocka_unit_test(a_known_chain_is_found),
                                        cmocka_unit_test(waiting_for_memory_is_named),
                                        cmocka_unit_test(full_cores_do_not_slow_checksums),
+                                       cmocka_unit_test(checksums_have_no_more_than_all_cores),
                                        cmocka_unit_test(memory_traffic_slows_drives)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,7 +7,8 @@
  * resource is full; those that use it keep their rate, and the others go on growing (progressive
  * filling). One use is not shared so: a read or write needs a core for its checksums, but less than
  * one whole core. Its thread sleeps between pieces, and the system's scheduler serves a thread that
- * wakes up at once, so full cores do not slow it; the others share what it leaves.
+ * wakes up at once, so full cores do not slow it; the others share what it leaves. All such ops
+ * together have no more than all cores.
  *
  * Drives lose more to memory traffic than a fair share of the memory: the more of the memory's rate
  * other ops would use alone, the slower are reads and writes (machine.drive_kept). Pure; allocates
@@ -79,22 +80,24 @@ void plani_demand(const plan_machine *machine, const op_demand *demand, struct p
     double fixed = (machine->op_seconds + demand->wait_seconds) * plan_share(demand);
     share->alone_seconds = fmax(longest + fixed, 1e-9);
     assert(isfinite(share->alone_seconds));
-    share->is_served = demand->drive_read_bytes + demand->drive_write_bytes > 0 &&
-                       demand->core_seconds * plan_share(demand) < share->alone_seconds;
+    bool is_served = demand->drive_read_bytes + demand->drive_write_bytes > 0 &&
+                     demand->core_seconds * plan_share(demand) < share->alone_seconds;
     for (int r = 0; r < RESOURCE_COUNT; r++)
         share->need[r] = share->demand[r] / share->alone_seconds;
-    if (share->is_served)
+    if (is_served) {
+        share->need[PLANI_SERVED] = share->need[RESOURCE_CORES];
         share->need[RESOURCE_CORES] = 0;
+    }
     if (share->demand[RESOURCE_DRIVE] == 0)
         share->slows_drives = share->need[RESOURCE_DRAM] * (1 - plan_drive_kept(machine));
 }
 
-/* Shares the machine, of whose cores the share `cores` is left. */
+/* Shares the machine, of whose cores the share `cores` is left to ops that are not served. */
 static void share_rates(struct plani_share *const *running, uint32_t count, double cores)
 {
-    double left[RESOURCE_COUNT], traffic = 0, lost = 0;
+    double left[PLANI_NEEDS], traffic = 0, lost = 0;
     bool fixed[LANE_COUNT] = {false};
-    for (int r = 0; r < RESOURCE_COUNT; r++)
+    for (int r = 0; r < PLANI_NEEDS; r++)
         left[r] = 1.0;
     left[RESOURCE_CORES] = fmax(cores, 0);
     for (uint32_t i = 0; i < count; i++) {
@@ -104,21 +107,21 @@ static void share_rates(struct plani_share *const *running, uint32_t count, doub
     double kept = 1 - lost / fmax(traffic, 1);
     for (uint32_t open = count; open > 0;) {
         /* The level (share of its own full speed) at which the next resource fills. */
-        double level = 1.0, wanted[RESOURCE_COUNT] = {0};
-        bool is_full[RESOURCE_COUNT];
+        double level = 1.0, wanted[PLANI_NEEDS] = {0};
+        bool is_full[PLANI_NEEDS];
         for (uint32_t i = 0; i < count; i++)
-            for (int r = 0; r < RESOURCE_COUNT && !fixed[i]; r++)
+            for (int r = 0; r < PLANI_NEEDS && !fixed[i]; r++)
                 wanted[r] += running[i]->need[r];
-        for (int r = 0; r < RESOURCE_COUNT; r++)
+        for (int r = 0; r < PLANI_NEEDS; r++)
             if (left[r] < level * wanted[r])
                 level = left[r] / wanted[r];
         level = level < 1e-9 ? 1e-9 : level;
-        for (int r = 0; r < RESOURCE_COUNT; r++)
+        for (int r = 0; r < PLANI_NEEDS; r++)
             is_full[r] = level * wanted[r] >= left[r] * (1.0 - 1e-9);
         /* Fix the ops that use a full resource, or all when each has reached its own full speed. */
         for (uint32_t i = 0; i < count; i++) {
             bool fixes = level >= 1.0;
-            for (int r = 0; r < RESOURCE_COUNT && !fixes && !fixed[i]; r++)
+            for (int r = 0; r < PLANI_NEEDS && !fixes && !fixed[i]; r++)
                 fixes = running[i]->need[r] > 0 && is_full[r];
             if (fixed[i] || !fixes)
                 continue;
@@ -127,7 +130,7 @@ static void share_rates(struct plani_share *const *running, uint32_t count, doub
             running[i]->rate = level / running[i]->alone_seconds;
             if (running[i]->need[RESOURCE_DRIVE] > 0)
                 running[i]->rate *= kept;
-            for (int r = 0; r < RESOURCE_COUNT; r++) {
+            for (int r = 0; r < PLANI_NEEDS; r++) {
                 left[r] -= running[i]->need[r] * level;
                 left[r] = left[r] > 0 ? left[r] : 0;
             }
@@ -140,12 +143,10 @@ void plani_share_rates(struct plani_share *const *running, uint32_t count)
     double served = 0, used = 0;
     assert(count <= LANE_COUNT);
     for (uint32_t i = 0; i < count; i++)
-        if (running[i]->is_served)
-            served += running[i]->demand[RESOURCE_CORES] / running[i]->alone_seconds;
+        served += running[i]->need[PLANI_SERVED];
     share_rates(running, count, 1 - served);
     for (uint32_t i = 0; i < count; i++)
-        if (running[i]->is_served)
-            used += running[i]->demand[RESOURCE_CORES] * running[i]->rate;
+        used += running[i]->need[PLANI_SERVED] * running[i]->alone_seconds * running[i]->rate;
     if (used < served) /* slowed by something else, they leave more of the cores */
         share_rates(running, count, 1 - used);
 }

@@ -39,12 +39,14 @@ static inline double plani_smaller(double a, double b)
 
 /* ---- demands and rates: resources.c --------------------------------------------------------- */
 
+/* The needs of an op: shares of the resources and, for an op that is served before all others, its
+ * cores. */
+enum { PLANI_SERVED = RESOURCE_COUNT, PLANI_NEEDS };
+
 struct plani_share {
     double demand[RESOURCE_COUNT]; /* seconds of the whole resource that the op needs */
     double alone_seconds;          /* its time when nothing else runs */
-    bool is_served;                /* it gets what it needs of the cores at once */
-    /* share of it that the op takes at full speed; of the cores 0 if is_served */
-    double need[RESOURCE_COUNT];
+    double need[PLANI_NEEDS];      /* at full speed; RESOURCE_CORES or PLANI_SERVED is 0 */
     double slows_drives; /* share of the drives' rate that they lose while it runs at full speed */
     double rate;         /* out: share of the op done per second */
 };
