@@ -46,8 +46,19 @@ int state_check_not_removed(const char *state_dir)
 
 /* ---- looking ---- */
 
-/* The slabs, as the note of their owner knows them. The slabs of a kept commit lie two directories
- * below a drive of its run, and its run directory two above it. */
+/* Cuts "sluice-<uuid>.keep/step-<9 digits>" off the drive of a kept commit, which leaves the drive
+ * of its run. */
+static void cut_kept(char *drive)
+{
+    for (int names = 0; names < 2; names++) {
+        char *slash = strrchr(drive, '/');
+        if (slash)
+            *slash = '\0';
+    }
+}
+
+/* The slabs, as the note of their owner knows them. The run directory of a kept commit lies two
+ * directories above it. */
 static int find_owner(state_removal *self, const manifest_slabs *slabs)
 {
     char state[FILE_PATH_BYTES];
@@ -60,11 +71,7 @@ static int find_owner(state_removal *self, const manifest_slabs *slabs)
         return -ENOMEM;
     *above = *slabs;
     for (uint32_t d = 0; d < above->drive_count; d++)
-        for (int names = 0; names < 2; names++) {
-            char *slash = strrchr(above->drives[d], '/');
-            if (slash)
-                *slash = '\0';
-        }
+        cut_kept(above->drives[d]);
     int rc = file_join(state, sizeof state, self->path, "../../state");
     if (rc == 0)
         rc = state_find_owner(state, above, self->owner);
@@ -72,8 +79,9 @@ static int find_owner(state_removal *self, const manifest_slabs *slabs)
     return rc;
 }
 
-/* Notes why a slab of the rank cannot be removed from here. */
-static int look_at_rank(state_removal *self, const manifest *record, uint32_t rank)
+/* Notes why a slab of the rank cannot be removed from here. A removal that was killed may have
+ * removed slabs already, and those of a kept commit with the directories above them. */
+static int look_at_rank(state_removal *self, const manifest *record, uint32_t rank, bool is_kept)
 {
     bool may_be_gone = self->is_resumed || record->state == MANIFEST_BEGUN;
     for (uint32_t d = 0; d < record->slabs.drive_count; d++) {
@@ -81,6 +89,8 @@ static int look_at_rank(state_removal *self, const manifest *record, uint32_t ra
         struct stat status;
         TRY(state_slab_of_rank(&record->slabs, rank, d, path));
         TRY(state_drive_of_rank(&record->slabs, rank, d, drive));
+        if (is_kept)
+            cut_kept(drive);
         bool is_there = lstat(path, &status) == 0;
         *strrchr(path, '/') = '\0';
         if (statei_is_link(path))
@@ -98,13 +108,14 @@ static int look_at_slabs(state_removal *self, const char *path, state_view *view
 {
     int rc = state_view_open(view, path, false);
     const manifest *record = &view->record;
+    bool is_kept = self->is_kept || strcmp(path, self->path) != 0;
     if (rc == 0 && !view->has_record)
         snprintf(self->missing, sizeof self->missing,
                  "no manifest in %.600s is valid, so nothing says where its slabs are; sluice list "
                  "--drive finds them",
                  view->state_path);
     for (uint32_t r = 0; rc == 0 && view->has_record && r < rank_slabs_world(record); r++)
-        rc = look_at_rank(self, record, r);
+        rc = look_at_rank(self, record, r, is_kept);
     if (rc == 0 && view->has_record && record->state == MANIFEST_BEGUN && self->is_kept)
         rc = err_set(ERR_INPUT,
                      "%s is a kept commit that is being copied, or whose copy was cut short: the "
@@ -238,7 +249,7 @@ static int remove_slabs(const char *path, state_view *view, bool is_kept)
     err_record first;
     err_save(&first, rc);
     state_view_close(view);
-    return rc < 0 && has_manifest ? err_restore(&first) : 0;
+    return rc < 0 && has_manifest ? err_restore(&first) : failpoint("remove.slabs");
 }
 
 /* Removes the manifests, which no slab needs any more, and the directory `state`. */
@@ -339,7 +350,6 @@ static int remove_all(state_removal *self, state_view *view)
     TRY(remove_directory(keep));
     if (!kept.keeps_slabs)
         TRY(remove_slabs(self->path, view, self->is_kept));
-    TRY(failpoint("remove.slabs"));
     TRY(remove_files(self->path));
     TRY(remove_state(self->state));
     return remove_directory(self->path);

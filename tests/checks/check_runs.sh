@@ -241,12 +241,14 @@ says err "such as notes.txt" "remove of a run with other files"
 [ "$(ls runs/a)" = notes.txt ] || fail "more than the user's file is left: $(ls runs/a)"
 [ "$(cat elsewhere/config.json elsewhere/x.tokens victim | tr '\n' ' ')" = "mine mine secret " ] || fail "remove followed a link"
 
-# A kill at each step leaves a run that list shows and remove removes. The path of a drive may be a link.
+# A kill at each step, of the first of two kept commits and of the run after them, leaves a run that list shows and
+# remove removes. The path of a drive may be a link.
 mv second real-second
 ln -s real-second second
-for point in remove.begin remove.slabs remove.manifests manifest.none; do
+for point in remove.begin=kill remove.slabs=kill@1 remove.slabs=kill@3 remove.manifests=kill@1 remove.manifests=kill@3 \
+    manifest.none; do
     [ -d runs/deep/b ] || train run.dir=runs/deep/b run.keep=1 run.commit_every=1 "$two"
-    [ $point = manifest.none ] || SLUICE_FAILPOINTS="$point=kill@1" "$sluice" remove runs/deep/b --yes >out 2>err
+    [ $point = manifest.none ] || SLUICE_FAILPOINTS="$point" "$sluice" remove runs/deep/b --yes >out 2>err
     call "$sluice" list runs
     says out "runs/deep/b" "list after a kill at $point"
     if [ $point != manifest.none ]; then
