@@ -52,6 +52,13 @@ int config_set_directory(const char *directory) MUST_CHECK;
 /* NULL is allowed. */
 void job_destroy(job *self);
 
+/* Writes the config.json with which transformers computes the job's model. type: its name of the
+ * weights' dtype; quantization: the block of that name, or NULL. The caller frees *text (mem_free).
+ * ERR_CONFIG if no config.json can say all that the model is; the message names the keys. */
+struct json_t;
+int config_write_hf(const job *from, const char *type, const struct json_t *quantization,
+                    char **text) MUST_CHECK;
+
 /* Checks what training needs beyond a valid job: data.train, and data.valid if the run evaluates.
  * Planning needs neither. Returns ERR_CONFIG if one is missing. */
 int job_check_for_training(const job *self) MUST_CHECK;

@@ -219,6 +219,12 @@ int configi_take_quantization(const configi_reader *reader) MUST_CHECK;
  * if the job gives others, or they are of a kind that is not read. */
 int configi_take_adapters(const configi_reader *reader) MUST_CHECK;
 
+/* --- job_read.c --- */
+
+/* Fills all members that the table of keys names. Members that depend on other keys are corrected
+ * after it. */
+int configi_fill_members(const configi_reader *reader, job *target) MUST_CHECK;
+
 /* --- struct job after the table has filled it, in the order of job_read ---
  *
  * Each function checks the relations between keys of its block, and fills members that follow from

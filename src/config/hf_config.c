@@ -47,16 +47,6 @@ static int put_nope(hfi_config *self, uint64_t layers)
     return interval == 0 ? 0 : hfi_put(self, "nope_interval", json_integer((json_int_t)interval));
 }
 
-/* In files of Gemma "gelu" means the tanh form, as transformers reads it; older ones have the true
- * name in another key. */
-static int put_gemma_activation(hfi_config *self)
-{
-    bool is_other = hfi_get(self, "hidden_activation") != NULL;
-    hfi_key row = {NULL, HFI_GATED, "gelu_tanh", is_other ? "hidden_activation" : "hidden_act", 0};
-    const char *name = json_string_value(hfi_get(self, "hidden_act"));
-    return !is_other && name && strcmp(name, "gelu") == 0 ? 0 : hfi_read_key(self, &row);
-}
-
 /* A number of the block that is written already. */
 static uint64_t number_of(const hfi_config *self, const char *key)
 {
@@ -68,11 +58,7 @@ static int fill_learned(hfi_config *self, const hfi_family *of)
 {
     uint64_t channels = number_of(self, "hidden_size"), inner;
     const json_t *layerdrop = hfi_get(self, "layerdrop");
-    hfi_key ffn = {NULL, HFI_COUNT, "ffn_size", "n_inner",
-                   4.0 * (double)size_min(channels, UINT32_MAX)};
     self->positions = number_of(self, "position_count");
-    if (strcmp(of->name, "gpt2") == 0)
-        return hfi_read_key(self, &ffn);
     if (strcmp(of->name, "opt") != 0)
         return 0;
     TRY(hfi_uint(self, "word_embed_proj_dim", channels, &inner));
@@ -99,18 +85,18 @@ static int put_late_experts(hfi_config *self, const hfi_family *of)
         TRY(hfi_put(self, "first_k_dense_replace", json_integer(dense)));
     if ((uint64_t)dense == layers)
         return 0;
-    TRY(hfi_read_late_keys(self, of));
+    for (const hfi_key *row = NULL; (row = hfi_next_late_key(of, row));)
+        TRY(hfi_read_key(self, row));
     TRY(hfi_uint(self, "n_shared_experts", of->shared_experts, &shared));
     TRY(hfi_put(self, "shared_ffn_size",
                 json_integer((json_int_t)(shared * number_of(self, "expert_ffn_size")))));
-    bool is_v2 = strcmp(of->name, "deepseek_v2") == 0;
-    if (is_v2 && method && strcmp(method, "greedy") != 0 &&
+    if (of->has_softmax && method && strcmp(method, "greedy") != 0 &&
         strcmp(method, "group_limited_greedy") != 0)
         return hfi_error(self, "topk_method",
                          "\"%.64s\" is not built; greedy and group_limited_greedy are", method);
-    if (!is_v2)
+    if (!of->has_softmax)
         TRY(hfi_put(self, "scoring_func", json_string("sigmoid")));
-    if (is_v2 && (!method || strcmp(method, "greedy") == 0))
+    if (of->has_softmax && (!method || strcmp(method, "greedy") == 0))
         return 0; /* the groups have no meaning then */
     TRY(hfi_uint(self, "n_group", of->groups, &groups));
     TRY(hfi_uint(self, "topk_group", of->groups_chosen, &chosen));
@@ -150,7 +136,10 @@ static int put_heads(hfi_config *self, const hfi_family *of)
     if (of->has_latents)
         return put_latents(self, of);
     TRY(hfi_read_key(self, &kv_heads));
-    TRY(hfi_read_key(self, &head_dim));
+    if (of->has_plain_heads)
+        TRY(hfi_put(self, "head_dim", json_integer((json_int_t)usual_dim)));
+    else
+        TRY(hfi_read_key(self, &head_dim));
     if (number_of(self, "head_dim") == usual_dim && of->head_dim == 0 && channels % heads != 0)
         return hfi_error(self, "num_attention_heads",
                          "%" PRIu64 " does not divide hidden_size %" PRIu64, heads, channels);
@@ -163,8 +152,6 @@ static int fill_rotary(hfi_config *self, const hfi_family *of)
     uint64_t channels = number_of(self, "hidden_size"), layers = number_of(self, "num_layers");
     TRY(put_heads(self, of));
     TRY(hfi_uint(self, "max_position_embeddings", of->positions, &self->positions));
-    if (strcmp(of->name, "gemma") == 0)
-        TRY(put_gemma_activation(self));
     if (of->has_nope)
         TRY(put_nope(self, layers));
     TRY(hfi_put_window(self, &of->windows, layers));
@@ -175,8 +162,7 @@ static int fill_rotary(hfi_config *self, const hfi_family *of)
     return hfi_put_rope(self, of);
 }
 
-/* Fills the model block from config.json. */
-static int fill_block(hfi_config *self)
+int hfi_fill_block(hfi_config *self)
 {
     const hfi_key vocab = {NULL, HFI_COUNT, "vocab_size", "vocab_size", 0};
     const char *name = json_string_value(hfi_get(self, "model_type"));
@@ -187,14 +173,15 @@ static int fill_block(hfi_config *self)
                          "\"gemma3\" reads images too, which is not built; its text model alone, "
                          "\"gemma3_text\", is");
     const hfi_family *of = hfi_find_family(name);
-    char known[ERR_TEXT_BYTES / 2];
-    if (!of) {
-        hfi_list_families(known, sizeof known);
+    char known[ERR_TEXT_BYTES / 2] = "";
+    for (uint32_t i = 0; !of && hfi_family_at(i); i++)
+        text_add(known, sizeof known, "%s%s", i ? ", " : "", hfi_family_at(i)->name);
+    if (!of)
         return hfi_error(self, "model_type", "\"%.64s\" is not one of %s", name, known);
-    }
     TRY(hfi_read_key(self, &vocab));
     TRY(hfi_put(self, "family", json_string(of->family)));
-    TRY(hfi_read_keys(self, of));
+    for (const hfi_key *row = NULL; (row = hfi_next_key(of, row));)
+        TRY(hfi_read_key(self, row));
     if (of->has_late_experts)
         TRY(put_late_experts(self, of));
     return of->has_table ? fill_learned(self, of) : fill_rotary(self, of);
@@ -355,7 +342,7 @@ static int read_config(hfi_config *self)
     self->block = json_object();
     if (!self->block)
         return err_set(-ENOMEM, "no memory to read %s", self->file);
-    return fill_block(self);
+    return hfi_fill_block(self);
 }
 
 /* True if a name looks like that of a model on the hub, such as meta-llama/Llama-3.2-1B or gpt2,

@@ -1,61 +1,64 @@
 /* The families whose config.json is read, and what becomes of their keys. Numbers are what
  * transformers assumes if config.json does not say. See hf_config_internal.h. */
-#include <stdio.h>
 #include <string.h>
 
-#include "base/text.h"
 #include "config/hf_config_internal.h"
 
 static const hfi_family families[] = {
-    {"gpt2", "gpt2", .has_table = true},
-    {"bert", "bert", .has_table = true},
-    {"opt", "opt", .has_table = true},
-    {"llama", "llama", .positions = 2048},
-    {"mistral", "llama", .positions = 131072, .kv_heads = 8,
+    {"gpt2", "gpt2", "GPT2LMHeadModel", .has_table = true},
+    {"bert", "bert", "BertForMaskedLM", .has_table = true},
+    {"opt", "opt", "OPTForCausalLM", .has_table = true},
+    {"llama", "llama", "LlamaForCausalLM", .positions = 2048},
+    {"mistral", "llama", "MistralForCausalLM", .positions = 131072, .kv_heads = 8,
      .windows = {HFI_WINDOWS_EVERYWHERE, 4096, 0}},
-    {"qwen2", "llama", .positions = 32768, .kv_heads = 32,
+    {"qwen2", "llama", "Qwen2ForCausalLM", .positions = 32768, .kv_heads = 32,
      .windows = {HFI_WINDOWS_FROM_ONE_ON, 4096, 28}},
-    {"qwen3", "llama", .positions = 32768, .kv_heads = 32, .head_dim = 128,
+    {"qwen3", "llama", "Qwen3ForCausalLM", .positions = 32768, .kv_heads = 32, .head_dim = 128,
      .windows = {HFI_WINDOWS_FROM_ONE_ON, 4096, 28}},
-    {"granite", "llama", .positions = 2048},
-    {"smollm3", "llama", .positions = 32768, .kv_heads = 4, .rope.theta = 2000000, .has_nope = true,
-     .windows = {HFI_WINDOWS_WITHOUT_ROPE, 0, 0}},
-    {"olmo2", "olmo2", .positions = 2048},
-    {"olmo3", "olmo2", .positions = 2048, .rope.theta = 500000, .window_theta = 500000,
-     .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 4}},
-    {"exaone4", "exaone4", .positions = 2048, .kv_heads = 32,
+    {"granite", "llama", "GraniteForCausalLM", .positions = 2048},
+    {"smollm3", "llama", "SmolLM3ForCausalLM", .positions = 32768, .kv_heads = 4,
+     .rope.theta = 2000000, .has_nope = true, .windows = {HFI_WINDOWS_WITHOUT_ROPE, 0, 0}},
+    {"olmo2", "olmo2", "Olmo2ForCausalLM", .positions = 2048},
+    {"olmo3", "olmo2", "Olmo3ForCausalLM", .positions = 2048, .rope.theta = 500000,
+     .window_theta = 500000, .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 4}},
+    {"exaone4", "exaone4", "Exaone4ForCausalLM", .positions = 2048, .kv_heads = 32,
      .windows = {HFI_WINDOWS_WITH_ROPE, 4096, 4}},
-    {"phi", "phi", .positions = 2048, .rope.share = 0.5},
-    {"phi3", "phi3", .positions = 4096, .rope = {.share = 1, .original = 4096},
+    {"phi", "phi", "PhiForCausalLM", .positions = 2048, .rope.share = 0.5},
+    {"phi3", "phi3", "Phi3ForCausalLM", .positions = 4096, .rope = {.share = 1, .original = 4096},
      .windows = {HFI_WINDOWS_EVERYWHERE, 0, 0}},
-    {"gemma", "gemma", .positions = 8192, .kv_heads = 16, .head_dim = 256, .has_scaled_rows = true},
-    {"starcoder2", "starcoder2", .positions = 4096, .kv_heads = 2,
+    {"gemma", "gemma", "GemmaForCausalLM", .positions = 8192, .kv_heads = 16, .head_dim = 256,
+     .has_scaled_rows = true},
+    {"starcoder2", "starcoder2", "Starcoder2ForCausalLM", .positions = 4096, .kv_heads = 2,
      .windows = {HFI_WINDOWS_EVERYWHERE, 0, 0}},
-    {"gpt_neox", "gpt_neox", .positions = 2048,
+    {"gpt_neox", "gpt_neox", "GPTNeoXForCausalLM", .positions = 2048, .has_plain_heads = true,
      .rope = {.share = 0.25, .theta_key = "rotary_emb_base", .share_key = "rotary_pct"}},
-    {"cohere", "cohere", .positions = 8192, .rope.theta = 500000},
-    {"stablelm", "stablelm", .positions = 4096, .kv_heads = 32, .rope.share = 0.25},
-    {"glm", "glm", .positions = 131072, .kv_heads = 2, .head_dim = 128, .rope.share = 0.5},
-    {"glm4", "glm4", .positions = 131072, .kv_heads = 2, .head_dim = 128, .rope.share = 0.5},
-    {"gemma2", "gemma2", .positions = 8192, .kv_heads = 4, .head_dim = 256, .has_scaled_rows = true,
-     .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 2}},
-    {"mixtral", "mixtral", .positions = 131072, .kv_heads = 8, .rope.theta = 1000000,
-     .windows = {HFI_WINDOWS_EVERYWHERE, 0, 0}},
-    {"qwen2_moe", "qwen2_moe", .positions = 32768, .kv_heads = 16},
-    {"qwen3_moe", "qwen3_moe", .positions = 32768, .kv_heads = 4},
-    {"olmoe", "olmoe", .positions = 4096},
-    {"gpt_oss", "gpt_oss", .positions = 131072, .kv_heads = 8, .head_dim = 64,
+    {"cohere", "cohere", "CohereForCausalLM", .positions = 8192, .rope.theta = 500000},
+    {"stablelm", "stablelm", "StableLmForCausalLM", .positions = 4096, .kv_heads = 32,
+     .has_plain_heads = true, .rope.share = 0.25},
+    {"glm", "glm", "GlmForCausalLM", .positions = 131072, .kv_heads = 2, .head_dim = 128,
+     .rope.share = 0.5},
+    {"glm4", "glm4", "Glm4ForCausalLM", .positions = 131072, .kv_heads = 2, .head_dim = 128,
+     .rope.share = 0.5},
+    {"gemma2", "gemma2", "Gemma2ForCausalLM", .positions = 8192, .kv_heads = 4, .head_dim = 256,
+     .has_scaled_rows = true, .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 2}},
+    {"mixtral", "mixtral", "MixtralForCausalLM", .positions = 131072, .kv_heads = 8,
+     .rope.theta = 1000000, .windows = {HFI_WINDOWS_EVERYWHERE, 0, 0}},
+    {"qwen2_moe", "qwen2_moe", "Qwen2MoeForCausalLM", .positions = 32768, .kv_heads = 16},
+    {"qwen3_moe", "qwen3_moe", "Qwen3MoeForCausalLM", .positions = 32768, .kv_heads = 4},
+    {"olmoe", "olmoe", "OlmoeForCausalLM", .positions = 4096},
+    {"gpt_oss", "gpt_oss", "GptOssForCausalLM", .positions = 131072, .kv_heads = 8, .head_dim = 64,
      .rope = {.theta = 150000, .is_needed = true}, .windows = {HFI_WINDOWS_BUT_EVERY, 128, 2}},
-    {"gemma3_text", "gemma2", .positions = 131072, .kv_heads = 4, .head_dim = 256,
-     .rope.theta = 1000000, .has_scaled_rows = true, .window_theta = 10000,
+    {"gemma3_text", "gemma2", "Gemma3ForCausalLM", .positions = 131072, .kv_heads = 4,
+     .head_dim = 256, .rope.theta = 1000000, .has_scaled_rows = true, .window_theta = 10000,
      .window_theta_key = "rope_local_base_freq", .windows = {HFI_WINDOWS_BUT_EVERY, 4096, 6}},
-    {"deepseek_v2", "deepseek", .positions = 2048, .has_latents = true, .has_late_experts = true,
-     .shared_experts = 2},
-    {"deepseek_v3", "deepseek", .positions = 4096, .has_latents = true, .has_late_experts = true,
-     .dense_blocks = 3, .shared_experts = 1, .groups = 8, .groups_chosen = 4},
-    {"glm4_moe", "glm4_moe", .positions = 131072, .kv_heads = 8, .rope.share = 0.5,
-     .has_late_experts = true, .dense_blocks = 1, .shared_experts = 1, .groups = 1,
-     .groups_chosen = 1},
+    {"deepseek_v3", "deepseek", "DeepseekV3ForCausalLM", .positions = 4096, .has_latents = true,
+     .has_late_experts = true, .dense_blocks = 3, .shared_experts = 1, .groups = 8,
+     .groups_chosen = 4},
+    {"deepseek_v2", "deepseek", "DeepseekV2ForCausalLM", .positions = 2048, .has_latents = true,
+     .has_late_experts = true, .shared_experts = 2, .has_softmax = true},
+    {"glm4_moe", "glm4_moe", "Glm4MoeForCausalLM", .positions = 131072, .kv_heads = 8,
+     .rope.share = 0.5, .has_late_experts = true, .dense_blocks = 1, .shared_experts = 1,
+     .groups = 1, .groups_chosen = 1},
 };
 
 /* A family has all rows that name it. Two of them may read one key. */
@@ -78,22 +81,24 @@ static const hfi_key keys[] = {
     {"qwen2_moe", HFI_COUNT, "shared_ffn_size", "shared_expert_intermediate_size", 5632},
     {"bert", HFI_COUNT, "ffn_size", "intermediate_size", 3072},
     {"opt", HFI_COUNT, "ffn_size", "ffn_dim", 0},
+    {"gpt2", HFI_WIDTH, "ffn_size", "n_inner", 4},
     {"bert", HFI_COUNT, "type_count", "type_vocab_size", 2},
     {"bert", HFI_COUNT, "position_count", "max_position_embeddings", 512},
     {"opt", HFI_COUNT, "position_count", "max_position_embeddings", 2048},
     {"gpt2", HFI_COUNT, "position_count", "n_positions", 1024},
 
-    /* Activations. That of gemma has two keys: hf_config.c. */
+    /* Activations. */
     {"llama mistral qwen2 qwen3 granite smollm3 olmo2 olmo3 exaone4 phi3 cohere stablelm glm glm4 "
      "mixtral qwen2_moe qwen3_moe olmoe deepseek_v2 deepseek_v3 glm4_moe",
      HFI_GATED, "silu", "hidden_act", 0},
+    {"gemma", HFI_GATED_GEMMA, "gelu_pytorch_tanh", "hidden_act", 0},
     {"gpt_oss", HFI_WORD, "silu", "hidden_act", 0},
     {"gpt_oss", HFI_FIXED, "the gate has one slope", "swiglu_alpha", 1.702},
     {"gpt_oss", HFI_NUMBER, "swiglu_limit", "swiglu_limit", 7},
-    {"gemma2 gemma3_text", HFI_GATED, "gelu_tanh", "hidden_activation", 0},
-    {"starcoder2 phi", HFI_PLAIN, "gelu_tanh", "hidden_act", 0},
+    {"gemma2 gemma3_text", HFI_GATED, "gelu_pytorch_tanh", "hidden_activation", 0},
+    {"starcoder2 phi", HFI_PLAIN, "gelu_pytorch_tanh", "hidden_act", 0},
     {"gpt_neox bert", HFI_PLAIN, "gelu", "hidden_act", 0},
-    {"gpt2", HFI_PLAIN, "gelu_tanh", "activation_function", 0},
+    {"gpt2", HFI_PLAIN, "gelu_new", "activation_function", 0},
     {"opt", HFI_PLAIN, "relu", "activation_function", 0},
 
     /* Biases. */
@@ -113,7 +118,7 @@ static const hfi_key keys[] = {
      "this family has no biases of attention", "attention_bias", false},
     {"starcoder2", HFI_ONLY, "models without these biases are not built", "use_bias", true},
     {"gpt_neox", HFI_ONLY, "models without these biases are not built", "attention_bias", true},
-    {"opt", HFI_ONLY, "models without these biases are not built", "enable_bias", true},
+    {"opt", HFI_FIXED, "models without these biases are not built", "enable_bias", true},
 
     /* Norms. */
     {"llama mistral qwen2 granite smollm3", HFI_SWITCH, "qk_norm", NULL, false},
@@ -132,8 +137,8 @@ static const hfi_key keys[] = {
     {"gpt2", HFI_NUMBER, "norm_epsilon", "layer_norm_epsilon", 1e-5},
     {"opt", HFI_NUMBER, "norm_epsilon", NULL, 1e-5}, /* PyTorch's */
     {"opt", HFI_ONLY, "norms stand before the layers", "do_layer_norm_before", true},
-    {"opt", HFI_ONLY, "the last norm is always there", "_remove_final_layer_norm", false},
-    {"opt", HFI_ONLY, "norms always have weights", "layer_norm_elementwise_affine", true},
+    {"opt", HFI_FIXED, "the last norm is always there", "_remove_final_layer_norm", false},
+    {"opt", HFI_FIXED, "norms always have weights", "layer_norm_elementwise_affine", true},
 
     /* Latents. hf_config.c reads q_lora_rank, which may be null, and the two parts of head_dim. */
     {"deepseek_v2 deepseek_v3", HFI_COUNT, "kv_latent_size", "kv_lora_rank", 512},
@@ -154,12 +159,12 @@ static const hfi_key keys[] = {
     {"gemma3_text", HFI_ABSENT, "this family has no soft cap of scores", "attn_logit_softcapping",
      0},
     {"gemma3_text", HFI_CAP, "logits_soft_cap", "final_logit_softcapping", 0},
-    {"rope", HFI_ONLY, "attention is always causal", "use_bidirectional_attention", false},
-    {"bert", HFI_ONLY, "attention sees both sides", "is_decoder", false},
-    {"gpt2 bert", HFI_ONLY, "there is no encoder to attend to", "add_cross_attention", false},
-    {"gpt2", HFI_ONLY, "scores are not divided by the number of their layer",
+    {"rope", HFI_FIXED, "attention is always causal", "use_bidirectional_attention", false},
+    {"bert", HFI_FIXED, "attention sees both sides", "is_decoder", false},
+    {"gpt2 bert", HFI_FIXED, "there is no encoder to attend to", "add_cross_attention", false},
+    {"gpt2", HFI_FIXED, "scores are not divided by the number of their layer",
      "scale_attn_by_inverse_layer_idx", false},
-    {"gpt2", HFI_ONLY, "scores are always divided by the square root of the head's width",
+    {"gpt2", HFI_FIXED, "scores are always divided by the square root of the head's width",
      "scale_attn_weights", true},
     /* gpt2's reorder_and_upcast_attn asks for fp32 scores. Scores are always fp32 here. */
     {"bert", HFI_WORD, "absolute", "position_embedding_type", 0},
@@ -171,9 +176,10 @@ static const hfi_key keys[] = {
     {"bert", HFI_ONLY, "the output matrix is the embedding", "tie_word_embeddings", true},
 
     /* Mixtures of experts. */
-    {"mixtral", HFI_COUNT, "num_experts", "num_experts", 8},
+    {"mixtral", HFI_COUNT, "num_experts", "num_local_experts", 8},
+    {"gpt_oss", HFI_COUNT, "num_experts", "num_local_experts", 128},
     {"qwen2_moe", HFI_COUNT, "num_experts", "num_experts", 60},
-    {"qwen3_moe gpt_oss", HFI_COUNT, "num_experts", "num_experts", 128},
+    {"qwen3_moe", HFI_COUNT, "num_experts", "num_experts", 128},
     {"olmoe", HFI_COUNT, "num_experts", "num_experts", 64},
     {"mixtral", HFI_COUNT, "num_experts_per_tok", "num_experts_per_tok", 2},
     {"qwen2_moe gpt_oss", HFI_COUNT, "num_experts_per_tok", "num_experts_per_tok", 4},
@@ -206,7 +212,7 @@ static const hfi_key keys[] = {
     {"gpt2", HFI_DROPOUT, "embedding_dropout", "embd_pdrop", 0.1},
 };
 
-/* Further keys of mixtures of experts whose first blocks have none, unless no block has any. */
+/* Further keys of mixtures of experts whose first blocks may have none (has_late_experts). */
 static const hfi_key late_keys[] = {
     {"deepseek_v2", HFI_COUNT, "num_experts", "n_routed_experts", 64},
     {"deepseek_v3", HFI_COUNT, "num_experts", "n_routed_experts", 256},
@@ -228,19 +234,17 @@ static const hfi_key late_keys[] = {
      1},
 };
 
-const hfi_family *hfi_find_family(const char *name)
+const hfi_family *hfi_family_at(uint32_t idx)
 {
-    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
-        if (strcmp(name, families[i].name) == 0)
-            return &families[i];
-    return NULL;
+    return idx < sizeof families / sizeof families[0] ? &families[idx] : NULL;
 }
 
-void hfi_list_families(char *text, size_t capacity)
+const hfi_family *hfi_find_family(const char *name)
 {
-    text[0] = '\0';
-    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
-        text_add(text, capacity, "%s%s", i ? ", " : "", families[i].name);
+    uint32_t idx = 0;
+    while (hfi_family_at(idx) && strcmp(name, families[idx].name) != 0)
+        idx++;
+    return hfi_family_at(idx);
 }
 
 /* True if a name is one of those in a list. */
@@ -253,20 +257,21 @@ static bool is_named(const char *list, const char *name)
     return false;
 }
 
-static int read_rows(hfi_config *self, const hfi_family *of, const hfi_key *rows, size_t count)
+static const hfi_key *next_row(const hfi_family *of, const hfi_key *row, const hfi_key *end)
 {
-    for (size_t i = 0; i < count; i++)
-        if (is_named(rows[i].of, of->name) || (!of->has_table && is_named(rows[i].of, "rope")))
-            TRY(hfi_read_key(self, &rows[i]));
-    return 0;
+    while (row < end && !is_named(row->of, of->name) &&
+           (of->has_table || !is_named(row->of, "rope")))
+        row++;
+    return row < end ? row : NULL;
 }
 
-int hfi_read_keys(hfi_config *self, const hfi_family *of)
+const hfi_key *hfi_next_key(const hfi_family *of, const hfi_key *row)
 {
-    return read_rows(self, of, keys, sizeof keys / sizeof keys[0]);
+    return next_row(of, row ? row + 1 : keys, keys + sizeof keys / sizeof keys[0]);
 }
 
-int hfi_read_late_keys(hfi_config *self, const hfi_family *of)
+const hfi_key *hfi_next_late_key(const hfi_family *of, const hfi_key *row)
 {
-    return read_rows(self, of, late_keys, sizeof late_keys / sizeof late_keys[0]);
+    return next_row(of, row ? row + 1 : late_keys,
+                    late_keys + sizeof late_keys / sizeof late_keys[0]);
 }

@@ -1,5 +1,6 @@
-/* Shared by the files hf_config*.c: they translate config.json of a checkpoint into a model
- * block. */
+/* Shared by the files hf_config*.c: they translate config.json of a checkpoint into a model block,
+ * and a model into config.json. Both directions follow from the same tables: a row that says which
+ * key is read says which key is written. */
 #ifndef SLUICE_CONFIG_HF_CONFIG_INTERNAL_H
 #define SLUICE_CONFIG_HF_CONFIG_INTERNAL_H
 
@@ -38,9 +39,10 @@ int hfi_real(const hfi_config *self, const json_t *block, const char *inside, co
 /* Writes a key of the model block, and takes the reference to `value`. */
 int hfi_put(hfi_config *self, const char *key, json_t *value) MUST_CHECK;
 
-/* The ways to treat a key of config.json. */
+/* The ways to treat a key of config.json when it is read. */
 enum hfi_kind {
     HFI_COUNT,        /* writes a whole number from 1 on; fallback 0: it must be there */
+    HFI_WIDTH,        /* the same; the fallback is so many times hidden_size */
     HFI_NUMBER,       /* writes a number above 0; fallback 0: the same */
     HFI_FACTOR,       /* the same, unless it is 1 */
     HFI_INVERSE,      /* writes 1 / x of a number x */
@@ -52,21 +54,23 @@ enum hfi_kind {
     HFI_OPTION,       /* writes true, if it is that */
     HFI_ONLY,         /* refuses what is not the fallback, true or false */
     HFI_WORD,         /* refuses what is not this word */
-    HFI_ABSENT,       /* refuses every value but null */
-    HFI_FIXED,        /* refuses every value but null, the fallback and an empty list */
+    /* Refuse values, and are not written. */
+    HFI_ABSENT, /* every value but null */
+    HFI_FIXED,  /* every value but null, the fallback (a number, true or false), an empty list */
     /* Write `activation`, if the function is not that of the family. They refuse one that is not
-     * built with, or without, a gate. */
+     * built with, or without, a gate. Gemma: "gelu" means the tanh form, as transformers reads it;
+     * older files have the true name in hidden_activation. */
     HFI_GATED,
+    HFI_GATED_GEMMA,
     HFI_PLAIN,
 };
 
 struct hfi_key {
-    const char
-        *of; /* names of families (model_type), with spaces; "rope": all with such positions */
+    const char *of; /* names of families (model_type); "rope": all with rotary positions */
     enum hfi_kind kind;
-    const char
-        *to; /* the key of the model block; ONLY, ABSENT, FIXED: why; WORD: the word; GATED, PLAIN:
-                     * the family's own function, in the words of model.activation */
+    /* The key of the model block; ONLY, ABSENT, FIXED: why; WORD: the word; GATED, PLAIN: the
+     * family's own function, in transformers' words. */
+    const char *to;
     const char *from; /* NULL: no key says it, and the fallback is written */
     double fallback;
 };
@@ -74,17 +78,27 @@ typedef struct hfi_key hfi_key;
 
 /* Does what one row says, whatever families it is of. */
 int hfi_read_key(hfi_config *self, const hfi_key *row) MUST_CHECK;
+/* The way back: writes the row's key into a new config.json. No number of the job's model is left
+ * to a default. */
+int hfi_write_key(json_t *config, const job *from, const hfi_key *row) MUST_CHECK;
+/* True if the row says that the family's own activation is this one. */
+bool hfi_is_own_activation(const hfi_key *row, enum activation which);
+
+#define HFI_NEW_FILE "the new config.json" /* in messages */
+/* Writes a key of a new config.json, and takes the reference to `value`. */
+int hfi_add(json_t *config, const char *key, json_t *value) MUST_CHECK;
 
 /* --- hf_config_families.c --- */
 
 typedef struct hfi_family hfi_family;
 /* Finds the family of a model_type; NULL: there is none. */
 const hfi_family *hfi_find_family(const char *name);
-/* Writes all names, with commas between them. */
-void hfi_list_families(char *text, size_t capacity);
-/* Does what all rows of the family say. */
-int hfi_read_keys(hfi_config *self, const hfi_family *of) MUST_CHECK;
-int hfi_read_late_keys(hfi_config *self, const hfi_family *of) MUST_CHECK; /* has_late_experts */
+/* Returns family `idx`; NULL after the last. */
+const hfi_family *hfi_family_at(uint32_t idx);
+/* Returns the next row of a family after `row` (NULL: its first one); NULL: there is no other. The
+ * late rows are those of families with has_late_experts, unless no block has experts. */
+const hfi_key *hfi_next_key(const hfi_family *of, const hfi_key *row);
+const hfi_key *hfi_next_late_key(const hfi_family *of, const hfi_key *row);
 
 /* --- hf_config_rope.c --- */
 
@@ -104,6 +118,8 @@ typedef struct hfi_rope hfi_rope;
 /* Writes rope_theta, partial_rotary_factor and rope_scaling, taken from rope_parameters,
  * rope_scaling or the file's own keys. The types yarn and dynamic may raise self->positions. */
 int hfi_put_rope(hfi_config *self, const hfi_family *family) MUST_CHECK;
+/* The way back. */
+int hfi_write_rope(json_t *config, const struct job_model *from, const hfi_family *of) MUST_CHECK;
 
 /* --- hf_config_window.c --- */
 
@@ -123,28 +139,42 @@ struct hfi_windows {
 };
 
 struct hfi_family {
-    const char *name;   /* model_type */
-    const char *family; /* model.family */
-    bool has_table;     /* of positions; the members below are about the others */
-    uint64_t positions; /* if config.json does not say */
-    uint64_t kv_heads;  /* the same; 0: as many as heads */
-    uint64_t head_dim;  /* the same; 0: hidden_size / heads */
+    const char *name;       /* model_type */
+    const char *family;     /* model.family */
+    const char *class_name; /* of the whole model in transformers */
+    bool has_table;         /* of positions; the members below are about the others */
+    uint64_t positions;     /* if config.json does not say */
+    uint64_t kv_heads;      /* the same; 0: as many as heads */
+    uint64_t head_dim;      /* the same; 0: hidden_size / heads */
+    bool has_plain_heads;   /* no key says head_dim: it is always hidden_size / heads */
     hfi_rope rope;
     struct hfi_windows windows;
     /* The base of the rotary positions of blocks with a window, if config.json does not say. Only
-     * those of the others may be scaled. 0: there are none apart. */
+     * those of the others may be scaled. 0: there are none apart. With a key of its own rope_scaling
+     * is about the others; without one (NULL), rope_parameters has a block for each kind. */
     double window_theta;
-    const char *window_theta_key; /* the key outside of rope_parameters; NULL: there is none */
-    bool has_nope;                /* some blocks have none */
+    const char *window_theta_key;
+    bool has_nope;         /* some blocks have none */
     bool has_scaled_rows;  /* the embedding's rows are multiplied by the root of hidden_size */
     bool has_latents;      /* multi-head latent attention; head_dim is the sum of two keys */
     bool has_late_experts; /* the first blocks may have none. If config.json does not say: */
     uint64_t dense_blocks, shared_experts, groups, groups_chosen;
+    bool has_softmax; /* scores of experts; topk_method says whether there are groups */
 };
 
 /* Writes window and window_pattern. Call it after nope_interval is written; WITH_ROPE writes it. */
 int hfi_put_window(hfi_config *self, const struct hfi_windows *of, uint64_t layers) MUST_CHECK;
-/* Writes window_rope_theta, if there is a window. The family has a window_theta. */
+/* Writes window_rope_theta, if there is a window. */
 int hfi_put_window_rope(hfi_config *self, const hfi_family *of) MUST_CHECK;
+/* The way back of hfi_put_window. */
+int hfi_write_window(json_t *config, const struct job_model *from,
+                     const struct hfi_windows *of) MUST_CHECK;
+/* True if a block attends within the window, or has that window's rotary positions. */
+bool hfi_has_window(const struct job_model *from, uint64_t block);
+
+/* --- hf_config.c --- */
+
+/* Fills self->block from self->doc. */
+int hfi_fill_block(hfi_config *self) MUST_CHECK;
 
 #endif

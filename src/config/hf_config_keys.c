@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "config/hf_config_internal.h"
 
 int hfi_error(const hfi_config *self, const char *key, const char *format, ...)
@@ -24,8 +25,9 @@ const json_t *hfi_get(const hfi_config *self, const char *key)
         {"n_embd", "hidden_size"},
         {"n_head", "num_attention_heads"},
         {"n_positions", "max_position_embeddings"},
-        /* mixtral, and what transformers 5 writes of qwen3_moe */
+        /* mixtures; transformers 5 writes the other name of some */
         {"num_experts", "num_local_experts"},
+        {"num_local_experts", "num_experts"},
     };
     const json_t *value = json_object_get(self->doc, key);
     for (size_t i = 0;
@@ -89,29 +91,41 @@ int hfi_put(hfi_config *self, const char *key, json_t *value)
 
 /* ---- rows ---- */
 
+/* The functions of activations. Of several names for one, the first is written. */
+static const struct {
+    const char *theirs, *ours;
+} activations[] = {
+    {"silu", "silu"},           {"swish", "silu"}, {"gelu_pytorch_tanh", "gelu_tanh"},
+    {"gelu_fast", "gelu_tanh"}, {"gelu", "gelu"},  {"gelu_new", "gelu_tanh"},
+    {"relu", "relu"},
+};
+
+/* NULL: it is not built. */
+static const char *our_activation(const char *theirs)
+{
+    for (size_t i = 0; i < sizeof activations / sizeof activations[0]; i++)
+        if (strcmp(theirs, activations[i].theirs) == 0)
+            return activations[i].ours;
+    return NULL;
+}
+
 static int put_activation(hfi_config *self, const hfi_key *row)
 {
-    static const struct {
-        const char *theirs, *ours;
-    } known[] = {
-        {"silu", "silu"},           {"swish", "silu"}, {"gelu_new", "gelu_tanh"},
-        {"gelu_fast", "gelu_tanh"}, {"gelu", "gelu"},  {"gelu_pytorch_tanh", "gelu_tanh"},
-        {"relu", "relu"},
-    };
+    static const char other_key[] = "hidden_activation"; /* of older files of Gemma */
     char shown[CONFIGI_VALUE_BYTES];
-    bool has_gate = row->kind == HFI_GATED;
-    const char *other = has_gate ? "relu" : "silu"; /* the one that is not built */
-    const json_t *found = hfi_get(self, row->from);
+    bool has_gate = row->kind != HFI_PLAIN, is_gemma = row->kind == HFI_GATED_GEMMA;
+    const char *key = is_gemma && hfi_get(self, other_key) ? other_key : row->from;
+    const json_t *found = hfi_get(self, key);
     const char *text = json_string_value(found);
-    if (!found)
+    if (!found || (is_gemma && key == row->from && text && strcmp(text, "gelu") == 0))
         return 0;
-    for (size_t i = 0; text && i < sizeof known / sizeof known[0]; i++)
-        if (strcmp(text, known[i].theirs) == 0 && strcmp(known[i].ours, other) != 0)
-            return strcmp(known[i].ours, row->to) == 0
-                       ? 0
-                       : hfi_put(self, "activation", json_string(known[i].ours));
-    return hfi_error(self, row->from, "%s is not built; gelu, gelu_pytorch_tanh and %s are",
-                     configi_show(found, shown), has_gate ? "silu" : "relu");
+    const char *ours = text ? our_activation(text) : NULL;
+    if (!ours || strcmp(ours, has_gate ? "relu" : "silu") == 0)
+        return hfi_error(self, key, "%s is not built; gelu, gelu_pytorch_tanh and %s are",
+                         configi_show(found, shown), has_gate ? "silu" : "relu");
+    return strcmp(ours, our_activation(row->to)) == 0
+               ? 0
+               : hfi_put(self, "activation", json_string(ours));
 }
 
 static int put_dropout(hfi_config *self, const hfi_key *row)
@@ -139,8 +153,11 @@ static int put_balance(hfi_config *self, const hfi_key *row)
 
 static int put_count(hfi_config *self, const hfi_key *row)
 {
-    uint64_t count;
-    TRY(hfi_uint(self, row->from, (uint64_t)row->fallback, &count));
+    uint64_t count, fallback = (uint64_t)row->fallback;
+    const json_t *width = json_object_get(self->block, "hidden_size");
+    if (row->kind == HFI_WIDTH)
+        fallback *= size_min((uint64_t)json_integer_value(width), UINT32_MAX);
+    TRY(hfi_uint(self, row->from, fallback, &count));
     return hfi_put(self, row->to, json_integer((json_int_t)count));
 }
 
@@ -185,7 +202,8 @@ static int check_fixed(hfi_config *self, const hfi_key *row)
     char shown[CONFIGI_VALUE_BYTES];
     const json_t *found = hfi_get(self, row->from);
     bool is_empty = json_is_array(found) && json_array_size(found) == 0;
-    bool is_same = json_is_number(found) && json_number_value(found) == row->fallback;
+    double value = json_is_number(found) ? json_number_value(found) : json_is_true(found);
+    bool is_same = (json_is_number(found) || json_is_boolean(found)) && value == row->fallback;
     if (!found || is_empty || is_same)
         return 0;
     return hfi_error(self, row->from, "%s is not built: %s", configi_show(found, shown), row->to);
@@ -194,12 +212,108 @@ static int check_fixed(hfi_config *self, const hfi_key *row)
 int hfi_read_key(hfi_config *self, const hfi_key *row)
 {
     static int (*const readers[])(hfi_config *, const hfi_key *) = {
-        [HFI_COUNT] = put_count,      [HFI_NUMBER] = put_number,       [HFI_FACTOR] = put_number,
-        [HFI_INVERSE] = put_number,   [HFI_INVERSE_ROOT] = put_number, [HFI_CAP] = put_number,
-        [HFI_DROPOUT] = put_dropout,  [HFI_SWITCH] = put_switch,       [HFI_OPTION] = put_switch,
-        [HFI_ONLY] = put_switch,      [HFI_WORD] = check_word,         [HFI_ABSENT] = check_word,
-        [HFI_GATED] = put_activation, [HFI_PLAIN] = put_activation,    [HFI_FIXED] = check_fixed,
-        [HFI_BALANCE] = put_balance,
+        [HFI_COUNT] = put_count,      [HFI_WIDTH] = put_count,
+        [HFI_NUMBER] = put_number,    [HFI_FACTOR] = put_number,
+        [HFI_INVERSE] = put_number,   [HFI_INVERSE_ROOT] = put_number,
+        [HFI_CAP] = put_number,       [HFI_DROPOUT] = put_dropout,
+        [HFI_BALANCE] = put_balance,  [HFI_SWITCH] = put_switch,
+        [HFI_OPTION] = put_switch,    [HFI_ONLY] = put_switch,
+        [HFI_WORD] = check_word,      [HFI_ABSENT] = check_word,
+        [HFI_FIXED] = check_fixed,    [HFI_GATED] = put_activation,
+        [HFI_PLAIN] = put_activation, [HFI_GATED_GEMMA] = put_activation,
     };
     return readers[row->kind](self, row);
+}
+
+/* ---- the way back ---- */
+
+int hfi_add(json_t *config, const char *key, json_t *value)
+{
+    return configi_put(HFI_NEW_FILE, config, key, value);
+}
+
+/* The value that a job has for a key of its block model. */
+static double value_of(const job *from, const char *key)
+{
+    char path[CONFIGI_PATH_BYTES];
+    configi_join(path, "model", key);
+    const configi_key *row = configi_key_find(path);
+    const void *member = (const char *)from + row->offset;
+    return row->type == CONFIGI_BOOL    ? *(const bool *)member
+           : row->type == CONFIGI_FLOAT ? *(const double *)member
+                                        : (double)*(const uint64_t *)member;
+}
+
+static json_t *activation_of(const job *from, const hfi_key *row)
+{
+    size_t i = 0;
+    const char *ours = activation_name(from->model.activation);
+    if (from->model.activation == ACTIVATION_OF_FAMILY)
+        return json_string(row->to);
+    while (strcmp(activations[i].ours, ours) != 0)
+        i++;
+    return json_string(activations[i].theirs);
+}
+
+bool hfi_is_own_activation(const hfi_key *row, enum activation which)
+{
+    bool is_function =
+        row->kind == HFI_GATED || row->kind == HFI_GATED_GEMMA || row->kind == HFI_PLAIN;
+    return is_function && strcmp(our_activation(row->to), activation_name(which)) == 0;
+}
+
+int hfi_write_key(json_t *config, const job *from, const hfi_key *row)
+{
+    json_t *value = NULL;
+    double number = 0;
+    if (!row->from)
+        return 0;
+    switch (row->kind) {
+    case HFI_COUNT:
+    case HFI_WIDTH:
+        value = json_integer((json_int_t)value_of(from, row->to));
+        break;
+    case HFI_NUMBER:
+    case HFI_FACTOR:
+    case HFI_DROPOUT:
+        value = json_real(value_of(from, row->to));
+        break;
+    case HFI_INVERSE:
+        value = json_real(1 / value_of(from, row->to));
+        break;
+    case HFI_INVERSE_ROOT:
+        number = value_of(from, row->to);
+        value = json_integer(llround(1 / (number * number)));
+        break;
+    case HFI_CAP:
+        number = value_of(from, row->to);
+        value = number != 0 ? json_real(number) : json_null();
+        break;
+    case HFI_BALANCE:
+        number = value_of(from, row->to);
+        if (number == 0)
+            return 0;
+        TRY(hfi_add(config, "output_router_logits", json_true()));
+        value = json_real(number);
+        break;
+    case HFI_SWITCH:
+    case HFI_OPTION:
+        value = json_boolean(value_of(from, row->to) != 0);
+        break;
+    case HFI_ONLY:
+        value = json_boolean(row->fallback != 0);
+        break;
+    case HFI_WORD:
+        value = json_string(row->to);
+        break;
+    case HFI_GATED:
+    case HFI_GATED_GEMMA:
+    case HFI_PLAIN:
+        value = activation_of(from, row);
+        break;
+    case HFI_ABSENT:
+    case HFI_FIXED:
+        return 0;
+    }
+    return hfi_add(config, row->from, value);
 }

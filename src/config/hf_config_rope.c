@@ -27,14 +27,15 @@ static const struct {
     const char *key;
     int types;
     bool is_needed;
+    size_t member; /* offset in rope_form */
 } numbers[] = {
-    {"low_freq_factor", LLAMA3, true},
-    {"high_freq_factor", LLAMA3, true},
-    {"attention_factor", YARN | LONGROPE, false},
-    {"beta_fast", YARN, false},
-    {"beta_slow", YARN, false},
-    {"mscale", YARN, false},
-    {"mscale_all_dim", YARN, false},
+    {"low_freq_factor", LLAMA3, true, offsetof(rope_form, low_freq_factor)},
+    {"high_freq_factor", LLAMA3, true, offsetof(rope_form, high_freq_factor)},
+    {"attention_factor", YARN | LONGROPE, false, offsetof(rope_form, attention_factor)},
+    {"beta_fast", YARN, false, offsetof(rope_form, beta_fast)},
+    {"beta_slow", YARN, false, offsetof(rope_form, beta_slow)},
+    {"mscale", YARN, false, offsetof(rope_form, mscale)},
+    {"mscale_all_dim", YARN, false, offsetof(rope_form, mscale_all_dim)},
 };
 static const char *const lists[] = {"short_factor", "long_factor"};
 
@@ -118,13 +119,13 @@ static int find_type(const hfi_config *self, struct rope *rope)
         type = rope_scaling_name(ROPE_LONGROPE);
     for (int i = 0; type && i < ROPE_SCALING_COUNT; i++) {
         rope->scaling = (enum rope_scaling)i;
-        if (strcmp(type, rope_scaling_name(rope->scaling)) == 0)
+        bool is_built = !rope->of->original || i == ROPE_PLAIN || i == ROPE_LONGROPE;
+        if (is_built && strcmp(type, rope_scaling_name(rope->scaling)) == 0)
             return 0;
     }
-    return hfi_error(
-        self, rope->name,
-        "the type \"%.64s\" is not built; default, linear, dynamic, yarn, longrope and llama3 are",
-        type ? type : "");
+    return hfi_error(self, rope->name, "the type \"%.64s\" is not built; %s are", type ? type : "",
+                     rope->of->original ? "default and longrope"
+                                        : "default, linear, dynamic, yarn, longrope and llama3");
 }
 
 /* Reads a key of the block, or else the file's own, which may have another name. */
@@ -213,6 +214,11 @@ static int fill_scaling(hfi_config *self, const struct rope *rope, json_t *scali
     return put_real(self, scaling, "original_max_position_embeddings", original);
 }
 
+static json_int_t number_of(const hfi_config *self, const char *key)
+{
+    return json_integer_value(json_object_get(self->block, key));
+}
+
 int hfi_put_rope(hfi_config *self, const hfi_family *family)
 {
     const hfi_rope *of = &family->rope;
@@ -227,6 +233,11 @@ int hfi_put_rope(hfi_config *self, const hfi_family *family)
     TRY(find_type(self, &rope));
     if (rope.scaling == ROPE_PLAIN)
         return 0;
+    if (of->original && number_of(self, "head_dim") !=
+                            number_of(self, "hidden_size") / number_of(self, "num_heads"))
+        return hfi_error(self, "head_dim",
+                         "transformers stretches positions of this family only where heads are "
+                         "hidden_size / num_attention_heads wide");
     json_t *scaling = json_object();
     int rc = fill_scaling(self, &rope, scaling);
     if (rc < 0) {
@@ -234,4 +245,95 @@ int hfi_put_rope(hfi_config *self, const hfi_family *family)
         return rc;
     }
     return hfi_put(self, "rope_scaling", scaling);
+}
+
+/* ---- the way back ---- */
+
+static json_t *list_of(const double *factors, uint32_t count)
+{
+    json_t *list = json_array();
+    for (uint32_t i = 0; list && i < count; i++)
+        if (json_array_append_new(list, json_real(factors[i])) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    return list;
+}
+
+/* Writes how positions are stretched, without the numbers that some families have outside. */
+static int write_block(json_t *block, const rope_form *rope)
+{
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        double value = *(const double *)((const char *)rope + numbers[i].member);
+        if (value != 0)
+            TRY(hfi_add(block, numbers[i].key, json_real(value)));
+    }
+    if (rope->scaling == ROPE_YARN && !rope->truncates)
+        TRY(hfi_add(block, "truncate", json_false()));
+    if (rope->scaling != ROPE_LONGROPE)
+        return 0;
+    TRY(hfi_add(block, lists[0], list_of(rope->short_factors, rope->pair_count)));
+    return hfi_add(block, lists[1], list_of(rope->long_factors, rope->pair_count));
+}
+
+/* Puts a new object into the other one, which owns it. NULL: there is no memory. */
+static json_t *object_in(json_t *parent, const char *key)
+{
+    json_t *made = json_object();
+    return json_object_set_new(parent, key, made) == 0 ? made : NULL;
+}
+
+/* Adds the block rope_scaling, or the blocks of each kind of layer, or null. */
+static int write_scaling(json_t *config, const struct job_model *from, const hfi_family *of,
+                         bool has_factor)
+{
+    const rope_form *rope = &from->rope;
+    bool is_plain = rope->scaling == ROPE_PLAIN, is_outside = of->rope.original != 0;
+    bool by_kind = of->window_theta != 0 && !of->window_theta_key;
+    if (is_plain && !by_kind && !of->rope.is_needed)
+        return hfi_add(config, "rope_scaling", json_null());
+    json_t *both = by_kind ? object_in(config, "rope_parameters") : NULL;
+    json_t *block = by_kind ? object_in(both, "full_attention") : object_in(config, "rope_scaling");
+    json_t *other = by_kind ? object_in(both, "sliding_attention") : NULL;
+    TRY(hfi_add(block, is_outside ? "type" : "rope_type",
+                json_string(rope_scaling_name(rope->scaling))));
+    if (has_factor)
+        TRY(hfi_add(block, "factor", json_real(rope->factor)));
+    TRY(write_block(block, rope));
+    if (rope->original_positions != 0 && rope->scaling != ROPE_DYNAMIC)
+        TRY(hfi_add(is_outside ? config : block, "original_max_position_embeddings",
+                    json_integer((json_int_t)rope->original_positions)));
+    if (!by_kind)
+        return 0;
+    double own = from->window_rope_theta != 0 ? from->window_rope_theta : from->rope_theta;
+    TRY(hfi_add(block, "rope_theta", json_real(from->rope_theta)));
+    TRY(hfi_add(other, "rope_type", json_string(rope_scaling_name(ROPE_PLAIN))));
+    return hfi_add(other, "rope_theta", json_real(own));
+}
+
+int hfi_write_rope(json_t *config, const struct job_model *from, const hfi_family *of)
+{
+    static const char theta[] = "rope_theta", share[] = "partial_rotary_factor";
+    const rope_form *rope = &from->rope;
+    bool is_stretched = rope->scaling != ROPE_PLAIN;
+    uint64_t positions =
+        rope->scaling == ROPE_DYNAMIC ? rope->original_positions : from->seq_length;
+    /* Where the first length stands outside the block, its ratio to the longest is the factor. */
+    double longest = rope->factor * (double)rope->original_positions;
+    bool is_ratio = of->rope.original != 0 && is_stretched && longest == floor(longest);
+    if (is_ratio)
+        positions = (uint64_t)longest;
+    if (of->window_theta == 0 || of->window_theta_key)
+        TRY(hfi_add(config, of->rope.theta_key ? of->rope.theta_key : theta,
+                    json_real(from->rope_theta)));
+    TRY(write_scaling(config, from, of, is_stretched && !is_ratio));
+    TRY(hfi_add(config, "max_position_embeddings", json_integer((json_int_t)positions)));
+    if (of->window_theta_key) {
+        double own = from->window_rope_theta != 0 ? from->window_rope_theta : from->rope_theta;
+        TRY(hfi_add(config, of->window_theta_key, json_real(own)));
+    }
+    if (of->rope.share == 0)
+        return 0;
+    return hfi_add(config, of->rope.share_key ? of->rope.share_key : share,
+                   json_real(from->partial_rotary_factor));
 }

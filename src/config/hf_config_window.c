@@ -207,10 +207,54 @@ int hfi_put_window_rope(hfi_config *self, const hfi_family *of)
     if (type && !(json_is_string(type) && strcmp(json_string_value(type), "default") == 0))
         return hfi_error(self, parameters, "stretched positions of \"%s\" are not built", inside);
     if (json_object_get(block, "rope_theta"))
-        TRY(hfi_real(self, block, inside, "rope_theta", of->window_theta, &theta));
+        TRY(hfi_real(self, block, inside, "rope_theta", theta, &theta));
     else if (of->window_theta_key)
-        TRY(hfi_real(self, self->doc, "", of->window_theta_key, of->window_theta, &theta));
+        TRY(hfi_real(self, self->doc, "", of->window_theta_key, theta, &theta));
     return json_object_get(self->block, "window")
                ? hfi_put(self, "window_rope_theta", json_real(theta))
                : 0;
+}
+
+/* ---- the way back ---- */
+
+bool hfi_has_window(const struct job_model *from, uint64_t block)
+{
+    const char *pattern = from->window_pattern[0] ? from->window_pattern : "w";
+    bool is_any = from->window != 0 || from->window_rope_theta != 0;
+    return is_any && pattern[block % strlen(pattern)] == 'w';
+}
+
+static json_t *layer_types(const struct job_model *from)
+{
+    json_t *list = json_array();
+    for (uint64_t i = 0; list && i < from->num_layers; i++) {
+        const char *type = hfi_has_window(from, i) ? "sliding_attention" : "full_attention";
+        if (json_array_append_new(list, json_string(type)) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+int hfi_write_window(json_t *config, const struct job_model *from, const struct hfi_windows *of)
+{
+    bool is_switched =
+        of->blocks == HFI_WINDOWS_FROM_ONE_ON || of->blocks == HFI_WINDOWS_WITHOUT_ROPE;
+    uint64_t width = from->window, first = 0;
+    if (of->blocks == HFI_WINDOWS_BUT_EVERY && width == 0)
+        width = from->seq_length; /* these types need a width even without windows */
+    if (of->blocks == HFI_NO_WINDOWS)
+        return 0;
+    if (is_switched)
+        TRY(hfi_add(config, "use_sliding_window", json_boolean(width != 0)));
+    if (is_switched && width == 0)
+        return 0;
+    TRY(hfi_add(config, "sliding_window", width ? json_integer((json_int_t)width) : json_null()));
+    while (first < from->num_layers && !hfi_has_window(from, first))
+        first++;
+    if (is_switched)
+        TRY(hfi_add(config, "max_window_layers", json_integer((json_int_t)first)));
+    return of->blocks == HFI_WINDOWS_EVERYWHERE ? 0
+                                                : hfi_add(config, "layer_types", layer_types(from));
 }

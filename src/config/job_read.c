@@ -49,9 +49,7 @@ static int fill_member(const configi_reader *reader, const configi_key *row, job
     }
 }
 
-/* Fills all members that the table of keys names. Members that depend on other keys are corrected
- * after it. */
-static int fill_members(const configi_reader *reader, job *target)
+int configi_fill_members(const configi_reader *reader, job *target)
 {
     const configi_key *row;
     for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++)
@@ -228,7 +226,7 @@ static int fill_io(const configi_reader *reader, job *target)
 /* Fills everything from the checked document. */
 static int fill_job(const configi_reader *reader, job *target)
 {
-    TRY(fill_members(reader, target));
+    TRY(configi_fill_members(reader, target));
     TRY(configi_fill_model(reader, &target->model));
     TRY(configi_fill_train(reader, &target->train));
     TRY(configi_fill_data(reader, target));

@@ -171,13 +171,6 @@ int hfi_adapters_write(const export_adapters *self, kernel_context *context, con
                        const char *dir, enum dtype type, uint32_t *tensor_count,
                        uint64_t *written_bytes) MUST_CHECK;
 
-/* ---- export_config_window.c: windows, soft caps and the factor of scores ---- */
-
-/* True if a model has what its type in config.json cannot say. */
-bool hfi_is_other_attention(const struct job_model *from, const char *type);
-/* The keys of config.json; the caller owns them. NULL: there is no memory. */
-json_t *hfi_attention_keys(const struct job_model *from, const char *type);
-
 /* ---- carry_config.c ----
  *
  * Writes the text of config.json `source` to `target` with this dtype ("bfloat16") and this
@@ -186,12 +179,7 @@ json_t *hfi_attention_keys(const struct job_model *from, const char *type);
 int hfi_carry_config(const char *source, const char *target, const char *type,
                      const char *quantization) MUST_CHECK;
 
-/* ---- export_config_experts.c: mixtures of experts; the two functions as above ---- */
-
-bool hfi_is_other_mixture(const struct job_model *from, const char *type);
-json_t *hfi_mixture_keys(const struct job_model *from, const char *type);
-
-/* ---- export_config.c ----
+/* ---- side_files.c ----
  *
  * Writes config.json of the run's model with this dtype, and copies the other side files.
  * config.json is that of the checkpoint that the run began with, or a new one. The others come from

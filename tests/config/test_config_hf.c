@@ -261,6 +261,40 @@ static void families_are_read(void **state)
     check_right(right, sizeof right / sizeof right[0]);
 }
 
+static void what_is_read_is_written(void **state)
+{
+    check_written(right, sizeof right / sizeof right[0]);
+}
+
+/* Models that no config.json can describe: the refusal names what each model_type cannot say. */
+static void what_no_file_says_is_refused(void **state)
+{
+#define OF(family) "'family': '" family "', 'num_layers': 2, 'hidden_size': 32, 'num_heads': 4, "
+    static const struct {
+        const char *keys, *words;
+    } rows[] = {
+        {OF("llama") "'attention_sinks': true",
+         "llama model.attention_sinks, mistral model.attention_sinks"},
+        {OF("llama") "'mlp_bias': true, 'qk_norm': true", "qwen3 model.mlp_bias"},
+        {OF("starcoder2") "'window': 8, 'window_pattern': 'wf'", "starcoder2 model.window_pattern"},
+        {OF("stablelm") "'head_dim': 16", "stablelm model.head_dim"},
+        {OF("gpt_neox") "'hidden_dropout': 0.1, 'embedding_dropout': 0.2",
+         "gpt_neox model.hidden_dropout"},
+        {OF("opt") "'norm_epsilon': 1e-6", "opt model.norm_epsilon"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char text[512], *config;
+        job *self;
+        snprintf(text, sizeof text,
+                 "{'model': {%s, 'vocab_size': 300, 'seq_length': 64}, " SMALL_REST "}",
+                 rows[i].keys);
+        assert_int_equal(read_text(text, NULL, &self), 0);
+        assert_error(config_write_hf(self, "float32", NULL, &config), ERR_CONFIG, rows[i].words);
+        assert_null(config);
+        job_destroy(self);
+    }
+}
+
 /* ---- what comes quantized ---- */
 
 #define BITSANDBYTES "llama 'quantization_config': {'quant_method': 'bitsandbytes', "
@@ -443,6 +477,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(families_are_read),
+        cmocka_unit_test(what_is_read_is_written),
+        cmocka_unit_test(what_no_file_says_is_refused),
         cmocka_unit_test(formats_are_taken),
         cmocka_unit_test(wrong_is_refused),
     };

@@ -35,6 +35,21 @@ struct wrong_case {
 
 static char hf_file[128];
 
+/* Reads a job whose checkpoint has this config.json. */
+static int read_file(const char *config, const char *set, job **out)
+{
+    char text[1024];
+    snprintf(hf_file, sizeof hf_file, "%s/config.json", test_dir);
+    FILE *file = fopen(hf_file, "wb");
+    assert_non_null(file);
+    assert_true(fputs(config, file) > 0);
+    assert_int_equal(fclose(file), 0);
+    snprintf(text, sizeof text, "{'model': {'hf': '%s'}, " SMALL_REST "}", test_dir);
+    int rc = read_text(text, set, out);
+    unlink(hf_file);
+    return rc;
+}
+
 static int read_config(const char *keys, const char *set, job **out)
 {
     char text[1024];
@@ -44,15 +59,7 @@ static int read_config(const char *keys, const char *set, job **out)
                  keys[word] ? "," : "", keys + word);
     else
         snprintf(text, sizeof text, "{%s}", keys);
-    snprintf(hf_file, sizeof hf_file, "%s/config.json", test_dir);
-    FILE *file = fopen(hf_file, "wb");
-    assert_non_null(file);
-    assert_true(fputs(quoted(text), file) > 0);
-    assert_int_equal(fclose(file), 0);
-    snprintf(text, sizeof text, "{'model': {'hf': '%s'}, " SMALL_REST "}", test_dir);
-    int rc = read_text(text, set, out);
-    unlink(hf_file);
-    return rc;
+    return read_file(quoted(text), set, out);
 }
 
 static job *read_right(const char *keys, const char *set)
@@ -72,6 +79,25 @@ __attribute__((unused)) static void check_right(const struct right_case *right, 
         assert_string_equal(self->model.hf, test_dir);
         check_fields(right[i].fields, self, right[i].keys, i);
         job_destroy(self);
+    }
+}
+
+/* Reads each file, and writes a new one of the job, which must mean the same. */
+__attribute__((unused)) static void check_written(const struct right_case *right, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        job *self = read_right(right[i].keys, NULL), *again;
+        char *text, *text_again;
+        if (config_write_hf(self, "bfloat16", NULL, &text) < 0 ||
+            read_file(text, NULL, &again) < 0 ||
+            config_write_hf(again, "bfloat16", NULL, &text_again) < 0)
+            fail_msg("%s: %s", right[i].keys, err_text());
+        check_fields(right[i].fields, again, text, i);
+        assert_string_equal(text, text_again);
+        mem_free(text);
+        mem_free(text_again);
+        job_destroy(self);
+        job_destroy(again);
     }
 }
 

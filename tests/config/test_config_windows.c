@@ -87,6 +87,7 @@ static const struct right_case right[] = {
 static void windows_are_read(void **state)
 {
     check_right(right, sizeof right / sizeof right[0]);
+    check_written(right, sizeof right / sizeof right[0]);
 }
 
 static const struct wrong_case wrong[] = {
