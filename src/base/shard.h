@@ -1,4 +1,5 @@
-/* How a unit's flat vector is cut over ranks (ZeRO: arXiv 1910.02054).
+/* The parts of ranks: how a unit's flat vector is cut (ZeRO: arXiv 1910.02054), and the parcels of
+ * an all-to-all.
  *
  *   unit    [0 ........................................ unit_elems) [zeros)
  *   shards  [rank 0       )[rank 1       )[rank 2       )[rank 3         )   shard_elems each
@@ -39,5 +40,14 @@ static inline uint64_t shard_real_elems(uint64_t unit_elems, uint64_t begin, uin
 {
     return begin >= unit_elems ? 0 : size_min(count, unit_elems - begin);
 }
+
+/* A part of a buffer for each rank, as an all-to-all moves them (comm/comm.h). Tables of parcels, by
+ * rank, lie in host memory, also if the buffers are a GPU's. */
+enum { PARCEL_ALIGN_BYTES = 256 };
+
+struct rank_parcel {
+    uint64_t begin_bytes, size_bytes; /* from the start of the buffer */
+};
+typedef struct rank_parcel rank_parcel;
 
 #endif

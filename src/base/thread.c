@@ -1,4 +1,4 @@
-/* On which cores threads run, and how soon after waking. See thread.h. */
+/* On which cores threads run, how soon after waking, and how they wait. See thread.h. */
 #include "base/thread.h"
 
 #include <assert.h>
@@ -10,10 +10,12 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/limits.h"
 #include "base/log.h"
+#include "base/size.h"
 
 /* The kernel's struct sched_attr, first version; glibc before 2.41 does not declare it. */
 struct thread_sched_attr {
@@ -153,4 +155,18 @@ int thread_bind_team(const core_set *cores, uint32_t thread_count)
 void thread_end_team(void)
 {
     (void)omp_pause_resource_all(omp_pause_soft);
+}
+
+void backoff_pause(backoff *self)
+{
+    uint64_t now_ns = clock_ns();
+    if (self->begin_ns == 0)
+        self->begin_ns = now_ns;
+    uint64_t waited_ns = now_ns - self->begin_ns;
+    if (waited_ns < BACKOFF_SPIN_NS) {
+        (void)sched_yield();
+        return;
+    }
+    struct timespec pause = {.tv_nsec = (long)size_min(waited_ns / 8, BACKOFF_SLEEP_NS_MAX)};
+    (void)nanosleep(&pause, NULL);
 }

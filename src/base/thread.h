@@ -1,4 +1,5 @@
-/* Threads and the operating system: on which cores they may run, and how soon after waking.
+/* Threads and the operating system: on which cores they may run, how soon after waking, and how they
+ * wait for what wakes nobody.
  *
  * Each call applies to the thread that makes it. A new thread inherits the cores of the thread that
  * created it; it may then be bound to other cores. tiers/topology.h decides which thread gets which
@@ -61,5 +62,28 @@ int thread_bind_team(const core_set *cores, uint32_t thread_count) MUST_CHECK;
  * microseconds instead of milliseconds, and the team that computes then sleeps and wakes at each
  * region. Does nothing within a region. */
 void thread_end_team(void);
+
+/* Waiting for what wakes nobody, such as an answer of a GPU's driver: the caller asks again and
+ * again, with a pause between two questions.
+ *
+ *   backoff wait = {0};
+ *   while (!is_done())
+ *       backoff_pause(&wait);
+ *
+ * For BACKOFF_SPIN_NS a pause only lets other threads run, because the shortest sleep takes some 60
+ * us. From then on a pause is a sleep of an eighth of the time that was waited so far, and of a
+ * millisecond at most. So a wait ends late by an eighth of itself, or by some 60 us if that is
+ * more, and a long one takes little of a core. */
+enum {
+    BACKOFF_SPIN_NS = 200000,
+    BACKOFF_SLEEP_NS_MAX = 1000000,
+};
+
+struct backoff {
+    uint64_t begin_ns; /* of the first pause; 0: none yet */
+};
+typedef struct backoff backoff;
+
+void backoff_pause(backoff *self);
 
 #endif

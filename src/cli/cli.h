@@ -14,7 +14,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
-#include "base/nearest.h"
+#include "base/text.h"
 
 /* Exit statuses. 75 is EX_TEMPFAIL of sysexits.h: the same command, started again, continues. */
 enum cli_exit {

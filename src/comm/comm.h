@@ -42,7 +42,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
-#include "base/parcel.h"
+#include "base/shard.h"
 
 typedef struct comm comm;
 

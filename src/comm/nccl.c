@@ -21,9 +21,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/backoff.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/thread.h"
 #include "comm/comm_internal.h"
 #include "comm/nccl_library.h"
 #include "tiers/device.h"

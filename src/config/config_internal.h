@@ -7,7 +7,7 @@
 
 #include <jansson.h>
 
-#include "base/nearest.h"
+#include "base/text.h"
 #include "config/config.h"
 #include "config/keys_internal.h"
 

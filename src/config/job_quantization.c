@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/nearest.h"
+#include "base/text.h"
 #include "config/config_internal.h"
 
 static const char block_name[] = "quantization_config";

@@ -120,7 +120,7 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/module.h"
-#include "base/parcel.h"
+#include "base/shard.h"
 #include "base/size.h"
 #include "base/stage.h"
 #include "kernels/ops.h"

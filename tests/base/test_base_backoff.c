@@ -1,10 +1,10 @@
 /* The pauses of a wait, on a simulated clock: yields first, then sleeps that grow with the wait, so
- * that a wait ends late by no more than backoff.h says. The linker puts the functions here in the
+ * that a wait ends late by no more than thread.h says. The linker puts the functions here in the
  * place of the clock's and the system's. */
 #include <time.h>
 
-#include "base/backoff.h"
 #include "base/size.h"
+#include "base/thread.h"
 #include "tests/unit.h"
 
 enum { BEGIN_NS = 1000, YIELD_NS = 700, SHORTEST_SLEEP_NS = 60000 };

@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "base/foreign_json.h"
 #include "base/mem.h"
-#include "base/nearest.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "base/text.h"

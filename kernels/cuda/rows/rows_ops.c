@@ -7,7 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "base/backoff.h"
+#include "base/thread.h"
 #include "kernels/cuda/cuda_internal.h"
 #include "kernels/cuda/rows/rows_launch.h"
 #include "kernels/dropout_mask.h"
