@@ -1,43 +1,6 @@
-/* The families: tables of rows for the embedding, for a block and for the head. The names are
- * Hugging Face's; layers_internal.h says what the members of a row mean. Rows that several families
- * have are macros. */
-#include "model/model_internal.h"
-
-#define ROW(kind_name, row_name, values_read, value_written, ...)                                  \
-    {                                                                                              \
-        .kind = &modeli_##kind_name, .name = row_name, .reads = values_read,                       \
-        .writes = value_written, __VA_ARGS__                                                       \
-    }
-#define BIAS           .has_bias = MODELI_ALWAYS
-#define BIAS_IF(which) .has_bias = MODELI_IF_##which
-#define IF(which)      .is_there = MODELI_IF_##which
-#define SEQUENTIAL     .is_there = MODELI_UNLESS_PARALLEL
-#define RESIDUAL       .is_residual = true
-
-/* Rows of all families. */
-#define TABLE(name, weight, rows, ...)                                                             \
-    ROW(table, name, "", "y", .weights = {{weight, MODELI_##rows}}, __VA_ARGS__)
-#define NORM(name, reads, writes, weight, ...)                                                     \
-    ROW(norm, name, reads, writes, .weights = {{weight, MODELI_HIDDEN}}, __VA_ARGS__)
-#define LINEAR(name, reads, writes, weight, width, ...)                                            \
-    ROW(linear, name, reads, writes, .weights = {{weight, MODELI_##width}}, __VA_ARGS__)
-#define OUTPUT(weight, ...)                                                                        \
-    ROW(output, "output", "a", "logits", .weights = {{weight, MODELI_VOCAB}}, __VA_ARGS__)
-#define ADD(name, reads, writes, ...) ROW(add, name, reads, writes, __VA_ARGS__)
-#define DROP(name, value)             ROW(dropout, name, value, value, IF(DROPOUT))
-#define ROPE                          ROW(rope, "rope", "qkv", "qkv")
-#define ATTEND                        ROW(attention, "attend", "qkv", "o")
-#define ATTEND_WITH_SINKS(name, ...)                                                               \
-    ROW(attention, "attend", "qkv", "o", .weights = {{name, MODELI_HEADS}}, __VA_ARGS__)
-#define GATE ROW(gate, "gate", "f", "g")
-/* Three matrices for q, k and v. */
-#define QKV3(reads, q, k, v, ...)                                                                  \
-    ROW(linear, "qkv", reads, "qkv",                                                               \
-        .weights = {{q, MODELI_QUERIES}, {k, MODELI_KEYS}, {v, MODELI_KEYS}}, __VA_ARGS__)
-/* A feed-forward part without a gate. */
-#define PLAIN_FFN(up, down, ...)                                                                   \
-    LINEAR("up", "b", "f", up, FFN, BIAS), GATE,                                                   \
-        LINEAR("down", "g", "d", down, HIDDEN, BIAS, __VA_ARGS__)
+/* The families: tables of rows for the embedding, for a block and for the head. The blocks of
+ * mixtures are in families_experts.c. See families_internal.h. */
+#include "model/families_internal.h"
 
 /* ---- GPT-2 ----
  *
@@ -74,24 +37,6 @@ static const modeli_row gpt2_head[] = {
  * norms of q's and k's heads (Qwen3), factors of branches (Granite), sinks, blocks without rotary
  * positions (SmolLM3). The rotary form is Hugging Face's (pairs i and i + D/2), so their weights
  * need no reordering. */
-
-#define LAYER "model.layers.%llu."
-#define ATTN  LAYER "self_attn."
-
-#define LLAMA_QKV(reads, ...) QKV3(reads, ATTN "q_proj", ATTN "k_proj", ATTN "v_proj", __VA_ARGS__)
-#define LLAMA_HEAD_NORMS(q_width, k_width, ...)                                                    \
-    ROW(head_norm, "heads", "qkv", "qkv",                                                          \
-        .weights = {{ATTN "q_norm", MODELI_##q_width}, {ATTN "k_norm", MODELI_##k_width}},         \
-        __VA_ARGS__)
-#define LLAMA_PROJ(...)   LINEAR("proj", "o", "p", ATTN "o_proj", HIDDEN, RESIDUAL, __VA_ARGS__)
-#define LLAMA_ATTEND(...) ROPE, ATTEND, LLAMA_PROJ(__VA_ARGS__)
-#define LLAMA_UP(reads, ...)                                                                       \
-    ROW(linear, "up", reads, "f",                                                                  \
-        .weights = {{LAYER "mlp.gate_proj", MODELI_FFN}, {LAYER "mlp.up_proj", MODELI_FFN}},       \
-        __VA_ARGS__)
-#define JOINT_UP(reads) LINEAR("up", reads, "f", LAYER "mlp.gate_up_proj", GATE_UP)
-#define LLAMA_DOWN(...)                                                                            \
-    GATE, LINEAR("down", "g", "d", LAYER "mlp.down_proj", HIDDEN, RESIDUAL, __VA_ARGS__)
 
 static const modeli_row llama_embed[] = {TABLE("table", "model.embed_tokens", VOCAB), {0}};
 
@@ -387,152 +332,7 @@ static const modeli_row opt_block[] = {
 static const modeli_row opt_head[] = {
     NORM("norm", "x", "a", OPT "final_layer_norm", BIAS), OUTPUT("lm_head"), {0}};
 
-/* ---- Mixtures of experts ----
- *
- * The first stage of a block is Llama's attention, the second the experts. Matrices of all experts
- * together have the names and shapes that transformers gives them in memory; in files each expert
- * may have tensors of its own (src/hf/weights.c). */
-
-#define ROUTER(weight, ...)                                                                        \
-    ROW(router, "router", "b", "w", .weights = {{weight, MODELI_EXPERTS}}, __VA_ARGS__)
-#define EXPERTS(prefix, ...)                                                                       \
-    ROW(experts, "experts", "b w", "d",                                                            \
-        .weights = {{prefix ".gate_up_proj", MODELI_EXPERTS_UP},                                   \
-                    {prefix ".down_proj", MODELI_EXPERTS_DOWN}},                                   \
-        RESIDUAL, __VA_ARGS__)
-
-static const modeli_row mixtral_block[] = {
-    NORM("norm1", "x", "a", LAYER "input_layernorm"),
-    LLAMA_QKV("a", BIAS_IF(QKV_BIAS)),
-    LLAMA_HEAD_NORMS(HEAD, HEAD, IF(QK_NORM)),
-    LLAMA_ATTEND(BIAS_IF(OUT_BIAS)),
-    ADD("add1", "x p", "y"),
-    {0},
-};
-
-static const modeli_row mixtral_experts[] = {
-    NORM("norm2", "x", "b", LAYER "post_attention_layernorm"),
-    ROUTER(LAYER "mlp.gate"),
-    EXPERTS(LAYER "mlp.experts"),
-    ADD("add2", "x d", "y"),
-    {0},
-};
-
-/* OLMoE has one norm of all of q and of k, as OLMo 2. */
-static const modeli_row olmoe_block[] = {
-    NORM("norm1", "x", "a", LAYER "input_layernorm"),
-    LLAMA_QKV("a", BIAS_IF(QKV_BIAS)),
-    LLAMA_HEAD_NORMS(QUERIES, KEYS),
-    LLAMA_ATTEND(BIAS_IF(OUT_BIAS)),
-    ADD("add1", "x p", "y"),
-    {0},
-};
-
-/* Qwen2's shared expert has a gate: it is a mixture of one expert, whose weight is the sigmoid of
- * one logit. */
-static const modeli_row qwen2_moe_experts[] = {
-    NORM("norm2", "x", "b", LAYER "post_attention_layernorm"),
-    ROW(router, "shared_router", "b", "v",
-        .weights = {{LAYER "mlp.shared_expert_gate", MODELI_ONE}}, .is_shared = true),
-    ROW(experts, "shared", "b v", "s",
-        .weights = {{LAYER "mlp.shared_expert.gate_proj", MODELI_SHARED},
-                    {LAYER "mlp.shared_expert.up_proj", MODELI_SHARED},
-                    {LAYER "mlp.shared_expert.down_proj", MODELI_HIDDEN}},
-        .is_shared = true, RESIDUAL),
-    ROUTER(LAYER "mlp.gate"),
-    EXPERTS(LAYER "mlp.experts"),
-    ADD("add2", "s d", "e"),
-    ADD("add3", "x e", "y"),
-    {0},
-};
-
-/* ---- gpt-oss: sinks and biases in attention, a router and experts with biases, and a gate that is
- * limited ---- */
-
-static const modeli_row gpt_oss_block[] = {
-    NORM("norm1", "x", "a", LAYER "input_layernorm"),
-    LLAMA_QKV("a", BIAS_IF(QKV_BIAS)),
-    ROPE,
-    ATTEND_WITH_SINKS(ATTN "sinks"),
-    LLAMA_PROJ(BIAS_IF(OUT_BIAS)),
-    ADD("add1", "x p", "y"),
-    {0},
-};
-
-static const modeli_row gpt_oss_experts[] = {
-    NORM("norm2", "x", "b", LAYER "post_attention_layernorm"),
-    ROUTER(LAYER "mlp.router", BIAS),
-    EXPERTS(LAYER "mlp.experts", BIAS),
-    ADD("add2", "x d", "y"),
-    {0},
-};
-
-/* ---- DeepSeek V2 and V3: latent attention, and experts ----
- *
- * k and v of all heads are made from one latent of each token, to which belongs the rotary part of
- * k, one for all heads; q is made from a latent of its own, or as Llama's. The norms of latents
- * have an epsilon of their own. */
-
-#define LATENT_NORM(name, reads, writes, weight, width, ...)                                       \
-    ROW(norm, name, reads, writes, .weights = {{ATTN weight, MODELI_##width}}, .epsilon = 1e-6f,   \
-        __VA_ARGS__)
-#define LATENT_ATTENTION                                                                           \
-    LINEAR("q", "a", "q", ATTN "q_proj", QUERIES, .is_there = MODELI_UNLESS_Q_LATENT),             \
-        LINEAR("qa", "a", "l", ATTN "q_a_proj", Q_LATENT, BIAS_IF(QKV_BIAS), IF(Q_LATENT)),        \
-        LATENT_NORM("qnorm", "l", "n", "q_a_layernorm", Q_LATENT, IF(Q_LATENT)),                   \
-        LINEAR("qb", "n", "q", ATTN "q_b_proj", QUERIES, IF(Q_LATENT)),                            \
-        LINEAR("kva", "a", "c", ATTN "kv_a_proj_with_mqa", KV_LATENT_ROPE, BIAS_IF(QKV_BIAS)),     \
-        ROW(take, "take", "c", "k"), LATENT_NORM("kvnorm", "k", "h", "kv_a_layernorm", KV_LATENT), \
-        LINEAR("kvb", "h", "kv", ATTN "kv_b_proj", KEYS_VALUES),                                   \
-        ROW(join, "join", "q kv c", "qkv"), LLAMA_ATTEND(BIAS_IF(OUT_BIAS))
-
-static const modeli_row deepseek_block[] = {
-    NORM("norm1", "x", "a", LAYER "input_layernorm"),
-    LATENT_ATTENTION,
-    ADD("add1", "x p", "y"),
-    {0},
-};
-
-/* The first blocks have a feed-forward part, the others experts: one that all tokens have, and
- * those that the router chooses. */
-static const modeli_row deepseek_dense[] = {
-    NORM("norm2", "x", "b", LAYER "post_attention_layernorm"),
-    LLAMA_UP("b", BIAS_IF(MLP_BIAS)),
-    LLAMA_DOWN(BIAS_IF(MLP_BIAS)),
-    ADD("add2", "x d", "y"),
-    {0},
-};
-
-#define SHARED LAYER "mlp.shared_experts."
-
-static const modeli_row deepseek_experts[] = {
-    NORM("norm2", "x", "b", LAYER "post_attention_layernorm"),
-    ROW(linear, "shared_up", "b", "f",
-        .weights = {{SHARED "gate_proj", MODELI_SHARED}, {SHARED "up_proj", MODELI_SHARED}},
-        BIAS_IF(MLP_BIAS)),
-    GATE,
-    LINEAR("shared_down", "g", "s", SHARED "down_proj", HIDDEN, RESIDUAL, BIAS_IF(MLP_BIAS)),
-    ROW(correction, "correction", "", "c",
-        .weights = {{LAYER "mlp.gate.e_score_correction_bias", MODELI_EXPERTS}}, IF(SIGMOID)),
-    ROW(router, "router", "b c", "w", .weights = {{LAYER "mlp.gate", MODELI_EXPERTS}}, IF(SIGMOID)),
-    ROW(router, "router", "b", "w", .weights = {{LAYER "mlp.gate", MODELI_EXPERTS}},
-        .is_there = MODELI_UNLESS_SIGMOID),
-    EXPERTS(LAYER "mlp.experts"),
-    ADD("add2", "s d", "e"),
-    ADD("add3", "x e", "y"),
-    {0},
-};
-
-/* ---- GLM-4 MoE (GLM-4.5): attention of Qwen3, experts of DeepSeek-V3 ---- */
-
-static const modeli_row glm4_moe_block[] = {
-    NORM("norm1", "x", "a", LAYER "input_layernorm"),
-    LLAMA_QKV("a", BIAS_IF(QKV_BIAS)),
-    LLAMA_HEAD_NORMS(HEAD, HEAD, IF(QK_NORM)),
-    LLAMA_ATTEND(),
-    ADD("add1", "x p", "y"),
-    {0},
-};
+/* ---- the list ---- */
 
 #define LLAMA_FORM .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU
 #define GEMMA_FORM .norm = NORM_RMS, .activation = ACTIVATION_GEGLU, .adds_one = true
@@ -567,21 +367,22 @@ const modeli_family *modeli_family_of(enum model_family family)
         [MODEL_STABLELM] = {"stablelm", llama_embed, stablelm_block, starcoder2_head,
                             .activation = ACTIVATION_SWIGLU},
         [MODEL_GEMMA2] = {"gemma2", llama_embed, gemma2_block, llama_head, GEMMA_FORM},
-        [MODEL_MIXTRAL] = {"mixtral", llama_embed, mixtral_block, llama_head, LLAMA_FORM,
-                           .experts = mixtral_experts},
-        [MODEL_QWEN2_MOE] = {"qwen2_moe", llama_embed, mixtral_block, llama_head, LLAMA_FORM,
-                             .experts = qwen2_moe_experts},
-        [MODEL_QWEN3_MOE] = {"qwen3_moe", llama_embed, mixtral_block, llama_head, LLAMA_FORM,
-                             .experts = mixtral_experts},
-        [MODEL_OLMOE] = {"olmoe", llama_embed, olmoe_block, llama_head, LLAMA_FORM,
-                         .experts = mixtral_experts},
-        [MODEL_GPT_OSS] = {"gpt_oss", llama_embed, gpt_oss_block, llama_head, .norm = NORM_RMS,
-                           .activation = ACTIVATION_SWIGLU_CLAMPED, .experts = gpt_oss_experts},
-        [MODEL_DEEPSEEK] = {"deepseek", llama_embed, deepseek_block, llama_head, LLAMA_FORM,
-                            .experts = deepseek_experts, .dense = deepseek_dense,
+        [MODEL_MIXTRAL] = {"mixtral", llama_embed, modeli_mixtral_block, llama_head, LLAMA_FORM,
+                           .experts = modeli_mixtral_experts},
+        [MODEL_QWEN2_MOE] = {"qwen2_moe", llama_embed, modeli_mixtral_block, llama_head, LLAMA_FORM,
+                             .experts = modeli_qwen2_moe_experts},
+        [MODEL_QWEN3_MOE] = {"qwen3_moe", llama_embed, modeli_mixtral_block, llama_head, LLAMA_FORM,
+                             .experts = modeli_mixtral_experts},
+        [MODEL_OLMOE] = {"olmoe", llama_embed, modeli_olmoe_block, llama_head, LLAMA_FORM,
+                         .experts = modeli_mixtral_experts},
+        [MODEL_GPT_OSS] = {"gpt_oss", llama_embed, modeli_gpt_oss_block, llama_head,
+                           .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU_CLAMPED,
+                           .experts = modeli_gpt_oss_experts},
+        [MODEL_DEEPSEEK] = {"deepseek", llama_embed, modeli_deepseek_block, llama_head, LLAMA_FORM,
+                            .experts = modeli_deepseek_experts, .dense = modeli_deepseek_dense,
                             .interleaved = true},
-        [MODEL_GLM4_MOE] = {"glm4_moe", llama_embed, glm4_moe_block, llama_head, LLAMA_FORM,
-                            .experts = deepseek_experts, .dense = deepseek_dense},
+        [MODEL_GLM4_MOE] = {"glm4_moe", llama_embed, modeli_glm4_moe_block, llama_head, LLAMA_FORM,
+                            .experts = modeli_deepseek_experts, .dense = modeli_deepseek_dense},
     };
     return &families[family];
 }
