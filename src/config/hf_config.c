@@ -261,45 +261,22 @@ static int merge_seq_length(const configi_reader *reader, const hfi_config *self
  * was trained without them. */
 static int refuse_other_arithmetic(const configi_reader *reader, const hfi_config *self)
 {
-    static const char *const keys[] = {"activation",
-                                       "out_bias",
-                                       "mlp_bias",
-                                       "parallel_residual",
-                                       "attention_sinks",
-                                       "kv_latent_size",
-                                       "q_latent_size",
-                                       "rope_head_dim",
-                                       "value_head_dim",
-                                       "rope_halves",
-                                       "nope_interval",
-                                       "embedding_multiplier",
-                                       "attention_multiplier",
-                                       "residual_multiplier",
-                                       "logits_scaling",
-                                       "attention_soft_cap",
-                                       "logits_soft_cap",
-                                       "window",
-                                       "window_pattern",
-                                       "window_rope_theta",
-                                       "norm_topk_prob",
-                                       "num_experts",
-                                       "num_experts_per_tok",
-                                       "expert_ffn_size",
-                                       "shared_ffn_size",
-                                       "routed_scaling_factor",
-                                       "scoring_func",
-                                       "n_group",
-                                       "topk_group",
-                                       "first_k_dense_replace",
-                                       "swiglu_limit"};
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+    static const char keys[] =
+        "activation|out_bias|mlp_bias|parallel_residual|attention_sinks|kv_latent_size|"
+        "q_latent_size|rope_head_dim|value_head_dim|rope_halves|nope_interval|"
+        "embedding_multiplier|attention_multiplier|residual_multiplier|logits_scaling|"
+        "attention_soft_cap|logits_soft_cap|window|window_pattern|window_rope_theta|"
+        "norm_topk_prob|num_experts|num_experts_per_tok|expert_ffn_size|shared_ffn_size|"
+        "routed_scaling_factor|scoring_func|n_group|topk_group|first_k_dense_replace|swiglu_limit";
+    char key[JOB_NAME_BYTES];
+    for (int i = 0; configi_list_entry(keys, i, key, sizeof key); i++) {
         char path[CONFIGI_PATH_BYTES], given[CONFIGI_VALUE_BYTES];
-        configi_join(path, "model", keys[i]);
+        configi_join(path, "model", key);
         const json_t *own = configi_get(reader, path);
         const char *word = json_is_string(own) ? json_string_value(own) : "";
         bool is_default = json_is_false(own) || strcmp(word, "default") == 0 ||
-                          (strcmp(keys[i], "scoring_func") == 0 && strcmp(word, "softmax") == 0);
-        if (own && !is_default && !json_object_get(self->block, keys[i]))
+                          (strcmp(key, "scoring_func") == 0 && strcmp(word, "softmax") == 0);
+        if (own && !is_default && !json_object_get(self->block, key))
             return configi_error(reader, path, "%s is not what %s says: leave the key out",
                                  configi_show(own, given), self->file);
     }

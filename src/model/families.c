@@ -122,21 +122,7 @@ static const modeli_row phi3_block[] = {
     {0},
 };
 
-/* ---- Gemma: Llama, with 1 + weight in norms, and the gate by GELU ---- */
-
-static const modeli_row gemma_block[] = {
-    NORM("norm1", "x", "a", LAYER "input_layernorm"),
-    LLAMA_QKV("a"),
-    LLAMA_ATTEND(),
-    ADD("add1", "x p", "m"),
-    NORM("norm2", "m", "b", LAYER "post_attention_layernorm"),
-    LLAMA_UP("b"),
-    LLAMA_DOWN(),
-    ADD("add2", "m d", "y"),
-    {0},
-};
-
-/* ---- Gemma 2 and 3: Gemma, with norms before and after both branches; in Gemma 3 also norms of
+/* ---- Gemma 2 and 3: Llama, with norms before and after both branches; in Gemma 3 also norms of
  * q's and k's heads ---- */
 
 static const modeli_row gemma2_block[] = {
@@ -335,6 +321,7 @@ static const modeli_row opt_head[] = {
 /* ---- the list ---- */
 
 #define LLAMA_FORM .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU
+/* 1 + weight in norms, and the gate by GELU. */
 #define GEMMA_FORM .norm = NORM_RMS, .activation = ACTIVATION_GEGLU, .adds_one = true
 
 const modeli_family *modeli_family_of(enum model_family family)
@@ -348,7 +335,7 @@ const modeli_family *modeli_family_of(enum model_family family)
         [MODEL_PHI] = {"phi", phi_embed, phi_block, phi_head, .activation = ACTIVATION_GELU,
                        .drops_rows = true},
         [MODEL_PHI3] = {"phi3", llama_embed, phi3_block, llama_head, LLAMA_FORM},
-        [MODEL_GEMMA] = {"gemma", llama_embed, gemma_block, llama_head, GEMMA_FORM},
+        [MODEL_GEMMA] = {"gemma", llama_embed, llama_block, llama_head, GEMMA_FORM},
         [MODEL_OLMO2] = {"olmo2", llama_embed, olmo2_block, llama_head, LLAMA_FORM},
         [MODEL_EXAONE4] = {"exaone4", llama_embed, exaone4_block, llama_head, LLAMA_FORM},
         [MODEL_GLM] = {"glm", llama_embed, glm_block, llama_head, LLAMA_FORM, .interleaved = true},
@@ -381,7 +368,7 @@ const modeli_family *modeli_family_of(enum model_family family)
         [MODEL_DEEPSEEK] = {"deepseek", llama_embed, modeli_deepseek_block, llama_head, LLAMA_FORM,
                             .experts = modeli_deepseek_experts, .dense = modeli_deepseek_dense,
                             .interleaved = true},
-        [MODEL_GLM4_MOE] = {"glm4_moe", llama_embed, modeli_glm4_moe_block, llama_head, LLAMA_FORM,
+        [MODEL_GLM4_MOE] = {"glm4_moe", llama_embed, modeli_mixtral_block, llama_head, LLAMA_FORM,
                             .experts = modeli_deepseek_experts, .dense = modeli_deepseek_dense},
     };
     return &families[family];

@@ -77,7 +77,7 @@ const modeli_row modeli_gpt_oss_experts[] = {
     {0},
 };
 
-/* ---- DeepSeek V2 and V3: latent attention, and experts ----
+/* ---- DeepSeek V2 and V3: latent attention, and experts, which GLM-4 MoE (GLM-4.5) has, too ----
  *
  * k and v of all heads are made from one latent of each token, to which belongs the rotary part of
  * k, one for all heads; q is made from a latent of its own, or as Llama's. The norms of latents
@@ -130,16 +130,5 @@ const modeli_row modeli_deepseek_experts[] = {
     EXPERTS(LAYER "mlp.experts"),
     ADD("add2", "s d", "e"),
     ADD("add3", "x e", "y"),
-    {0},
-};
-
-/* ---- GLM-4 MoE (GLM-4.5): attention of Qwen3, experts of DeepSeek-V3 ---- */
-
-const modeli_row modeli_glm4_moe_block[] = {
-    NORM("norm1", "x", "a", LAYER "input_layernorm"),
-    LLAMA_QKV("a", BIAS_IF(QKV_BIAS)),
-    LLAMA_HEAD_NORMS(HEAD, HEAD, IF(QK_NORM)),
-    LLAMA_ATTEND(),
-    ADD("add1", "x p", "y"),
     {0},
 };

@@ -63,7 +63,6 @@
 /* families_experts.c */
 extern const modeli_row modeli_mixtral_block[], modeli_mixtral_experts[], modeli_olmoe_block[],
     modeli_qwen2_moe_experts[], modeli_gpt_oss_block[], modeli_gpt_oss_experts[],
-    modeli_deepseek_block[], modeli_deepseek_dense[], modeli_deepseek_experts[],
-    modeli_glm4_moe_block[];
+    modeli_deepseek_block[], modeli_deepseek_dense[], modeli_deepseek_experts[];
 
 #endif
