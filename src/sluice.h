@@ -61,9 +61,9 @@ enum sluice_status {
  * the next call of a function of this header. */
 const char *sluice_error(void);
 
-/* Names a directory in which models.json and clusters.json are looked for first, after
- * $SLUICE_CONFIG_DIR. For programs that are not installed by `cmake --install`. At most 4000 bytes
- * are copied; NULL: none. */
+/* Names a directory with models.json and clusters.json, for programs that are not installed by
+ * `cmake --install`. They are looked for in $SLUICE_CONFIG_DIR first, and then there. At most 4000
+ * bytes are copied; NULL: none. */
 void sluice_set_data_directory(const char *directory);
 
 /* Frees a text that a function of this header made. NULL is allowed. */
@@ -95,12 +95,12 @@ struct sluice_options {
      * Comes on a thread of the library, while sluice_open waits. NULL: zeros. */
     int (*first)(void *user, uint32_t unit, uint64_t begin, uint64_t count, float *values);
     void *first_user;
-    /* For the ranks of torchrun, which has a store for such things but no MPI: gives all ranks the
-     * data of rank 0, a few hundred bytes, for which it waits timeout_seconds at most. Returns 0;
-     * anything else, and the run is not opened. Comes on a thread of the library, while the
-     * function that opens the run waits: once on rank 0, and on another rank again while it does
-     * not reach rank 0, since the store also has what was given before a restart. NULL: torchrun's
-     * ranks are refused. */
+    /* For the ranks of torchrun, which has a store that all ranks see, but no MPI. Gives all ranks
+     * the data of rank 0, a few hundred bytes, and waits for it at most timeout_seconds. Returns 0;
+     * anything else, and the run is not opened. It is called on a thread of the library, while the
+     * function that opens the run waits: on rank 0 once, and on another rank until the data lead to
+     * rank 0, because the store may still hold those of before a restart. NULL: torchrun's ranks
+     * are refused. */
     int (*share)(void *user, void *data, size_t bytes, double timeout_seconds);
     void *share_user;
 };
@@ -166,16 +166,16 @@ struct sluice_export_options {
 int sluice_export(sluice_run *run, const char *directory,
                   const struct sluice_export_options *options);
 
-/* Tells the run, before sluice_close, that the program ends by a failure of its own: a few words,
- * which are copied ("bad batch 7"); NULL: it does not. A run of one rank is closed as always. If
- * there are several, this rank then waits at most debug.comm.exit_seconds for the others to close
- * too (in a collective of NCCL at least half of comm.timeout_seconds); if they do not, the run ends
- * on all of them, as after any failure of a rank. */
+/* Tells the run, before sluice_close, that the program ends because of a failure of its own.
+ * `failure`: a few words, which are copied ("bad batch 7"); NULL: there is no failure. It changes
+ * only how a run of several ranks is closed. This rank then waits at most debug.comm.exit_seconds
+ * for the others to close too (in a collective of NCCL at least half of comm.timeout_seconds). If
+ * they do not, the run ends on all ranks, as after any failure of a rank. */
 void sluice_set_failure(sluice_run *run, const char *failure);
 
 /* Commits the steps that are not yet committed, and frees all. NULL is allowed. After a failed step
- * it returns that failure again. With several ranks it waits until all ranks close. It returns
- * SLUICE_FAILED if another one waits for this rank in a step instead. */
+ * it returns that failure again. With several ranks it waits until all ranks close. SLUICE_FAILED:
+ * another rank has begun a step, and waits for this one there. */
 int sluice_close(sluice_run *run);
 
 /* ---- whole tasks, without an open run ----
@@ -313,8 +313,8 @@ int sluice_export_run(const char *run_dir, const char *directory,
  *
  * The job has the key model.module in place of a family: a list of units (flat vectors of tensors)
  * and of stages, in the order of the forward, with the one or two units that each uses. The library
- * brings the params of a stage to the device, the caller computes, and hands back gradients; where
- * all state rests, the update, commits and resuming are the library's, as for any run.
+ * brings the params of a stage to the device, and the caller computes and hands back gradients. As
+ * for any run, the library decides where state rests, updates it, commits it and resumes.
  *
  *   sluice_open -> sluice_module_begin -> sluice_module_wait -> sluice_module_done   a step: all
  *                                                ^                      |            uses of it,
@@ -332,7 +332,7 @@ int sluice_export_run(const char *run_dir, const char *directory,
  * count for no budget.
  *
  * Threads: calls may come from different threads, one at a time. They sleep while they wait. The
- * threads that compute are the caller's; the library takes cores only for copies, drives and
+ * threads that compute are the caller's; the library needs cores only for copies, drives and
  * updates. On the CPU updates run between uses; a long use should call sluice_module_pause now and
  * then. With a GPU the caller waits for its own streams before sluice_module_done. While it
  * computes, only those transfers go on that have begun. */
@@ -381,11 +381,11 @@ int sluice_module_wait(sluice_run *run, struct sluice_use *use);
 int sluice_module_lend(sluice_run *run, const void *const *grads, uint32_t tensor_count);
 
 /* Runs all updates that are ready. Call it in a use that takes long, between two parts of its
- * computing. Otherwise updates wait for the end of the use, and drives wait for their memory.
- * Returns not 0 if updates waited; 0 at once, after two short locks, if none did or no use is held.
- * None waits with a GPU, nor where update.cores or update.threads differ from those that compute:
- * updates then have a worker of their own. If an update fails, sluice_module_wait or
- * sluice_module_end gives its error once the use is done. */
+ * computing. Otherwise updates wait for the end of the use, and drives wait for the memory of
+ * updates. Returns not 0 if updates waited. If none did, or no use is held, it returns 0 after two
+ * short locks. Updates never wait with a GPU, nor where update.cores or update.threads differ from
+ * those that compute, because they have a worker of their own there. If an update fails,
+ * sluice_module_wait or sluice_module_end gives its error once the use is done. */
 int sluice_module_pause(sluice_run *run);
 
 /* The use is over. `loss`: of the last stage, the micro-batch's own loss without the scale, for
@@ -422,19 +422,19 @@ int sluice_module_locate(const sluice_run *run, uint32_t unit, uint32_t tensor,
  * rest on a drive, on a GPU, or in part on other ranks. A pending update is made first. */
 int sluice_module_home(sluice_run *run, uint32_t unit, void **params, uint64_t *bytes);
 
-/* Memory of a closed run: [0] of its device, [1] of its host. All zero: none, as for what lay on a
- * GPU. */
+/* Memory of a closed run: [0] of its device, [1] of its host. 0 bytes: there is none; memory of a
+ * GPU is never here. */
 struct sluice_memory {
     void *base[2];
     uint64_t bytes[2];
 };
 
-/* Like sluice_close, for a program whose parts may still read or write at the run's addresses:
- * these stay valid until sluice_module_unmap, whatever sluice_module_close returns, but for those
- * that ops got while run.paranoid was set. It overwrites *memory. If keeps_params is not 0, what
- * sluice_module_home gave keeps its values; after an error they may be those of an update that was
- * cut off. All else reads as zeros and takes no memory until it is written to. Memory of a GPU is
- * freed at once. */
+/* Like sluice_close, for a program whose parts may still read or write at the run's addresses. The
+ * addresses stay valid until sluice_module_unmap, whatever sluice_module_close returns, except
+ * those that uses got while run.paranoid was set. It overwrites *memory. If keeps_params is not 0,
+ * params that sluice_module_home gave keep their values; after an error the last update may be in
+ * them in part. All else reads as zeros and takes no memory until it is written to. Memory of a GPU
+ * is freed at once. */
 int sluice_module_close(sluice_run *run, int keeps_params, struct sluice_memory *memory);
 
 /* Frees the memory. It may be called at any time, from any thread, and in a forked process. */

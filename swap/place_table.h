@@ -15,10 +15,13 @@
  *
  * There is no lock. The owner is the executor's thread: the nvme lane finds an entry when its op is
  * submitted, and uses that entry only until the op is complete. The commit's op runs on a thread of
- * its own. Programs order it against every write of state (program_check proves that), so it may
- * read what writes change (newest, sum, has_sum) and the offsets. Writes look at `committed`; so
- * place_table_commit is called by that op or after its run, while no write is submitted. Reads of
- * state may run beside a commit, since both only read. Only creation allocates. */
+ * its own:
+ *   - Programs order it against every write of state (program_check proves that). So it may read
+ *     the offsets and what writes change (newest, sum, has_sum).
+ *   - Writes look at `committed`, so place_table_commit is called while no write is submitted: by
+ *     that op, or after its run.
+ *   - Reads of state may run beside it, because both only read.
+ * Only creation allocates. */
 #ifndef SLUICE_SWAP_PLACE_TABLE_H
 #define SLUICE_SWAP_PLACE_TABLE_H
 

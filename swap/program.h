@@ -82,8 +82,8 @@
  *   OP_BACKWARD   writes the addresses of its unit's gradients to LENT, in place of GRADS
  *   OP_UPDATE     reads the gradients there, in place of SOURCE; writes NORM_SUMS of its tile
  *
- * LENT is one half of a home, and backwards that lend take the halves in turn. So each waits for
- * the updates of the second one before it, and at most two units lend at a time.
+ * LENT is one half of a home. Backwards that lend take the halves in turn, and each waits for the
+ * updates that still read its half. So at most two units lend at a time.
  *
  * Pure data: built by one thread, then read-only and shared. */
 #ifndef SLUICE_SWAP_PROGRAM_H
@@ -143,12 +143,12 @@ enum op_kind {
     OP_BACKWARD,
     OP_GRAD_ADD,   /* unit, tile: SOURCE, TARGET (fp32 sums of the own shard) -> TARGET */
     OP_GRAD_CLOSE, /* unit, tile: GRADS (fp32 accumulator) -> TARGET (gradient dtype), norm sums */
-    /* Part `tile` of the norm of several ranks, if one gather would take too much memory: NORM_SUMS
-     * of some units as gathered, by rank -> TARGET, by block. The program's OP_NORM does the last
-     * part and makes the norm of all parts. */
+    /* Part `tile` of the norm of several ranks, if one gather would take too much memory. NORM_SUMS
+     * has the gathered sums of some units rank by rank; they go to TARGET block by block. The
+     * program's OP_NORM does the last part and makes the norm of all parts. */
     OP_NORM_PART,
     /* Global norm of all closed gradients -> the step's clip factor and skip flag. With several
-     * ranks: NORM_SUMS as gathered, by rank -> TARGET, by block -> the same. */
+     * ranks the gathered sums first go from NORM_SUMS to TARGET, as in OP_NORM_PART. */
     OP_NORM,
     /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy). Reads TARGET too
      * with a split master (base/tile.h). Reads INPUT too (the unit's directions) if Muon updates
@@ -222,8 +222,8 @@ struct op_demand {
     /* of CPU cores that work or wait for memory, summed; without those for device_flops */
     double core_seconds;
     double wait_seconds; /* during which no resource is busy: the drives' sync */
-    /* Expected share of the runs in which the op's unit is hit, so that the op is not skipped; 0
-     * acts as 1. The other members are its needs in such a run. */
+    /* The share of steps in which the op is expected to run, because its unit is hit; 0 acts as 1.
+     * The other members are its needs in such a step. */
     double share;
 };
 typedef struct op_demand op_demand;

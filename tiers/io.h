@@ -51,9 +51,10 @@ struct io_config {
     uint32_t queue_depth;
     uint64_t block_bytes;  /* largest single transfer; multiple of 4 KiB; 0: 1 MiB */
     uint32_t pool_threads; /* threads of the pool; 0: 4 per drive; at most 64 */
-    /* io_uring: no interrupts; the owner's thread polls the drives for completions instead, and
-     * never sleeps while one is out: it takes a core. Used only if a real read proves it; otherwise
-     * a line says why not. Transfers are then at most what each drive takes in one piece. */
+    /* io_uring without interrupts: the owner's thread asks the drives for completions, and never
+     * sleeps while a transfer is in flight. So it takes a core. Used only if a real read proves
+     * that it works; otherwise a log line says why it does not. A transfer is then at most what
+     * its drive takes in one piece. */
     bool polls;
     const io_region *regions;
     uint32_t region_count;
@@ -84,9 +85,9 @@ struct io_request {
     /* Names the work of this request ("read of unit 3, tile 2 (op 17)") for the warning about a
      * transfer that does not return. Called from io_poll only. NULL: no name. */
     void (*describe)(const struct io_request *request, char *text, size_t capacity);
-    /* A request of the other direction that goes first: no transfer of this request is handed over
-     * before all transfers of that one have been, or it has failed. It must be in flight. io sets
-     * it to NULL when it no longer holds this request back. NULL: nothing goes first. */
+    /* A request of the other direction that goes first. It must be in flight. Until all of its
+     * transfers are with the backend, or it has failed, no transfer of this request goes there.
+     * Then io sets it to NULL. NULL: nothing goes first. */
     const struct io_request *behind;
     /* The request keeps its place in the queue, but is not handed over before io_release; those of
      * its direction that were submitted after it wait too. */
@@ -153,14 +154,14 @@ uint32_t io_room(const io *self);
 int io_poll(io *self, io_request **done, size_t max) MUST_CHECK;
 
 /* Readable when io_poll has work: requests to return, completions to collect, requests submitted
- * since the last io_poll, or a transfer to report as stuck or to give up. Do not read from it;
- * io_poll reads it when it finds nothing. So the loop { submit what there is; io_poll; poll(2) if
- * nothing came } neither spins nor sleeps too long. */
+ * since the last io_poll, or a transfer to report as stuck or to give up. Do not read from it:
+ * io_poll does, when it finds nothing. A loop that submits, calls io_poll, and calls poll(2) if
+ * io_poll returned nothing, neither spins nor sleeps too long. */
 int io_event_fd(const io *self);
 
-/* Submits one request and waits for it: for start and end, not for a step. Requests in flight go on
- * and the next io_poll returns them; no request of the direction may be held.
- * Returns the request's result, with its text as the error. */
+/* Submits one request and waits for it. It is for the start and the end of a run, not for a step.
+ * Other requests go on meanwhile, and the next io_poll returns them. No request of this direction
+ * may be held. Returns the request's result, with its text as the error. */
 int io_transfer(io *self, enum io_direction direction, uint64_t offset, void *data,
                 uint64_t size_bytes) MUST_CHECK;
 

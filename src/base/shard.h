@@ -41,8 +41,8 @@ static inline uint64_t shard_real_elems(uint64_t unit_elems, uint64_t begin, uin
     return begin >= unit_elems ? 0 : size_min(count, unit_elems - begin);
 }
 
-/* A part of a buffer for each rank, as an all-to-all moves them (comm/comm.h). Tables of parcels, by
- * rank, lie in host memory, also if the buffers are a GPU's. */
+/* A rank's part of a buffer, as an all-to-all moves it (comm/comm.h). Tables of parcels, by rank,
+ * lie in host memory, also if the buffers are a GPU's. */
 enum { PARCEL_ALIGN_BYTES = 256 };
 
 struct rank_parcel {

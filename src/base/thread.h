@@ -1,4 +1,4 @@
-/* Threads and the operating system: on which cores they may run, how soon after waking, and how they
+/* Threads and the operating system: on which cores they may run, how soon after waking, and how to
  * wait for what wakes nobody.
  *
  * Each call applies to the thread that makes it. A new thread inherits the cores of the thread that

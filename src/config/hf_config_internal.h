@@ -149,9 +149,9 @@ struct hfi_family {
     bool has_plain_heads;   /* no key says head_dim: it is always hidden_size / heads */
     hfi_rope rope;
     struct hfi_windows windows;
-    /* The base of the rotary positions of blocks with a window, if config.json does not say. Only
-     * those of the others may be scaled. 0: there are none apart. With a key of its own rope_scaling
-     * is about the others; without one (NULL), rope_parameters has a block for each kind. */
+    /* The base of the rotary positions of blocks with a window, if config.json does not say; 0: it
+     * is that of the others. Only positions of the others may be scaled. window_theta_key: the key
+     * that says it; NULL: rope_parameters has a block for each of the two kinds. */
     double window_theta;
     const char *window_theta_key;
     bool has_nope;         /* some blocks have none */

@@ -91,7 +91,7 @@ int hfi_put(hfi_config *self, const char *key, json_t *value)
 
 /* ---- rows ---- */
 
-/* The functions of activations. Of several names for one, the first is written. */
+/* Names of activations. If one has several names, the first is written. */
 static const struct {
     const char *theirs, *ours;
 } activations[] = {

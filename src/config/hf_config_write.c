@@ -38,8 +38,8 @@ static json_t *whole(uint64_t number)
     return json_integer((json_int_t)number);
 }
 
-/* Keys that all types have. Without the last three their defaults would be tokens of another
- * vocabulary. */
+/* Keys of all types. The last three are null, because the defaults are ids in other
+ * vocabularies. */
 static int write_common(json_t *config, const struct job_model *m, const hfi_family *of)
 {
     TRY(hfi_add(config, "architectures", json_pack("[s]", of->class_name)));
@@ -183,8 +183,8 @@ static const char *find_difference(const job *a, const job *b)
 
 /* ---- the choice ---- */
 
-/* Makes the document of a type. *config stays NULL if it would not mean the model; then `lacks`
- * names the type and a key that it cannot say. is, was: room for two jobs. */
+/* Makes the document of a type. If it does not mean the model, *config stays NULL, and the type and
+ * a key that it cannot say are added to `lacks`. is, was: room for two jobs. */
 static int try_type(const job *from, const hfi_family *of, job *is, job *was, json_t **config,
                     char lacks[ERR_TEXT_BYTES])
 {
