@@ -52,10 +52,10 @@ int config_set_directory(const char *directory) MUST_CHECK;
 /* NULL is allowed. */
 void job_destroy(job *self);
 
-/* Writes a config.json of Hugging Face for the job's model. type: the dtype of the weights, as torch
- * names it ("bfloat16"). quantization: the block quantization_config, or NULL. The caller frees *text
- * (mem_free). ERR_CONFIG if no config.json can describe the model; the message names the keys that
- * it would need. */
+/* Writes a config.json of Hugging Face for the job's model. type: the dtype of the weights, as
+ * torch names it ("bfloat16"). quantization: the block quantization_config, or NULL. The caller
+ * frees *text (mem_free). ERR_CONFIG if no config.json can describe the model; the message names
+ * the keys that it would need. */
 struct json_t;
 int config_write_hf(const job *from, const char *type, const struct json_t *quantization,
                     char **text) MUST_CHECK;
