@@ -2,7 +2,8 @@
  * there that changes the arithmetic is understood, or refused by its name. Absent keys mean what
  * transformers assumes for them. See config_internal.h. job_read calls it; it reads that file.
  * hf_config_families.c says which families have which keys, and hf_config_keys.c reads them;
- * hf_config_rope.c reads the rotary positions, hf_config_window.c the windows of attention. */
+ * hf_config_rope.c reads the rotary positions, hf_config_window.c the windows of attention.
+ * hf_config_write.c is the way back. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>

@@ -188,7 +188,7 @@ static const char *find_difference(const job *a, const job *b)
 static int try_type(const job *from, const hfi_family *of, job *is, job *was, json_t **config,
                     char lacks[ERR_TEXT_BYTES])
 {
-    const char *difference = "model";
+    const char *difference = NULL;
     json_t *made = json_object();
     memset(was, 0, sizeof *was);
     is->model = from->model;
@@ -214,7 +214,8 @@ static int try_type(const job *from, const hfi_family *of, job *is, job *was, js
         return 0;
     }
     json_decref(made);
-    text_add(lacks, ERR_TEXT_BYTES, "%s%s %s", lacks[0] ? ", " : "", of->name, difference);
+    text_add(lacks, ERR_TEXT_BYTES, difference ? "%s%s %s" : "%s%s (%s)", lacks[0] ? ", " : "",
+             of->name, difference ? difference : err_text());
     return rc == -ENOMEM ? rc : 0;
 }
 

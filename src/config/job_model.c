@@ -335,26 +335,6 @@ static int fill_dropout(const configi_reader *reader, unsigned has, struct job_m
     return 0;
 }
 
-/* Checks which blocks have a window. */
-static int check_window(const configi_reader *reader, unsigned has, const struct job_model *model)
-{
-    static const char path[] = "model.window_pattern", theta[] = "model.window_rope_theta";
-    const char *pattern = model->window_pattern;
-    if (strspn(pattern, "wf") != strlen(pattern))
-        return configi_error(reader, path, "\"%.64s\" has other letters than w and f", pattern);
-    if (pattern[0] != '\0' && model->window == 0 && model->window_rope_theta == 0)
-        return configi_error(reader, path, "there is no window: give model.window");
-    if (strcmp(model->family, "bert") == 0 && model->window != 0)
-        return configi_error(reader, "model.window",
-                             "the bert family attends to both sides: leave it out");
-    if (model->window_rope_theta != 0 && (has & TABLE))
-        return configi_error(reader, theta, "the %s family has no rotary positions: leave it out",
-                             model->family);
-    if (model->window_rope_theta != 0 && !(model->window_rope_theta > 1))
-        return configi_error(reader, theta, "%g is not above 1", model->window_rope_theta);
-    return 0;
-}
-
 /* Factors are used in fp32, in which neither they nor their inverses may be 0 or infinite. */
 static int check_factors(const configi_reader *reader, const struct job_model *model)
 {
@@ -411,6 +391,8 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
     TRY(configi_check_fp32(reader, "model.init_std", model->init_std));
     TRY(check_factors(reader, model));
     TRY(fill_dropout(reader, has, model));
-    TRY(check_window(reader, has, model));
+    if (model->window_pattern[0] != '\0' && model->window == 0 && model->window_rope_theta == 0)
+        return configi_error(reader, "model.window_pattern",
+                             "there is no window: give model.window");
     return fill_variant(reader, has, model);
 }

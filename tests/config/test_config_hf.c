@@ -278,6 +278,8 @@ static void what_no_file_says_is_refused(void **state)
         {OF("llama") "'mlp_bias': true, 'qk_norm': true", "qwen3 model.mlp_bias"},
         {OF("starcoder2") "'window': 8, 'window_pattern': 'wf'", "starcoder2 model.window_pattern"},
         {OF("stablelm") "'head_dim': 16", "stablelm model.head_dim"},
+        {OF("phi3") "'rope_scaling': {'type': 'linear', 'factor': 2}",
+         "phi3 (the new config.json: rope_scaling: the type"},
         {OF("gpt_neox") "'hidden_dropout': 0.1, 'embedding_dropout': 0.2",
          "gpt_neox model.hidden_dropout"},
         {OF("opt") "'norm_epsilon': 1e-6", "opt model.norm_epsilon"},

@@ -108,7 +108,6 @@ static void hand_written_blocks(void **state)
         {model, "model.family=gemma", "the gemma family has no such option"},
         {SMALL_JOB, "model.rope_scaling={'type': 'linear', 'factor': 2}", "no such option"},
         {model, "model.window_pattern=wf", "there is no window"},
-        {SMALL_JOB, "model.window_rope_theta=5", "no rotary"},
         {SMALL_JOB, "model.position_count=31", "below model.seq_length, 32"},
         {SMALL_JOB, "model.rope_scaling={'type': 'linear'}", "rope_scaling.factor"},
     };
