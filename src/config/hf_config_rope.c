@@ -320,7 +320,7 @@ int hfi_write_rope(json_t *config, const struct job_model *from, const hfi_famil
         rope->scaling == ROPE_DYNAMIC ? rope->original_positions : from->seq_length;
     /* Where the first length stands outside the block, its ratio to the longest is the factor. */
     double longest = rope->factor * (double)rope->original_positions;
-    bool is_ratio = of->rope.original != 0 && is_stretched && longest == floor(longest);
+    bool is_ratio = of->rope.original != 0 && longest > 0 && longest == floor(longest);
     if (is_ratio)
         positions = (uint64_t)longest;
     if (of->window_theta == 0 || of->window_theta_key)
