@@ -17,8 +17,8 @@
  * Memory: sluice_open reserves the memory of the device, the host and the drives, within the job's
  * budgets. A step takes no more.
  *
- * Threads: a process has one run open at a time. Its calls block, and may come from different
- * threads. A run has threads of its own, and the caller's thread keeps its cores and its
+ * Threads: a process that is one rank may have several runs open. Calls block, and may come from
+ * different threads. A run has threads of its own, and the caller's thread keeps its cores and its
  * scheduling. Only one function of this header may be called at a time. Callbacks come on the
  * thread that called, unless the function says otherwise, and must not call a function of this
  * header.

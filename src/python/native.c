@@ -73,29 +73,33 @@ failed:
 
 /* ---- one call at a time, in one process; the interpreter's lock protects these ---- */
 
-static bool is_working, is_run_open;
+static bool is_working;
+static unsigned run_count;  /* those that are open */
+static uint32_t world;      /* ranks of the last one that was opened */
 static bool is_ending;      /* the interpreter: no further call */
 static pthread_t ender;     /* the thread that ends it: it may still commit or close the run */
 static pid_t computing_pid; /* the process that computed first; 0: none */
 
-int native_enter(bool computes, bool is_of_run)
+int native_enter(enum native_use use)
 {
     if (computing_pid != 0 && computing_pid != getpid())
         native_refuse("this process was forked from one in which Sluice computed, and the threads "
                       "that it needs are not here: start processes with the method \"spawn\", or "
                       "before the first call");
-    else if (is_ending && !(is_of_run && pthread_equal(ender, pthread_self())))
+    else if (is_ending && !(use == NATIVE_OF_RUN && pthread_equal(ender, pthread_self())))
         native_refuse("the interpreter ends, and no further call can begin");
     else if (is_working)
         native_refuse(
             "a call of Sluice works in this process, in another thread or as the caller of "
             "this function, and there can be one at a time: wait until it is done");
-    else if (computes && is_run_open && !is_of_run)
-        native_refuse(
-            "this process has a run open, and there can be one at a time: close it first");
+    else if (run_count > 0 && use == NATIVE_COMPUTES)
+        native_refuse("this process has a run open: close it first");
+    else if (run_count > 0 && use == NATIVE_OPENS && world > 1)
+        native_refuse("this process has a run of several ranks open, and there can be one such at "
+                      "a time: close it first");
     else {
         is_working = true;
-        if (computes && computing_pid == 0)
+        if (use != NATIVE_READS && computing_pid == 0)
             computing_pid = getpid();
         return 0;
     }
@@ -107,9 +111,15 @@ void native_leave(void)
     is_working = false;
 }
 
-void native_note_run(bool is_open)
+void native_note_open(uint32_t ranks)
 {
-    is_run_open = is_open;
+    run_count++;
+    world = ranks;
+}
+
+void native_note_closed(void)
+{
+    run_count--;
 }
 
 static PyObject *version(PyObject *module, PyObject *unused)
@@ -160,7 +170,7 @@ static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "sluice._native",
     .m_doc = "libsluice; see the package sluice.",
-    .m_size = -1, /* one interpreter: a process has one run */
+    .m_size = -1, /* one interpreter: a process takes one call at a time */
     .m_methods = functions,
 };
 

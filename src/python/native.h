@@ -36,17 +36,23 @@ PyObject *native_refuse(const char *text);
 
 /* ---- one call at a time, in one process ----
  *
- * A process has one run open, and the library takes one call at a time. After a fork the child has
- * neither the threads of its parent's run and of OpenMP, nor the run's memory, which reads as
- * zeros. So calls are refused there once the parent has computed. */
+ * The library takes one call at a time. After a fork the child has neither the threads of its
+ * parent's runs and of OpenMP, nor the runs' memory, which reads as zeros. So calls are refused
+ * there once the parent has computed. */
 
+enum native_use {
+    NATIVE_READS,    /* does not compute */
+    NATIVE_COMPUTES, /* refused while a run is open */
+    NATIVE_OPENS,    /* a run; refused while one of several ranks is open */
+    NATIVE_OF_RUN,   /* that is open */
+};
 /* A function that calls the library calls native_enter before and native_leave after. native_enter
- * returns 0, or -1 with an exception; then native_leave must not follow. `computes`: the call uses
- * the run's threads. It is refused while a run is open, unless it is of this run (is_of_run). */
-int native_enter(bool computes, bool is_of_run);
+ * returns 0, or -1 with an exception; then native_leave must not follow. */
+int native_enter(enum native_use use);
 void native_leave(void);
-/* A session tells that it is open, or that it is not any more. */
-void native_note_run(bool is_open);
+/* A session tells that it is open, with the number of its ranks, or that it is not any more. */
+void native_note_open(uint32_t world);
+void native_note_closed(void);
 
 /* ---- a call that Python watches ---- */
 

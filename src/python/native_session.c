@@ -36,7 +36,7 @@ static int enter(const session *self, bool from_any_thread)
             "this run was opened by another thread, and only that one calls step, evaluate and "
             "export: others may commit and close it");
     else
-        return native_enter(true, true);
+        return native_enter(NATIVE_OF_RUN);
     return -1;
 }
 
@@ -56,7 +56,7 @@ static session *open_run(PyTypeObject *type, const char *name, const struct slui
         return NULL;
     self->owner = pthread_self();
     self->process = getpid();
-    if (native_enter(true, false) < 0) {
+    if (native_enter(NATIVE_OPENS) < 0) {
         Py_DECREF((PyObject *)self);
         return NULL;
     }
@@ -66,7 +66,9 @@ static session *open_run(PyTypeObject *type, const char *name, const struct slui
     PyEval_RestoreThread(thread);
     native_leave();
     if (status == SLUICE_DONE) {
-        native_note_run(true);
+        struct sluice_info info;
+        sluice_get_info(self->run, &info);
+        native_note_open(info.world);
         return self;
     }
     if (!native_opening_raise(opening))
@@ -236,7 +238,7 @@ static int close_run(session *self)
     status = memory ? sluice_module_close(run, self->keeps_params, memory) : sluice_close(run);
     PyEval_RestoreThread(thread);
     native_leave();
-    native_note_run(false);
+    native_note_closed();
     Py_CLEAR(self->memory);
     return status;
 }
@@ -279,15 +281,15 @@ static PyObject *session_memory(PyObject *object, PyObject *keeps_params)
 
 /* A run that nobody closed: it is closed if that is possible here and now. Otherwise its memory
  * stays until the process ends, and the state is that of its last commit. At the end of the program
- * a thread may still be in a step of it. native_enter only checks that no call works: the run that
- * is open is this one, and at the end of the program none is closed here. */
+ * a thread may still be in a step of it. native_enter only checks that no call works: at the end of
+ * the program no run is closed here. */
 static void session_dealloc(PyObject *object)
 {
     session *self = (session *)object;
     PyTypeObject *type = Py_TYPE(object);
     PyObject *kind, *value, *traceback; /* of an exception that is on its way */
     PyErr_Fetch(&kind, &value, &traceback);
-    if (self->run && self->process == getpid() && native_enter(false, false) == 0)
+    if (self->run && self->process == getpid() && native_enter(NATIVE_READS) == 0)
         (void)close_run(self);
     Py_CLEAR(self->memory);
     PyErr_Clear();

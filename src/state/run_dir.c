@@ -122,8 +122,8 @@ int state_run_dir_open(struct state_run_dir *self, const char *path, int mode)
     if (flock(self->lock_fd, LOCK_EX | LOCK_NB) != 0) {
         state_run_dir_close(self);
         return err_set(ERR_INPUT,
-                       "run.dir %s is in use by another process: wait for it or name another "
-                       "directory",
+                       "run.dir %s is in use by another process, or by another run of this one: "
+                       "wait for its end or name another directory",
                        path);
     }
     note_lock(self->lock_fd);

@@ -81,6 +81,25 @@ static void it_trains_as_in_memory(void **state)
     toy_close(&self);
 }
 
+/* Two runs in one process do not know of each other. */
+static void several_runs_train(void **state)
+{
+    static toy one, other;
+    const char *const set[] = {"tiers.place.params=nvme", "tiers.place.optimizer=nvme"};
+    toy_job asked = toy_new_job(DTYPE_FP32);
+    toy_open(&one, &asked, NULL, 0);
+    asked = toy_new_job(DTYPE_FP32);
+    toy_open(&other, &asked, set, 2);
+    for (uint64_t s = 1; s <= 4; s++) {
+        toy_train(&one, s);
+        toy_train(&other, s);
+    }
+    assert_memory_equal(one.losses, other.losses, sizeof one.losses);
+    toy_close(&one);
+    toy_train(&other, 5);
+    toy_close(&other);
+}
+
 /* ---- placements ---- */
 
 static const char *const places[][6] = {
@@ -478,6 +497,7 @@ int main(void)
         cmocka_unit_test(places_change_no_bit),
         cmocka_unit_test(lent_gradients_change_no_bit),
         cmocka_unit_test(an_optimizer_alone_updates),
+        cmocka_unit_test(several_runs_train),
         cmocka_unit_test(a_resumed_run_is_the_same),
         cmocka_unit_test(a_step_that_is_given_up_changes_nothing),
         cmocka_unit_test(an_update_in_the_backward_cannot_be_left),

@@ -191,9 +191,13 @@ class Open(InDirectory):
                     os._exit(0 if "forked" in str(error) else 1)
                 os._exit(2)
             self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
-            run.step()
+            first = run.step().loss
             self.assert_fails(sluice.WrongJob, 2, "close it first", sluice.train, job)
-            self.assert_fails(sluice.WrongJob, 2, "close it first", sluice.open, job)
+            self.assert_fails(sluice.WrongJob, 2, "another run of this one", sluice.open, job)
+            with sluice.open({**job, "run": {**job["run"], "dir": os.path.join(self.directory, "other")}}) as other:
+                self.assertEqual(other.step().loss, first)
+                run.step()
+                other.step()
             errors = []
 
             def elsewhere():

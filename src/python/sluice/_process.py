@@ -1,16 +1,16 @@
-"""What a process that has computed owes to its end: an open run is committed, and the interpreter
+"""What a process that has computed owes to its end: open runs are committed, and the interpreter
 does not end while the engine works.
 
 Such a process may be forked, for example for the workers of a torch DataLoader. The child has none
 of the run's threads, and zeros in its memory, so it cannot use Sluice: the extension refuses its
-calls. An open run is neither closed nor freed there; what a closed one left is the child's, too."""
+calls. Open runs are neither closed nor freed there; what a closed one left is the child's, too."""
 
 from __future__ import annotations
 
 import atexit
 import sys
 import weakref
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from ._errors import Error
 from ._load import native as _native
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
     from ._session import Session
 
 _is_guarded = False
-_open: Optional["weakref.ref[Session]"] = None
+_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
 
 def _end() -> None:
-    """Commits an open run, and stops a call that a daemon thread left at work, which commits."""
+    """Commits open runs, and stops a call that a daemon thread left at work, which commits."""
     _native.end()
-    session = _open() if _open else None
-    if session is None or not session.is_open:
-        return
+    for session in list(_sessions):
+        if session.is_open:
+            _close(session)
+
+
+def _close(session: "Session") -> None:
     uncaught = getattr(sys, "last_value", None)  # the exception by which the program ends
     if uncaught is not None:
         session._note_failure(uncaught)
@@ -48,5 +51,4 @@ def guard() -> None:
 
 def note_open(session: "Session") -> None:
     """A run that the program leaves open is committed before the interpreter ends."""
-    global _open
-    _open = weakref.ref(session)
+    _sessions.add(session)

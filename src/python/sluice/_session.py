@@ -82,8 +82,8 @@ class Closing:
 class Session(Closing):
     """An open run, made by sluice.open(). Close it, or use it as a context manager.
 
-    A process has one run open at a time. Only the thread that opened it calls step, evaluate and
-    export; any thread may commit and close it. The interpreter's lock is released while the
+    A process that is one rank may have several runs open. Only the thread that opened one calls step,
+    evaluate and export; any thread may commit and close it. The interpreter's lock is released while the
     library works.
     """
 
