@@ -162,66 +162,6 @@ class Losses(Engines):
         self.assert_near(models.engine_losses(engine, data), expected)
         engine.close()
 
-    def test_frozen_parameters_of_other_types(self):
-        """As a base in bf16 below adapters in fp32. All their bits come back."""
-
-        class Adapted(torch.nn.Module):
-            def __init__(self, dtype):
-                super().__init__()
-                self.base = torch.nn.Linear(32, 32, dtype=dtype).requires_grad_(False)
-                self.down, self.up = torch.nn.Linear(32, 3), torch.nn.Linear(3, 32)
-                bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)  # all there are
-                self.bits = torch.nn.Parameter(bits.view(torch.bfloat16), requires_grad=False)
-                # an odd number of elements comes last
-                self.gain = torch.nn.Parameter(torch.ones(3), requires_grad=False)
-
-            def forward(self, x):
-                base = self.base(x.to(self.base.weight.dtype)).to(x.dtype)
-                return x + base + self.up(self.down(x) * self.gain)
-
-        class Model(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                types = (torch.bfloat16, torch.float64, torch.float32)
-                self.blocks = torch.nn.ModuleList([Adapted(dtype) for dtype in types])
-                self.shift = torch.nn.Parameter(torch.ones(5, 1).bfloat16(), requires_grad=False)
-
-            def forward(self, x):
-                for block in self.blocks:
-                    x = block(x + self.shift)
-                return x.square().mean()
-
-        data = [torch.randn(5, 32, generator=torch.Generator().manual_seed(i)) for i in range(3)]
-        torch.manual_seed(3)
-        module = Model()
-        looped = copy.deepcopy(module)
-        learns = [p for p in looped.parameters() if p.requires_grad]
-        optimizer = sluice.torch.AdamW(learns, lr=1e-3, host="32MiB")
-        expected = models.loop_losses(looped, optimizer, data)
-        optimizer.close()
-        for config in (PLACEMENTS[1], PLACEMENTS[3]):
-            engine = self.engine(copy.deepcopy(module), config=config)
-            self.assertEqual(models.engine_losses(engine, data), expected)
-            engine.close()
-            name = f"run{self.count}"
-            engine = self.engine(Model(), config=config, name=name)
-            engine.prepare(data[0])
-            state = engine.state_dict()
-            engine.close()
-            for key, value in looped.state_dict().items():
-                self.assertEqual(state[key].dtype, value.dtype)
-                same = torch.equal(state[key].view(torch.uint8), value.view(torch.uint8))
-                self.assertTrue(same, key)
-        other = Model()
-        other.blocks[0].base.half()  # as many bytes, which are other numbers
-        engine = self.engine(other, config=config, name=name)
-        self.assertRaisesRegex(sluice.WrongJob, "other settings", engine.prepare, data[0])
-
-    def test_bf16_learns(self):
-        module = models.make(Language).bfloat16()
-        losses = models.engine_losses(self.engine(module), models.batches(Language) * 3)
-        self.assertLess(sum(losses[-5:]), sum(losses[:5]))
-
     def test_groups_and_schedulers(self):
         module = models.make(Language, dropout=0.0)
         data = models.batches(Language)
@@ -251,6 +191,31 @@ class Losses(Engines):
             scheduler.step()
             found.append(loss.item())
         self.assert_near(found, expected)
+
+    def test_several_runs_in_one_process(self):
+        """Each has its own losses, also if the steps lie within each other."""
+        data = models.batches(Language, 4)
+        one, other = self.engine(models.make(Language)), self.engine(models.make(Language), config=PLACEMENTS[3])
+        looped = models.make(Language)
+        optimizer = sluice.torch.AdamW(looped.parameters(), lr=1e-3, host="32MiB")
+        found = [[], [], []]
+        for number, batch in enumerate(data):
+            losses = []
+            for call in (one, other, looped):  # with the same random numbers
+                torch.manual_seed(number)
+                losses.append(call(batch))
+                found[len(losses) - 1].append(losses[-1].item())
+            one.backward(losses[0])
+            other.backward(losses[1])
+            optimizer.zero_grad()
+            losses[2].backward()
+            other.step()
+            optimizer.step()
+            one.step()
+        self.assertEqual(found[0], found[1])
+        self.assertEqual(found[0], found[2])
+        one.close()
+        self.assertEqual(models.engine_losses(other, data[:1]), models.loop_losses(looped, optimizer, data[:1]))
 
     def test_evaluation_between_steps(self):
         data = models.batches(Language)

@@ -51,6 +51,64 @@ class Simulated(OverTheStandIn):
             self.assertTrue(torch.equal(value, wanted[name]), name)
         return engine
 
+    def test_objects_around_inputs_and_outputs(self):
+        """A recording leaves those of the program as they are."""
+
+        class Boxed(models.Odd):
+            def forward(self, box):
+                box.tokens = (box.tokens + 1) % 64
+                return [{"out": models.Box(inner=models.Box(loss=super().forward(box.tokens)))}]
+
+            def through(self, x):
+                return self.blocks[1](self.blocks[0](x))
+
+        def train(call, backward, step):
+            boxes = [models.Box(tokens=tokens) for tokens in models.batches(Boxed, 3)]
+            losses = []
+            for box in boxes:
+                loss = call(box)[0]["out"].inner.loss
+                backward(loss)
+                step()
+                losses.append(loss.item())
+            return losses, torch.stack([box.tokens for box in boxes])
+
+        plain = models.make(Boxed)
+        optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+
+        def step():
+            optimizer.step()
+            optimizer.zero_grad()
+
+        plain.blocks[2].requires_grad_(False)
+        losses, tokens = train(plain, torch.Tensor.backward, step)
+        module = models.make(Boxed)
+        module.blocks[2].requires_grad_(False)
+        engine = self.engine(module)
+        found_losses, found_tokens = train(engine, engine.backward, engine.step)
+        self.assertEqual(found_losses, losses)
+        self.assertTrue(torch.equal(found_tokens, tokens))
+
+    def test_compiled_modules(self):
+        """Also one that is compiled between steps. No compiler looks into the hooks."""
+        import torch._dynamo
+        from torch._dynamo.utils import counters
+
+        data = models.batches(Language, 3)
+        expected, _ = models.plain_losses(models.make(Language), data)
+        blocks, whole = models.make(Language), models.make(Language)
+        counters.clear()
+        for number in range(2):
+            blocks.blocks[number] = torch.compile(blocks.blocks[number], backend="eager")
+        engine = self.engine(blocks)
+        found = models.engine_losses(engine, data[:1])
+        blocks.blocks[2].compile(backend="eager")
+        self.assertEqual(found + models.engine_losses(engine, data[1:], None), expected)
+        self.assertEqual((len(engine._holders), dict(counters["graph_break"])), (4, {}))
+        self.assertGreater(counters["frames"]["ok"], 0)
+        engine = self.engine(torch.compile(whole, backend="eager"))
+        self.assertEqual(models.engine_losses(engine, data), expected)
+        torch._dynamo.reset()
+
     def test_what_cannot_be_a_unit_is_in_the_root(self):
         for kind, unfit in ((models.Peeking, {"blocks.1"}), (models.Turning, {"blocks.0", "blocks.1"})):
             with self.subTest(kind=kind.__name__), self.assertWarnsRegex(UserWarning, "outside of the budgets"):
@@ -143,8 +201,6 @@ class Refusals(OverTheStandIn):
         self.assert_refused("no parameters to train", self.engine, torch.nn.ReLU())
         self.assert_refused("must be float32", self.engine, torch.nn.Linear(2, 2).double())
         self.assert_refused("view_as_real", self.engine, torch.nn.Linear(2, 2, dtype=torch.cfloat))
-        mixed = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).bfloat16())
-        self.assert_refused("a module has one dtype", self.engine, mixed)
         frozen = models.make(Language).requires_grad_(False)
         self.assert_refused("no parameter of the module learns", self.engine, frozen)
         self.assert_refused("has no part", self.engine, language, units=["nothing"])
@@ -173,6 +229,19 @@ class Refusals(OverTheStandIn):
         self.assert_refused("outside of a step", engine.module.blocks[0], torch.zeros(1, 4, 32))
         self.assert_refused("takes no closure", engine.optimizer.step, lambda: 1.0)
         self.assert_refused("load weights before", engine.load_state_dict, {})
+
+    def test_a_penalty_of_weights_outside_of_the_forward(self):
+        """The weights have no values there, so the loss is not a number."""
+        data = models.batches(Language)
+        engine = self.engine(models.make(Language))
+        models.engine_losses(engine, data[:1])
+        loss = engine(data[1])
+        penalized = loss + engine.module.blocks[1].up.weight.abs().sum()
+        self.assert_refused('"blocks.1.up.weight" outside of a call of its unit "blocks.1"', engine.backward, penalized)
+        engine.backward(loss)  # the run is as it was
+        engine.step()
+        loss = engine(data[2]) * float("nan")  # of another reason
+        engine.backward(loss)
 
     def test_other_orders(self):
         class Turned(Language):

@@ -217,6 +217,9 @@ class Counting(Odd):
         super().__init__()
         self.order = nn.Parameter(torch.arange(16).flip(0), requires_grad=False)
         self.calls = 0
+        self.lists = {"all": []}
+        self.tensor = torch.zeros(())
+        self.carried = (torch.zeros(16),)
         self.register_buffer("turns", torch.polar(torch.ones(8), torch.arange(8.0)))
         self.register_buffer("seen", torch.zeros(()))
         self.register_buffer("scale", torch.zeros(()))
@@ -224,6 +227,9 @@ class Counting(Odd):
 
     def through(self, x):
         self.calls += 1
+        self.lists["all"].append(self.calls)
+        self.tensor += 1
+        self.carried = (self.carried[0] + 1,)
         self.seen = self.seen + 1
         if not self.is_begun:
             self.is_begun = True
@@ -235,7 +241,8 @@ class Counting(Odd):
         for block in self.blocks:
             x = block(x)[..., self.order]
         turned = torch.view_as_complex(x.unflatten(-1, (8, 2))) * self.turns
-        return torch.view_as_real(turned).flatten(-2) * self.seen * self.scale + 0.1 * self.calls
+        kept = self.calls + len(self.lists["all"]) + self.tensor + self.carried[0]
+        return torch.view_as_real(turned).flatten(-2) * self.seen * self.scale + 0.1 * kept
 
 
 class Peeking(Odd):

@@ -15,7 +15,7 @@ from ._buffers import Buffers
 from ._config import check_fit, engine_job, with_module
 from ._core import Bytes, alone, close_at_end, give_up, open_core, refuse_copy, warn
 from ._groups import Groups, group_units
-from ._holding import Holding, view_of
+from ._holding import Holding, values_in
 from ._hooks import claim, guard, install, refuse_optimizers
 from ._init import values_of
 from ._memory import plainly, return_free_memory
@@ -168,7 +168,7 @@ class Engine(Closing):
             if self._driver is not None or self._micro_batch > 0:
                 raise WrongJob(
                     "the module is called without gradients in the middle of a step: evaluate "
-                    "after engine.step()"
+                    "after engine.step(), or within the module's own forward"
                 )
             self._driver = Evaluating(self._turns)
         return self._driver
@@ -233,8 +233,10 @@ class Engine(Closing):
                 engine._turn(holder, stage)
 
         for tensor in differentiable(outputs):
-            if inputs.get(id(tensor), nothing) is not tensor.grad_fn:
+            if tensor.grad_fn is not None and inputs.get(id(tensor), nothing) is not tensor.grad_fn:
                 tensor.register_hook(turn)
+                if isinstance(driver, Training):
+                    driver.ends.add(tensor.grad_fn)
 
     def _turn(self, holder: Holder, stage: Any) -> None:
         driver = self._driver
@@ -322,6 +324,7 @@ class Engine(Closing):
         if training.is_in_backward or training.is_forward:
             raise WrongJob("engine.backward was called within a forward or a backward")
         self._unchanged.check(self.module)
+        training.check_loss(loss)
         try:
             scale = training.begin_backward(loss)
             (loss * scale).backward()
@@ -533,7 +536,7 @@ class Engine(Closing):
         def visit(holder: Holder, use: Use) -> None:
             for unit, address, elems in zip(holder.units, use.params, use.elems):
                 base = self._turns.over(address, elems, self._dtype)
-                values.extend((slot, view_of(base, slot).clone()) for slot in unit.slots)
+                values.extend((slot, values_in(base, slot).clone()) for slot in unit.slots)
 
         with plainly(), torch.no_grad():
             self._evaluation().each(visit)

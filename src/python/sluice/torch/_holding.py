@@ -21,9 +21,11 @@ from ._units import Holder, Slot, Unit
 
 
 class Token(NamedTuple):
-    """A view of a unit's flat vector. Sizes and offsets in elements."""
+    """A view of a unit's flat vector, or of a parameter that is cast from it. Sizes and offsets in
+    elements."""
 
     unit: Unit
+    slot: Optional[Slot]  # of the one that is cast
     size: Tuple[int, ...]
     stride: Tuple[int, ...]
     offset: int
@@ -37,7 +39,8 @@ class Holding:
     def __init__(self, holders: List[Holder]) -> None:
         self.holders = holders
         self._bases: Dict[int, torch.Tensor] = {}  # by the unit's index: its flat vector
-        self._units: Dict[int, Unit] = {}  # by the address of that
+        # by the addresses of these, and of parameters that are cast from them
+        self._owners: Dict[int, Tuple[Unit, Optional[Slot]]] = {}
         # by id(slot): the parameter's version and address as noted
         self._marks: Dict[int, Tuple[int, int]] = {}
         #: The backward needs this unit: called to bring it.
@@ -46,19 +49,20 @@ class Holding:
         self.pause: Callable[[], None] = lambda: None
 
     def place(self, unit: Unit, base: torch.Tensor) -> None:
-        """The unit's parameters become views of `base`, its flat vector."""
+        """The unit's parameters become views of `base`, its flat vector, or are cast from it."""
         self._bases[unit.index] = base
-        self._units[base.untyped_storage().data_ptr()] = unit
+        self._owners[address_of(base)] = (unit, None)
         for slot in unit.slots:
-            slot.parameter.data = view_of(base, slot)
+            slot.parameter.data = values_in(base, slot)
+            if slot.is_cast:
+                self._owners[address_of(slot.parameter)] = (unit, slot)
         self.note(unit)
 
     def take_away(self, unit: Unit) -> None:
         """The unit's parameters are elsewhere from now on."""
-        base = self._bases.pop(unit.index, None)
-        address = base.untyped_storage().data_ptr() if base is not None else 0
-        if self._units.get(address) is unit:
-            del self._units[address]
+        self._bases.pop(unit.index, None)
+        for address in [a for a, (owner, _) in self._owners.items() if owner is unit]:
+            del self._owners[address]
         for slot in unit.slots:
             slot.parameter.data = placeholder_of(slot)
         self.note(unit)
@@ -96,22 +100,24 @@ class Holding:
 
     def owner(self, tensor: torch.Tensor) -> Optional[Unit]:
         """The held unit whose memory the tensor lies in."""
-        return self._units.get(address_of(tensor))
+        return self._owners.get(address_of(tensor), (None, None))[0]
 
     def hooks(self) -> Any:
         """The context in which a forward runs that a backward follows."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def _pack(self, tensor: torch.Tensor) -> Any:
         self.pause()
-        unit = self.owner(tensor)
+        unit, slot = self._owners.get(address_of(tensor), (None, None))
         if unit is None:
             # the tensor itself would keep its own graph alive; both count the same changes
             kept = tensor.detach()
             return kept, kept._version
-        base = self._bases[unit.index]
+        base = self._bases[unit.index] if slot is None else slot.parameter.detach()
         return Token(
             unit,
+            slot,
             tuple(tensor.shape),
             tensor.stride(),
             int(tensor.storage_offset()) - int(base.storage_offset()),
@@ -136,6 +142,8 @@ class Holding:
                 f'the backward needs the parameters of the unit "{kept.unit.name}", which are gone: '
                 "the engine of this forward was dropped or closed"
             )
+        if kept.slot is not None:
+            base = kept.slot.parameter.detach().reshape(-1)
         if base.dtype != kept.dtype:
             each = max(kept.dtype.itemsize // base.itemsize, 1)
             base = base[: base.numel() // each * each].view(kept.dtype)
@@ -178,11 +186,25 @@ def address_of(tensor: torch.Tensor) -> int:
 
 
 def view_of(base: torch.Tensor, slot: Slot) -> torch.Tensor:
-    """The slot's part of its unit's flat vector, in the parameter's shape."""
+    """The slot's part of its unit's flat vector, in the parameter's shape. It is fp32 if the
+    parameter is cast."""
     part = base[slot.offset : slot.offset + slot.elems]
-    if slot.own_dtype is not None:
+    if slot.own_dtype is not None and not slot.is_cast:
         part = part.view(slot.own_dtype)[: slot.shape.numel()]
     return part.view(slot.shape)
+
+
+def values_in(base: torch.Tensor, slot: Slot) -> torch.Tensor:
+    """The slot's values in its unit's flat vector: a view, or a copy in the parameter's dtype."""
+    view = view_of(base, slot)
+    return view.to(slot.own_dtype) if slot.is_cast else view
+
+
+def slot_at(unit: Unit, tensor: torch.Tensor) -> Slot:
+    """The parameter of a held unit whose memory the tensor lies in."""
+    address, begin = address_of(tensor), tensor.data_ptr()
+    there = [slot for slot in unit.slots if address_of(slot.parameter) == address]
+    return [slot for slot in there if slot.parameter.data_ptr() <= begin][-1]
 
 
 def gaps_of(unit: Unit, elems: int) -> List[Tuple[int, int]]:

@@ -34,6 +34,8 @@ class Hook:
         self._engine = weakref.ref(engine)
         self._call = call
 
+    # torch.compile would look into it
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         engine = self._engine()
         if engine is not None:
@@ -185,11 +187,17 @@ class _Guard:
                 raise WrongJob(
                     f'the parameter "{name}" has no values, since the engine of this module is '
                     "closed: take engine.state_dict() before closing, and load it with "
-                    "module.load_state_dict(state, assign=True); or make a new Engine"
+                    "module.load_state_dict(state); or make a new Engine"
                 )
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
         self.check()
+
+    def make_room(self, module: torch.nn.Module, state: Any, *args: Any) -> None:
+        """Before module.load_state_dict(): what it has values for gets memory."""
+        for name, parameter in module.named_parameters():
+            if name in state and parameter.data.untyped_storage().data_ptr() in self._empty:
+                parameter.data = parameter.data.contiguous()
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         self.check()
@@ -206,7 +214,9 @@ _engines: "weakref.WeakKeyDictionary[torch.nn.Module, Any]" = weakref.WeakKeyDic
 
 def guard(module: torch.nn.Module, holders: List[Holder]) -> None:
     """The engine of the module is closed."""
-    _guards[module] = module.register_forward_pre_hook(_Guard(module, holders))
+    made = _Guard(module, holders)
+    loads = module.register_load_state_dict_pre_hook(made.make_room)
+    _guards[module] = [module.register_forward_pre_hook(made), loads]
 
 
 def claim(module: torch.nn.Module, engine: Any) -> None:
@@ -224,8 +234,8 @@ def claim(module: torch.nn.Module, engine: Any) -> None:
             )
         other.close()
     _engines[module] = weakref.ref(engine)
-    if module in _guards:
-        _guards.pop(module).remove()
+    for handle in _guards.pop(module, []):
+        handle.remove()
 
 
 def _relation(module: torch.nn.Module, claimed: torch.nn.Module) -> str:

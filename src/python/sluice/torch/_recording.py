@@ -9,21 +9,22 @@ as if it had been the first.
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 import sys
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from statistics import median_low
-from typing import Any, Callable, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from .._errors import WrongJob
-from ._holding import Holding, address_of, changed_error
+from ._holding import Holding, address_of, changed_error, slot_at
 from ._memory import placeholder_of
-from ._units import Holder, Seconds, Slot, Stage, typical
+from ._units import Holder, Seconds, Slot, Stage, common_dtype
 from ._values import Values
 
 
@@ -43,13 +44,23 @@ class Unfit(WrongJob):
         self.reason = reason
 
 
+def has_attributes(item: Any) -> bool:
+    """An object of some class, such as a dataclass, and no module or function."""
+    return hasattr(item, "__dict__") and not callable(item)
+
+
 def tensors_in(outputs: Any) -> List[torch.Tensor]:
-    """The tensors within outputs."""
-    leaves, _ = tree_flatten(outputs)
-    is_object = len(leaves) == 1 and leaves[0] is outputs and not isinstance(outputs, torch.Tensor)
-    if is_object and hasattr(outputs, "__dict__"):
-        leaves, _ = tree_flatten(list(vars(outputs).values()))  # of a class of the user's own
-    return [x for x in leaves if isinstance(x, torch.Tensor)]
+    """The tensors within outputs, also those in objects of the user's own classes."""
+    found: List[torch.Tensor] = []
+    waiting, seen = [outputs], set()
+    while waiting:
+        for leaf in tree_flatten(waiting.pop())[0]:
+            if isinstance(leaf, torch.Tensor):
+                found.append(leaf)
+            elif has_attributes(leaf) and id(leaf) not in seen:
+                seen.add(id(leaf))
+                waiting.append(list(vars(leaf).values()))
+    return found
 
 
 def differentiable(outputs: Any) -> List[torch.Tensor]:
@@ -99,8 +110,7 @@ class _Watch(TorchDispatchMode):
     def _check_written(self, func: Any, tensor: torch.Tensor) -> None:
         unit = self._holding.owner(tensor)
         if unit is not None:
-            begin = tensor.data_ptr()
-            slot = [s for s in unit.slots if s.parameter.data_ptr() <= begin][-1]
+            slot = slot_at(unit, tensor)
         elif address_of(tensor) in self._root:
             unit, slot = self._root[address_of(tensor)]
         else:
@@ -159,7 +169,7 @@ class Recorder:
         self._holding = holding
         self._values = values
         self._device = device
-        self._dtype = typical(holding.holders).dtype
+        self._dtype = common_dtype(holding.holders)
         self._copies = _Copies(self._dtype, device)
         self.is_forward = True
         self._now: Optional[Tuple[str, str]] = None
@@ -332,14 +342,14 @@ def settle_times(first: Recorder, record: Callable[[], Recorder]) -> None:
         first.seconds[key] = median_low(times.get(key, 0.0) for times in again)
 
 
-#: Attributes of these types are as before; what other objects hold may have been changed.
-_PLAIN = (bool, int, float, str, type(None))
-#: What these hold is as before, too: buffers, and the hooks that a flag says are installed.
-_CONTAINERS = (dict, OrderedDict, set)
+#: What these hold is as before. What objects of other classes hold may have been changed.
+_LISTS = (list, deque)
+_CONTAINERS = (*_LISTS, dict, OrderedDict, defaultdict, Counter, set)
 
 
 class State:
-    """Random numbers, buffers, and a module's attributes, to be as before."""
+    """Random numbers, and a module's attributes with what they hold, to be as before: buffers and
+    other tensors, hooks, and flags that say what is done."""
 
     def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
         self._random = torch.get_rng_state()
@@ -348,17 +358,23 @@ class State:
         self._random_numpy = self._numpy.get_state() if self._numpy else None
         self._device = device
         self._random_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        self._attributes = [
-            (own, set(own), {k: v for k, v in own.items() if type(v) in _PLAIN})
-            for own in map(vars, module.modules())
-        ]
-        self._containers = [
-            (value, value.copy())
-            for item in module.modules()
-            for value in vars(item).values()
-            if type(value) in _CONTAINERS
-        ]
-        self._values = [(b, b.detach().clone()) for b in module.buffers()]
+        #: By id: each container with a copy of it, and each tensor with its values.
+        self._containers: Dict[int, Tuple[Any, Any]] = {}
+        self._values: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
+        for item in module.modules():
+            self._note(vars(item))
+
+    def _note(self, item: Any) -> None:
+        if isinstance(item, torch.Tensor):
+            if id(item) not in self._values and _may_be_written(item):
+                self._values[id(item)] = (item, item.detach().clone())
+        elif isinstance(item, tuple) or (
+            type(item) in _CONTAINERS and id(item) not in self._containers
+        ):
+            if not isinstance(item, tuple):
+                self._containers[id(item)] = (item, item.copy())
+            for inner in item.values() if isinstance(item, dict) else item:
+                self._note(inner)
 
     def restore(self) -> None:
         torch.set_rng_state(self._random)
@@ -367,24 +383,42 @@ class State:
             self._numpy.set_state(self._random_numpy)
         if self._random_device is not None:
             torch.cuda.set_rng_state(self._random_device, self._device)
-        for attributes, names, plain in self._attributes:
-            for name in set(attributes) - names:
-                del attributes[name]
-            attributes.update(plain)
-        for container, items in self._containers:
-            container.clear()
-            container.update(items)
+        for container, items in self._containers.values():
+            if _contents(container) != _contents(items):
+                container.clear()
+                (container.extend if type(container) in _LISTS else container.update)(items)
         with torch.no_grad():
-            for buffer, value in self._values:
-                buffer.copy_(value)
+            for tensor, value in self._values.values():
+                tensor.copy_(value)
+
+
+def _contents(container: Any) -> List[int]:
+    values = container.values() if isinstance(container, dict) else ()
+    return [id(item) for item in (*container, *values)]
+
+
+def _may_be_written(tensor: torch.Tensor) -> bool:
+    """In place, and by the module itself."""
+    if tensor.requires_grad or isinstance(tensor, torch.nn.Parameter):
+        return False
+    if tensor.device.type == "meta" or tensor.is_inference():
+        return False
+    is_expanded = tensor.layout == torch.strided and any(
+        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)
+    )
+    return not is_expanded
 
 
 def copy_inputs(inputs: Any) -> Any:
-    """Copies of all tensors, without the graphs that they come from: a forward may change them."""
+    """Copies of all tensors, without the graphs that they come from, and of objects that may hold
+    some: a forward may change them."""
 
-    def copy(item: Any) -> Any:
-        if not isinstance(item, torch.Tensor):
+    def copy_leaf(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return item.detach().clone().requires_grad_(item.requires_grad)
+        try:
+            return copy.deepcopy(item) if has_attributes(item) else item
+        except Exception:  # it cannot be copied
             return item
-        return item.detach().clone().requires_grad_(item.requires_grad)
 
-    return tree_map(copy, inputs)
+    return tree_map(copy_leaf, inputs)

@@ -12,6 +12,7 @@ begin, then wait and done for each, then end. A turn lasts until the next one be
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import (
     Any,
@@ -20,6 +21,7 @@ from typing import (
     List,
     Optional,
     Sequence,
+    Set,
     Tuple,
     TypeVar,
     Union,
@@ -31,7 +33,7 @@ import torch
 from .._errors import Error, WrongJob
 from ._holding import Holding, gaps_of, view_of
 from ._memory import as_tensor
-from ._units import Holder, Slot, Stage, Unit, typical
+from ._units import Holder, Slot, Stage, Unit, common_dtype
 
 FORWARD, BACKWARD = 0, 1
 
@@ -71,7 +73,7 @@ class Turns:
         self.holding = holding
         self.device = device
         self.lending = Lending()
-        self._dtype = typical(holding.holders).dtype
+        self._dtype = common_dtype(holding.holders)
         # torch's own, for the values of the root within a step, by id(slot); that with which a
         # parameter was built may be shared
         self._memory: Dict[int, torch.Tensor] = {}
@@ -221,16 +223,17 @@ class Lending:
 def _readable(slot: Slot) -> Optional[torch.Tensor]:
     """The parameter's gradient as the library reads it, or a copy that is so. None stands for
     zeros."""
-    grad, values = slot.parameter.grad, slot.parameter.data
+    grad, device = slot.parameter.grad, slot.parameter.device
+    dtype = torch.float32 if slot.is_cast else slot.parameter.dtype
     if grad is None:
         return None
     if grad.is_sparse:
         raise WrongJob(_SPARSE.format(slot.name))
     is_plain = type(grad) is torch.Tensor and grad.layout == torch.strided and not grad.is_neg()
-    has_form = grad.shape == slot.shape and grad.dtype == values.dtype
-    if is_plain and has_form and grad.device == values.device and grad.is_contiguous():
+    has_form = grad.shape == slot.shape and grad.dtype == dtype
+    if is_plain and has_form and grad.device == device and grad.is_contiguous():
         return grad
-    return torch.empty(slot.shape, dtype=values.dtype, device=values.device).copy_(grad)
+    return torch.empty(slot.shape, dtype=dtype, device=device).copy_(grad)
 
 
 class LentGradients:
@@ -265,6 +268,7 @@ class Training:
         self.stage: Optional[int] = None  # the one whose units are held
         self._is_reached = False  # by the backward
         self.loss: Optional[float] = None
+        self.ends: Set[Any] = set()  # the nodes of autograd that made what units returned
 
     def begin(self) -> None:
         if self._turns.root is not None:
@@ -312,6 +316,32 @@ class Training:
         self.is_forward = False
 
     # ---- backward ----
+
+    def check_loss(self, loss: torch.Tensor) -> None:
+        """Refuses one that is not a number since it is computed from a unit's parameters outside of
+        the unit's call, where they have no values. What units have returned is not looked into."""
+        if not math.isnan(loss.detach()):
+            return
+        slots = {
+            id(slot.parameter): (stage.holder, slot)
+            for stage in self._turns.stages
+            for slot in stage.holder.slots
+            if stage.holder is not self._turns.root
+        }
+        waiting, seen = [loss.grad_fn], set(self.ends)
+        while waiting:
+            node: Any = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            holder, slot = slots.get(id(getattr(node, "variable", None)), (None, None))
+            if holder and slot:
+                raise WrongJob(
+                    f'the loss is not a number, and is computed from "{slot.name}" outside of a '
+                    f'call of its unit "{holder.name}", where parameters have no values: compute '
+                    "what needs them, such as a penalty of weights, in the forward of the module"
+                )
+            waiting += [before for before, _ in node.next_functions]
 
     def begin_backward(self, loss: torch.Tensor) -> float:
         """Returns what the loss is multiplied by."""

@@ -10,15 +10,15 @@ import torch
 
 from .._errors import WrongJob
 from ._holding import Holding
-from ._units import Holder, check_kind, is_left, typical
+from ._units import Holder, check_kind, common_dtype, is_left
 
 
 class Unchanged:
     """What a module was when its engine was made."""
 
     def __init__(self, module: torch.nn.Module, holders: List[Holder], holding: Holding) -> None:
-        parameter = typical(holders)
-        self.dtype, self.device = parameter.dtype, parameter.device
+        self.dtype = common_dtype(holders)
+        self.device = next(slot.parameter.device for h in holders for slot in h.slots)
         self._holders = holders
         self._holding = holding
         # by each of its names; also those that are torch's alone, which no holder has

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 
@@ -31,14 +31,18 @@ class Slot:
     shape: torch.Size
     offset: int = 0  #: in its unit's flat vector, in elements
     placeholder: Optional[torch.Tensor] = None  #: stands for the values while they are elsewhere
-    #: Its dtype, if it is not that of the unit, whose elements of fp32 then have its bits.
+    #: Its dtype, if it is not that of the unit, which is fp32 then: it has the values of a parameter
+    #: that learns, and the bits of one that does not.
     own_dtype: Optional[torch.dtype] = None
+    is_cast: bool = False  #: the unit has its values in fp32
 
     @property
     def elems(self) -> int:
         """Those of the unit that it takes."""
         count = self.shape.numel()
-        return count if self.own_dtype is None else -(-count * self.own_dtype.itemsize // 4)
+        if self.own_dtype is None or self.is_cast:
+            return count
+        return -(-count * self.own_dtype.itemsize // 4)
 
 
 @dataclass(eq=False)
@@ -188,7 +192,6 @@ def _list_of(items: Any) -> Optional[List[Any]]:
 
 #: Wrappers by their classes' names: some are costly to import, and not in each version of torch.
 _WRAPPERS = {
-    "OptimizedModule": "torch.compile is not supported",
     "DataParallel": "one process has one device",
     "DistributedDataParallel": "the engine itself averages over the ranks",
     "FullyShardedDataParallel": "the engine itself partitions over the ranks",
@@ -200,8 +203,6 @@ def check_kind(module: torch.nn.Module) -> None:
         kind, at = type(item).__name__, f' "{name}"' if name else ""
         if kind in _WRAPPERS:
             raise WrongJob(f"the module{at} is a {kind}: {_WRAPPERS[kind]}, so give what is inside")
-        if getattr(item, "_compiled_call_impl", None) is not None:
-            raise WrongJob(f"the module{at} is compiled: {_WRAPPERS['OptimizedModule']}")
         if isinstance(item, torch.jit.ScriptModule):
             raise WrongJob(f"the module{at} is of TorchScript, which is not supported")
 
@@ -234,29 +235,41 @@ def is_left(parameter: torch.Tensor) -> bool:
     return not (parameter.requires_grad or is_plain)
 
 
-def _check(name: str, parameter: torch.Tensor, first: torch.Tensor) -> None:
-    dtype = first.dtype
+def _check(name: str, parameter: torch.Tensor, device: torch.device) -> None:
     check_plain(name, parameter)
     if parameter.is_complex():
         raise WrongJob(
             f'the parameter "{name}" is {parameter.dtype}, and must be real: make it of '
             "torch.view_as_real(values), and take torch.view_as_complex(parameter) in the forward"
         )
-    if parameter.device != first.device:
+    if parameter.device != device:
         raise WrongJob(
-            f'the parameter "{name}" is on {parameter.device} and others are on {first.device}: a '
+            f'the parameter "{name}" is on {parameter.device} and others are on {device}: a '
             "module has one device"
         )
-    may_differ = not parameter.requires_grad and dtype == torch.float32
-    if parameter.dtype != dtype and not may_differ:
+    if parameter.requires_grad and parameter.dtype not in _DTYPES:
         raise WrongJob(
-            f'the parameter "{name}" is {parameter.dtype} and others are {dtype}: a module has one '
-            "dtype, so convert it (module.to(dtype)); frozen ones may have others if all that "
-            "learn are torch.float32"
+            f'the parameter "{name}" is {parameter.dtype}, and one that learns must be float32, '
+            "bfloat16 or float16: convert the module (module.float())"
         )
 
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _common_dtype(names: Mapping[torch.nn.Parameter, str]) -> torch.dtype:
+    """The dtype of all units: that of all parameters, or else fp32."""
+    dtypes = {parameter.dtype for parameter in names}
+    if len(dtypes) == 1:
+        return dtypes.pop()
+    for parameter, name in names.items():
+        if parameter.requires_grad and parameter.dtype == torch.float16:
+            raise WrongJob(
+                f'the parameter "{name}" is {parameter.dtype} and learns, so that its gradients '
+                "need a scale, and others have another dtype: convert it to torch.bfloat16 or "
+                "torch.float32, or all others to torch.float16"
+            )
+    return torch.float32
 
 
 def _find_owners(
@@ -289,17 +302,13 @@ def make_holders(module: torch.nn.Module, policy: Policy) -> List[Holder]:
     check_kind(module)
     if not any(p.requires_grad for p in names):
         raise WrongJob("no parameter of the module learns: set requires_grad of some of them")
-    first = next((p for p in names if p.requires_grad and not p.is_complex()), next(iter(names)))
+    device = next(iter(names)).device
     for parameter, name in names.items():
-        _check(name, parameter, first)
-    if first.dtype not in _DTYPES:
+        _check(name, parameter, device)
+    dtype = _common_dtype(names)
+    if device.type not in ("cpu", "cuda"):
         raise WrongJob(
-            f"parameters are {first.dtype}, and must be float32, bfloat16 or float16: convert the "
-            "module (module.float())"
-        )
-    if first.device.type not in ("cpu", "cuda"):
-        raise WrongJob(
-            f"the module is on {first.device}, and must be on the CPU or a CUDA device; "
+            f"the module is on {device}, and must be on the CPU or a CUDA device; "
             "sluice.torch.init builds modules without values"
         )
     chosen = choose_modules(module, policy)
@@ -311,8 +320,10 @@ def make_holders(module: torch.nn.Module, policy: Policy) -> List[Holder]:
     by_holder: Dict[str, List[Slot]] = {name: [] for name in ["", *chosen]}
     for parameter, name in names.items():
         owner = next(iter(owners[parameter])) if len(owners[parameter]) == 1 else ""
-        own_dtype = None if parameter.dtype == first.dtype else parameter.dtype
-        by_holder[owner].append(Slot(name, parameter, parameter.shape, own_dtype=own_dtype))
+        slot = Slot(name, parameter, parameter.shape)
+        if parameter.dtype != dtype:
+            slot.own_dtype, slot.is_cast = parameter.dtype, parameter.requires_grad
+        by_holder[owner].append(slot)
     holders: List[Holder] = []
     count = 0
     for owner, slots in by_holder.items():
@@ -329,10 +340,11 @@ def make_holders(module: torch.nn.Module, policy: Policy) -> List[Holder]:
     return holders
 
 
-def typical(holders: List[Holder]) -> torch.Tensor:
-    """A parameter with the dtype and the device of all units."""
+def common_dtype(holders: List[Holder]) -> torch.dtype:
+    """The dtype of all units."""
     slots = (slot for holder in holders for slot in holder.slots)
-    return next(slot.parameter for slot in slots if slot.own_dtype is None)
+    plain = next((slot.parameter for slot in slots if slot.own_dtype is None), None)
+    return torch.float32 if plain is None else plain.dtype
 
 
 Seconds = Dict[Tuple[str, str], float]
@@ -353,7 +365,7 @@ def _short(name: str) -> str:
 
 def _describe_tensor(slot: Slot) -> Dict[str, Any]:
     """A run tells tensors apart by name and shape, and must not take other bits for these."""
-    if slot.own_dtype is None:
+    if slot.own_dtype is None or slot.is_cast:
         return {"name": _short(slot.name), "shape": list(slot.shape)}
     kind = f"{str(slot.own_dtype)[6:]} {list(slot.shape)}"
     return {"name": _short(f"{slot.name} ({kind})"), "shape": [slot.elems]}
