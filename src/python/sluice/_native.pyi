@@ -25,7 +25,7 @@ def plan(
     machine: Optional[str],
     ranks: int,
     ranks_per_host: int,
-    verbose: bool,
+    verbose: int,
 ) -> str: ...
 def probe(
     path: str,

@@ -129,7 +129,7 @@ class Core:
         native, file = self._session._native, io.BytesIO()
         if info.rank == 0:
             try:
-                made = (make(), None)
+                made: Any = (make(), None)
             except Exception as error:  # the others wait for this
                 made = (None, str(error))
             torch.save(made, file)
