@@ -1,4 +1,4 @@
-/* From a question to its plan: see plan_place and plan_compile in plan.h. The search (search.c)
+/* From a question to its plan: see plan_place and plan_compile in plan.h. The search (ways.c)
  * looks at each order that is open. The point with the lowest score is compiled (compile.c).
  *
  * Where no point compiles, what fits at all is compiled in its place, in this order: the placement

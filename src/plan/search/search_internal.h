@@ -3,7 +3,7 @@
  *   a point    what is chosen: homes, order, update, parked activations, held stages, tile size,
  *              copies, carried tiles, the commit
  *   a trial    the deciding step of a point, simulated
- *   the rule   the point with the lowest score wins: its time, and small prices (search.c)
+ *   the rule   the point with the lowest score wins: its time, and small prices (moves.c)
  *   refusal    the least bytes that would fit, by tier, and the setting
  *
  * plan_place and plan_compile are the same search; where homes are given, fewer coordinates are
@@ -242,7 +242,7 @@ double plani_room_nearer(const plan_job *job, const uint64_t need[TIER_COUNT], i
 int plani_compile_point(const plan_job *job, const struct plani_point *point, plan_set *out,
                         plani_work *work) MUST_CHECK;
 
-/* ---- the search: starts.c, search.c, descents.c, fit.c, place.c, reasons.c ------------------ */
+/* ---- the search: starts.c, moves.c, descents.c, inner.c, ways.c, fit.c, place.c, reasons.c --- */
 
 enum {
     /* Work of one way (an order and an update) in ops, built or simulated: what takes some tenths
@@ -250,17 +250,6 @@ enum {
     PLANI_SEARCH_WORK = 1000000,
     PLANI_SEARCH_STEPS = 50,
     PLANI_SEARCH_WORK_MOST = 5000000,
-    /* The same of selective placements, for each way that is near the best one. */
-    PLANI_SELECTIVE_WORK = PLANI_SEARCH_WORK / 8,
-    PLANI_SELECTIVE_STEPS = 8,
-    PLANI_SHARE_STEPS = 12, /* the same of shares that are spread evenly */
-    /* The same of the last part, once from the best point of all. */
-    PLANI_FINAL_WORK = PLANI_SEARCH_WORK / 4,
-    PLANI_FINAL_STEPS = 50,
-    /* Each of the three has at most so much work for its steps. */
-    PLANI_LAST_WORK_MOST = PLANI_SEARCH_WORK / 2,
-    PLANI_TRIES_MOST = 4000, /* steps: short programs need no more */
-    PLANI_TRIES_CLOSED = 60,
     PLANI_STARTS = 8,
     PLANI_FAILED_MAX = 64,
 };
@@ -386,6 +375,23 @@ int plani_try_kinds(plani_search *self, struct plani_scored *best, uint32_t part
                     bool *gained) MUST_CHECK;
 int plani_try_relieved(plani_search *self, struct plani_point point, struct plani_scored *best,
                        bool *gained) MUST_CHECK;
+
+/* Goes down from the point by moves of the `part`-th part and less. Where the result is better than
+ * the best point it becomes self->best, and *gained true. */
+int plani_descend(plani_search *self, struct plani_scored *from, uint32_t part,
+                  bool *gained) MUST_CHECK;
+/* Each goes on from the best point, and fills self->best.
+ *
+ *   plani_try_settings   descents with one setting changed by much, until none gains
+ *   plani_improve        these, memory that is reserved less far ahead, and drawn points
+ *   plani_try_selective  units that keep a part of their inner activations
+ *   plani_try_shares     more or fewer units that keep their inner activations, spread evenly over
+ *                        all of them: the others recompute while drives and links work for those
+ *                        that keep */
+int plani_try_settings(plani_search *self) MUST_CHECK;
+int plani_improve(plani_search *self) MUST_CHECK;
+int plani_try_selective(plani_search *self) MUST_CHECK;
+int plani_try_shares(plani_search *self) MUST_CHECK;
 
 /* Searches all orders and updates that are open: fills self->best. */
 int plani_search_ways(plani_search *self) MUST_CHECK;
