@@ -93,20 +93,23 @@ static int try_setting(plani_search *self, struct plani_point point, int frozen,
     return 0;
 }
 
-/* Tries the first units of a kind on one tier: all of them, or the `part`-th part. */
+/* Tries the first units of a kind on one tier: all of them, or the `part`-th part. Where units may
+ * keep their inner activations selectively, each setting is tried with all units selective, and
+ * with those that are selective in the best point. */
 static int try_kind_settings(plani_search *self, int kind, uint32_t part, bool *gained)
 {
     uint32_t most = self->counts[kind] / part; /* 0: half of one unit */
     bool may_recompute = kind == STATE_INNER_ACTIVATIONS && !self->is_selective;
     int end = part > 1 ? TIER_NVME : may_recompute ? TIER_COUNT + 1 : TIER_COUNT;
     for (int tier = 0; tier < end && most > 0; tier++)
-        for (int giver = 0; giver < (tier < TIER_NVME ? STATE_KIND_COUNT : 1); giver++) {
-            struct plani_point point = self->best.point;
-            point.whole = self->is_selective ? 0 : point.whole;
-            if (giver != kind && plani_search_may_go_on(self) &&
-                plani_point_set_kind(self, &point, kind, tier, most, giver))
-                TRY(try_setting(self, point, PLANI_COORDINATES + kind, part, gained));
-        }
+        for (int giver = 0; giver < (tier < TIER_NVME ? STATE_KIND_COUNT : 1); giver++)
+            for (int selective = self->is_selective; selective >= 0 && giver != kind; selective--) {
+                struct plani_point point = self->best.point;
+                point.whole = selective ? 0 : point.whole;
+                if (plani_search_may_go_on(self) &&
+                    plani_point_set_kind(self, &point, kind, tier, most, giver))
+                    TRY(try_setting(self, point, PLANI_COORDINATES + kind, part, gained));
+            }
     return 0;
 }
 
