@@ -191,6 +191,7 @@ int hfi_put_window(hfi_config *self, const struct hfi_windows *of, uint64_t laye
 int hfi_put_window_rope(hfi_config *self, const hfi_family *of)
 {
     static const char parameters[] = "rope_parameters", inside[] = "sliding_attention";
+    const char *name = "rope_parameters.sliding_attention.rope_theta";
     const json_t *all = hfi_get(self, parameters), *block = json_object_get(all, inside);
     const json_t *type = json_object_get(block, "rope_type");
     const char *key;
@@ -208,11 +209,13 @@ int hfi_put_window_rope(hfi_config *self, const hfi_family *of)
         return hfi_error(self, parameters, "stretched positions of \"%s\" are not built", inside);
     if (json_object_get(block, "rope_theta"))
         TRY(hfi_real(self, block, inside, "rope_theta", theta, &theta));
-    else if (of->window_theta_key)
-        TRY(hfi_real(self, self->doc, "", of->window_theta_key, theta, &theta));
-    return json_object_get(self->block, "window")
-               ? hfi_put(self, "window_rope_theta", json_real(theta))
-               : 0;
+    else if ((name = of->window_theta_key))
+        TRY(hfi_real(self, self->doc, "", name, theta, &theta));
+    if (!json_object_get(self->block, "window"))
+        return 0;
+    if (!(theta > 1))
+        return hfi_error(self, name, "%g is not above 1", theta);
+    return hfi_put(self, "window_rope_theta", json_real(theta));
 }
 
 /* ---- the way back ---- */

@@ -78,21 +78,30 @@ static int check_dropout(const char *name, double probability)
                    probability);
 }
 
-/* Checks windows and soft caps. */
+/* Checks windows, the base of their rotary positions, and soft caps. The job reader leaves these to
+ * it. */
 static int check_attention(const model_spec *spec)
 {
     double theta = spec->window_rope_theta;
     double caps[2] = {spec->attention_soft_cap, spec->logits_soft_cap};
-    const char *pattern = spec->window_pattern;
+    const char *pattern = spec->window_pattern, *family = model_family_name(spec->family);
     if (memchr(pattern, 0, MODEL_PATTERN_BYTES) == NULL || strspn(pattern, "wf") != strlen(pattern))
-        return err_set(ERR_CONFIG, "model.window_pattern has other letters than w and f");
-    if (spec->window != 0 && model_is_bidirectional(spec->family))
-        return err_set(ERR_CONFIG, "model.window is given, but the %s family attends to both sides",
-                       model_family_name(spec->family));
-    if (theta != 0 && !(modeli_has_rope(spec->family) && theta > 1 && isfinite(theta)))
         return err_set(ERR_CONFIG,
-                       "model.window_rope_theta is %g, but must be a number above 1, of a family "
-                       "with rotary positions",
+                       "model.window_pattern is \"%.64s\", but its letters must be w "
+                       "(a block with the window) or f (a block without it)",
+                       pattern);
+    if (spec->window != 0 && model_is_bidirectional(spec->family))
+        return err_set(ERR_CONFIG,
+                       "model.window is given, but the %s family attends to both sides: leave it "
+                       "out",
+                       family);
+    if (theta != 0 && !modeli_has_rope(spec->family))
+        return err_set(ERR_CONFIG,
+                       "model.window_rope_theta is given, but the %s family has no rotary "
+                       "positions: leave it out",
+                       family);
+    if (theta != 0 && !(theta > 1 && isfinite(theta)))
+        return err_set(ERR_CONFIG, "model.window_rope_theta is %g, but must be a number above 1",
                        theta);
     for (int i = 0; i < 2; i++)
         if (!(caps[i] >= 0 && caps[i] < 1e30))

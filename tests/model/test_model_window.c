@@ -135,18 +135,22 @@ static void wrong_settings_are_refused(void **state)
 {
     model *self;
     const struct {
+        const char *family;
         uint64_t window;
         const char *pattern;
         double theta, caps[2];
         const char *words;
     } cases[] = {
-        {WINDOW, "wx", 0, {0, 0}, "letters"},
-        {WINDOW, "w", 0.5, {0, 0}, "window_rope_theta"},
-        {WINDOW, "w", 0, {-1, 0}, "attention_soft_cap"},
-        {WINDOW, "w", 0, {0, NAN}, "logits_soft_cap"},
+        {instance, WINDOW, "wx", 0, {0, 0}, "window_pattern is \"wx\", but its letters"},
+        {"gpt2", WINDOW, "w", 5, {0, 0}, "the gpt2 family has no rotary positions"},
+        {"llama", WINDOW, "w", 0.5, {0, 0}, "window_rope_theta is 0.5, but must be"},
+        {"bert", WINDOW, "w", 0, {0, 0}, "the bert family attends to both sides"},
+        {instance, WINDOW, "w", 0, {-1, 0}, "attention_soft_cap"},
+        {instance, WINDOW, "w", 0, {0, NAN}, "logits_soft_cap"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         model_spec spec = spec_of(cases[i].window, cases[i].pattern, 0);
+        harness_complete(cases[i].family, &spec);
         spec.window_rope_theta = cases[i].theta;
         spec.attention_soft_cap = cases[i].caps[0];
         spec.logits_soft_cap = cases[i].caps[1];
