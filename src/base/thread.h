@@ -73,7 +73,7 @@ void thread_end_team(void);
  * For BACKOFF_SPIN_NS a pause only lets other threads run, because the shortest sleep takes some 60
  * us. From then on a pause is a sleep of an eighth of the time that was waited so far, and of a
  * millisecond at most. So a wait ends late by an eighth of itself, or by some 60 us if that is
- * more, and a long one takes little of a core. */
+ * more, and a long one takes little of a core. The struct is owned by the thread that waits. */
 enum {
     BACKOFF_SPIN_NS = 200000,
     BACKOFF_SLEEP_NS_MAX = 1000000,

@@ -12,9 +12,9 @@ enum {
 struct patience {
     int64_t start_ns; /* 0: the wait has not begun */
     int64_t said_ns;  /* when the hub was last told of a long wait */
-    /* Length of the next sleep. base/backoff.h is no help here. With ranks of other hosts this also
-     * limits a sleep on a shared counter, which another rank may end early. And a wait must not
-     * spin anew, since ranks may share cores. */
+    /* Length of the next sleep. backoff_pause (base/thread.h) is no help here. With ranks of other
+     * hosts this also limits a sleep on a shared counter, which another rank may end early. And a
+     * wait must not spin anew, since ranks may share cores. */
     uint64_t sleep_ns;
 };
 typedef struct patience patience;
