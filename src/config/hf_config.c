@@ -54,24 +54,6 @@ static uint64_t number_of(const hfi_config *self, const char *key)
     return (uint64_t)json_integer_value(json_object_get(self->block, key));
 }
 
-/* The family has a table of learned positions. */
-static int fill_learned(hfi_config *self, const hfi_family *of)
-{
-    uint64_t channels = number_of(self, "hidden_size"), inner;
-    const json_t *layerdrop = hfi_get(self, "layerdrop");
-    self->positions = number_of(self, "position_count");
-    if (strcmp(of->name, "opt") != 0)
-        return 0;
-    TRY(hfi_uint(self, "word_embed_proj_dim", channels, &inner));
-    if (inner != channels)
-        return hfi_error(self, "word_embed_proj_dim",
-                         "%" PRIu64 " is not built: embeddings are hidden_size %" PRIu64 " wide",
-                         inner, channels);
-    if (layerdrop && (!json_is_number(layerdrop) || json_number_value(layerdrop) != 0))
-        return hfi_error(self, "layerdrop", "no layer is left out in training; set it to 0");
-    return 0;
-}
-
 /* Experts of a family whose first blocks may have none. */
 static int put_late_experts(hfi_config *self, const hfi_family *of)
 {
@@ -137,10 +119,12 @@ static int put_heads(hfi_config *self, const hfi_family *of)
     if (of->has_latents)
         return put_latents(self, of);
     TRY(hfi_read_key(self, &kv_heads));
-    if (of->has_plain_heads)
-        TRY(hfi_put(self, "head_dim", json_integer((json_int_t)usual_dim)));
-    else
-        TRY(hfi_read_key(self, &head_dim));
+    TRY(hfi_read_key(self, &head_dim));
+    if (of->has_plain_heads && number_of(self, "head_dim") != usual_dim)
+        return hfi_error(self, "head_dim",
+                         "%" PRIu64 " is not built: heads of this family are hidden_size / "
+                         "num_attention_heads wide",
+                         number_of(self, "head_dim"));
     if (number_of(self, "head_dim") == usual_dim && of->head_dim == 0 && channels % heads != 0)
         return hfi_error(self, "num_attention_heads",
                          "%" PRIu64 " does not divide hidden_size %" PRIu64, heads, channels);
@@ -185,7 +169,8 @@ int hfi_fill_block(hfi_config *self)
         TRY(hfi_read_key(self, row));
     if (of->has_late_experts)
         TRY(put_late_experts(self, of));
-    return of->has_table ? fill_learned(self, of) : fill_rotary(self, of);
+    self->positions = number_of(self, "position_count"); /* of families with a table */
+    return of->has_table ? 0 : fill_rotary(self, of);
 }
 
 /* ---- into the job ---- */

@@ -52,11 +52,13 @@ enum hfi_kind {
     HFI_BALANCE,      /* writes a coefficient, if output_router_logits is true and it is not 0 */
     HFI_SWITCH,       /* writes true or false */
     HFI_OPTION,       /* writes true, if it is that */
-    HFI_ONLY,         /* refuses what is not the fallback, true or false */
-    HFI_WORD,         /* refuses what is not this word */
-    /* Refuse values, and are not written. */
-    HFI_ABSENT, /* every value but null */
-    HFI_FIXED,  /* every value but null, the fallback (a number, true or false), an empty list */
+    /* Refuse what is neither null nor the only value that is built. That value is written. */
+    HFI_ONLY,        /* true or false, as the fallback says */
+    HFI_ONLY_NUMBER, /* the fallback */
+    HFI_ONLY_WIDTH,  /* the fallback, so many times hidden_size */
+    HFI_ONLY_WORD,   /* this word */
+    HFI_ONLY_EMPTY,  /* an empty list */
+    HFI_ONLY_NULL,   /* null */
     /* Write `activation`, if the function is not that of the family. They refuse one that is not
      * built with, or without, a gate. Gemma: "gelu" means the tanh form, as transformers reads it;
      * older files have the true name in hidden_activation. */
@@ -68,8 +70,8 @@ enum hfi_kind {
 struct hfi_key {
     const char *of; /* names of families (model_type); "rope": all with rotary positions */
     enum hfi_kind kind;
-    /* The key of the model block; ONLY, ABSENT, FIXED: why; WORD: the word; GATED, PLAIN: the
-     * family's own function, in transformers' words. */
+    /* The key of the model block; ONLY...: why; ONLY_WORD: the word; GATED, PLAIN: the family's own
+     * function, in transformers' words. */
     const char *to;
     const char *from; /* NULL: no key says it, and the fallback is written */
     double fallback;
@@ -78,8 +80,8 @@ typedef struct hfi_key hfi_key;
 
 /* Does what one row says, whatever families it is of. */
 int hfi_read_key(hfi_config *self, const hfi_key *row) MUST_CHECK;
-/* The way back: writes the row's key into a new config.json. No number of the job's model is left
- * to a default. */
+/* The way back: writes the row's key into a new config.json. Every number of the job's model must
+ * be filled in, also those that a job may leave out. */
 int hfi_write_key(json_t *config, const job *from, const hfi_key *row) MUST_CHECK;
 /* True if the row says that the family's own activation is this one. */
 bool hfi_is_own_activation(const hfi_key *row, enum activation which);
@@ -96,7 +98,8 @@ const hfi_family *hfi_find_family(const char *name);
 /* Returns family `idx`; NULL after the last. */
 const hfi_family *hfi_family_at(uint32_t idx);
 /* Returns the next row of a family after `row` (NULL: its first one); NULL: there is no other. The
- * late rows are those of families with has_late_experts, unless no block has experts. */
+ * late rows are those of families with has_late_experts: call hfi_next_late_key only if some block
+ * has experts. */
 const hfi_key *hfi_next_key(const hfi_family *of, const hfi_key *row);
 const hfi_key *hfi_next_late_key(const hfi_family *of, const hfi_key *row);
 
@@ -146,12 +149,13 @@ struct hfi_family {
     uint64_t positions;     /* if config.json does not say */
     uint64_t kv_heads;      /* the same; 0: as many as heads */
     uint64_t head_dim;      /* the same; 0: hidden_size / heads */
-    bool has_plain_heads;   /* no key says head_dim: it is always hidden_size / heads */
+    bool has_plain_heads;   /* head_dim is not written: it is always hidden_size / heads */
     hfi_rope rope;
     struct hfi_windows windows;
     /* The base of the rotary positions of blocks with a window, if config.json does not say; 0: it
-     * is that of the others. Only positions of the others may be scaled. window_theta_key: the key
-     * that says it; NULL: rope_parameters has a block for each of the two kinds. */
+     * is that of the blocks without one. Only positions of blocks without a window may be scaled.
+     * window_theta_key: the key that says it; NULL: rope_parameters has a block for each of the two
+     * kinds. */
     double window_theta;
     const char *window_theta_key;
     bool has_nope;         /* some blocks have none */
@@ -159,7 +163,8 @@ struct hfi_family {
     bool has_latents;      /* multi-head latent attention; head_dim is the sum of two keys */
     bool has_late_experts; /* the first blocks may have none. If config.json does not say: */
     uint64_t dense_blocks, shared_experts, groups, groups_chosen;
-    bool has_softmax; /* scores of experts; topk_method says whether there are groups */
+    /* The scores of experts are a softmax, and topk_method says whether there are groups. */
+    bool has_softmax;
 };
 
 /* Writes window and window_pattern. Call it after nope_interval is written; WITH_ROPE writes it. */

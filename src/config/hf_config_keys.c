@@ -1,4 +1,5 @@
 /* Reads and checks single keys of a checkpoint's config.json. See hf_config_internal.h. */
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -180,47 +181,57 @@ static int put_switch(hfi_config *self, const hfi_key *row)
 {
     bool value;
     TRY(hfi_bool(self, row->from, row->fallback != 0, &value));
-    if (row->kind == HFI_ONLY)
-        return value == (row->fallback != 0) ? 0
-                                             : hfi_error(self, row->from, "%s is not built: %s",
-                                                         value ? "true" : "false", row->to);
     return value || row->kind == HFI_SWITCH ? hfi_put(self, row->to, json_boolean(value)) : 0;
 }
 
-static int check_word(hfi_config *self, const hfi_key *row)
+/* Makes the only value of a key that is built. NULL: there is no memory. transformers checks the
+ * types: a count is whole, any other number has a point. */
+static json_t *only_value(const hfi_key *row, double hidden_size)
 {
-    const json_t *found = hfi_get(self, row->from);
-    const char *word = json_string_value(found);
-    if (!found || (row->kind == HFI_WORD && word && strcmp(word, row->to) == 0))
-        return 0;
-    return hfi_error(self, row->from, row->kind == HFI_WORD ? "only \"%s\" is built" : "%s",
-                     row->to);
+    double number = row->kind == HFI_ONLY_WIDTH ? row->fallback * hidden_size : row->fallback;
+    switch (row->kind) {
+    case HFI_ONLY:
+        return json_boolean(number != 0);
+    case HFI_ONLY_WORD:
+        return json_string(row->to);
+    case HFI_ONLY_EMPTY:
+        return json_array();
+    case HFI_ONLY_NULL:
+        return json_null();
+    default:
+        return number >= 1 && number == floor(number) ? json_integer((json_int_t)number)
+                                                      : json_real(number);
+    }
 }
 
-static int check_fixed(hfi_config *self, const hfi_key *row)
+static int check_only(hfi_config *self, const hfi_key *row)
 {
-    char shown[CONFIGI_VALUE_BYTES];
+    char shown[CONFIGI_VALUE_BYTES], shown_only[CONFIGI_VALUE_BYTES];
     const json_t *found = hfi_get(self, row->from);
-    bool is_empty = json_is_array(found) && json_array_size(found) == 0;
-    double value = json_is_number(found) ? json_number_value(found) : json_is_true(found);
-    bool is_same = (json_is_number(found) || json_is_boolean(found)) && value == row->fallback;
-    if (!found || is_empty || is_same)
-        return 0;
-    return hfi_error(self, row->from, "%s is not built: %s", configi_show(found, shown), row->to);
+    json_t *only = only_value(row, json_number_value(json_object_get(self->block, "hidden_size")));
+    bool has_reason = row->kind != HFI_ONLY_WORD;
+    int rc = only ? 0 : err_set(-ENOMEM, "no memory to read %s", self->file);
+    if (rc == 0 && found && !configi_is_same(found, only))
+        rc = hfi_error(self, row->from, "%s is not built, only %s is%s%s",
+                       configi_show(found, shown), configi_show(only, shown_only),
+                       has_reason ? ": " : "", has_reason ? row->to : "");
+    json_decref(only);
+    return rc;
 }
 
 int hfi_read_key(hfi_config *self, const hfi_key *row)
 {
     static int (*const readers[])(hfi_config *, const hfi_key *) = {
-        [HFI_COUNT] = put_count,      [HFI_WIDTH] = put_count,
-        [HFI_NUMBER] = put_number,    [HFI_FACTOR] = put_number,
-        [HFI_INVERSE] = put_number,   [HFI_INVERSE_ROOT] = put_number,
-        [HFI_CAP] = put_number,       [HFI_DROPOUT] = put_dropout,
-        [HFI_BALANCE] = put_balance,  [HFI_SWITCH] = put_switch,
-        [HFI_OPTION] = put_switch,    [HFI_ONLY] = put_switch,
-        [HFI_WORD] = check_word,      [HFI_ABSENT] = check_word,
-        [HFI_FIXED] = check_fixed,    [HFI_GATED] = put_activation,
-        [HFI_PLAIN] = put_activation, [HFI_GATED_GEMMA] = put_activation,
+        [HFI_COUNT] = put_count,        [HFI_WIDTH] = put_count,
+        [HFI_NUMBER] = put_number,      [HFI_FACTOR] = put_number,
+        [HFI_INVERSE] = put_number,     [HFI_INVERSE_ROOT] = put_number,
+        [HFI_CAP] = put_number,         [HFI_DROPOUT] = put_dropout,
+        [HFI_BALANCE] = put_balance,    [HFI_SWITCH] = put_switch,
+        [HFI_OPTION] = put_switch,      [HFI_ONLY] = check_only,
+        [HFI_ONLY_NUMBER] = check_only, [HFI_ONLY_WIDTH] = check_only,
+        [HFI_ONLY_WORD] = check_only,   [HFI_ONLY_EMPTY] = check_only,
+        [HFI_ONLY_NULL] = check_only,   [HFI_GATED] = put_activation,
+        [HFI_PLAIN] = put_activation,   [HFI_GATED_GEMMA] = put_activation,
     };
     return readers[row->kind](self, row);
 }
@@ -301,19 +312,18 @@ int hfi_write_key(json_t *config, const job *from, const hfi_key *row)
         value = json_boolean(value_of(from, row->to) != 0);
         break;
     case HFI_ONLY:
-        value = json_boolean(row->fallback != 0);
-        break;
-    case HFI_WORD:
-        value = json_string(row->to);
+    case HFI_ONLY_NUMBER:
+    case HFI_ONLY_WIDTH:
+    case HFI_ONLY_WORD:
+    case HFI_ONLY_EMPTY:
+    case HFI_ONLY_NULL:
+        value = only_value(row, (double)from->model.hidden_size);
         break;
     case HFI_GATED:
     case HFI_GATED_GEMMA:
     case HFI_PLAIN:
         value = activation_of(from, row);
         break;
-    case HFI_ABSENT:
-    case HFI_FIXED:
-        return 0;
     }
     return hfi_add(config, row->from, value);
 }

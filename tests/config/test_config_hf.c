@@ -266,6 +266,32 @@ static void what_is_read_is_written(void **state)
     check_written(right, sizeof right / sizeof right[0]);
 }
 
+/* Keys with one value that is built are written too: some readers demand them. */
+static void keys_of_one_value_are_written(void **state)
+{
+    static const struct {
+        const char *keys, *lines[2];
+    } rows[] = {
+        {"qwen2_moe", {"\"decoder_sparse_step\": 1,", "\"mlp_only_layers\": [],"}},
+        {"qwen3_moe", {"\"decoder_sparse_step\": 1,", "\"mlp_only_layers\": [],"}},
+        {"mixtral 'num_key_value_heads': 2", {"\"router_jitter_noise\": 0.0,", "\"silu\""}},
+        {"olmoe", {"\"clip_qkv\": null,", "\"silu\""}},
+        {"gpt_oss 'num_key_value_heads': 2, 'rope_scaling': {'type': 'default'}",
+         {"\"swiglu_alpha\": 1.702,", "\"hidden_act\": \"silu\","}},
+        {OPT, {"\"word_embed_proj_dim\": 48,", "\"layerdrop\": 0.0,"}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        job *self = read_right(rows[i].keys, NULL);
+        char *text;
+        assert_int_equal(config_write_hf(self, "float32", NULL, &text), 0);
+        for (int k = 0; k < 2; k++)
+            if (!strstr(text, rows[i].lines[k]))
+                fail_msg("no %s in: %s", rows[i].lines[k], text);
+        mem_free(text);
+        job_destroy(self);
+    }
+}
+
 /* Models that no config.json can describe: the refusal names what each model_type cannot say. */
 static void what_no_file_says_is_refused(void **state)
 {
@@ -355,14 +381,21 @@ static const struct wrong_case wrong[] = {
     {GPT2 ", 'resid_pdrop': 1", {"resid_pdrop", "1", "below 1"}},
     {"llama 'attention_dropout': '0.1'", {"attention_dropout", "no number"}},
     {"gpt_neox 'attention_bias': false", {"attention_bias", "not built"}},
+    {"gpt_neox 'head_dim': 16", {"config.json: head_dim: 16", "not built"}},
+    {"stablelm 'num_key_value_heads': 4, 'head_dim': 16", {"config.json: head_dim: 16"}},
     {"stablelm 'num_key_value_heads': 4, 'qk_layernorm': true", {"qk_layernorm", "not built"}},
     {"stablelm 'num_key_value_heads': 4, 'attention_bias': true", {"attention_bias", "not built"}},
     {OPT ", 'do_layer_norm_before': false", {"do_layer_norm_before", "not built"}},
-    {OPT ", 'word_embed_proj_dim': 24", {"word_embed_proj_dim", "24", "48"}},
+    {OPT ", 'word_embed_proj_dim': 24", {"word_embed_proj_dim", "24", "only 48 is"}},
+    {OPT ", 'layerdrop': 0.1", {"layerdrop", "0.1 is not built", "no layer is left out"}},
     {OPT ", 'enable_bias': false", {"enable_bias", "not built"}},
+    {OPT ", 'enable_bias': []", {"enable_bias", "[] is not built, only true is"}},
+    {GPT2 ", 'scale_attn_weights': 1", {"scale_attn_weights", "1 is not built, only true is"}},
     {OPT ", '_remove_final_layer_norm': true", {"_remove_final_layer_norm"}},
     {OPT ", 'layer_norm_elementwise_affine': false", {"layer_norm_elementwise_affine"}},
     {"qwen2_moe 'mlp_only_layers': [1]", {"mlp_only_layers", "every block is a mixture"}},
+    {"qwen2_moe 'mlp_only_layers': 0", {"mlp_only_layers", "0 is not built, only [] is"}},
+    {"qwen3_moe 'decoder_sparse_step': true", {"decoder_sparse_step", "true is not built, only 1"}},
     {"qwen3_moe 'use_sliding_window': true", {"use_sliding_window", "mixtures"}},
     {"olmoe 'clip_qkv': 8", {"clip_qkv", "not clipped"}},
     {"olmoe 'router_aux_loss_coef': -1", {"router_aux_loss_coef", "no number from 0 on"}},
@@ -480,6 +513,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(families_are_read),
         cmocka_unit_test(what_is_read_is_written),
+        cmocka_unit_test(keys_of_one_value_are_written),
         cmocka_unit_test(what_no_file_says_is_refused),
         cmocka_unit_test(formats_are_taken),
         cmocka_unit_test(wrong_is_refused),
