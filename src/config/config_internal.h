@@ -47,7 +47,7 @@ int configi_parse(const char *file, const char *text, size_t text_bytes, bool an
  * it cannot be read. */
 int configi_read_json(const char *path, json_t **doc) MUST_CHECK;
 
-/* Puts a member into an object of the document that is read from `file`. Takes the reference to
+/* Puts a member into an object of a document, which messages call `file`. Takes the reference to
  * `value`, also on failure. Returns -ENOMEM, also if `value` is NULL. */
 int configi_put(const char *file, json_t *object, const char *key, json_t *value) MUST_CHECK;
 

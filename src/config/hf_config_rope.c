@@ -318,11 +318,12 @@ int hfi_write_rope(json_t *config, const struct job_model *from, const hfi_famil
     bool is_stretched = rope->scaling != ROPE_PLAIN;
     uint64_t positions =
         rope->scaling == ROPE_DYNAMIC ? rope->original_positions : from->seq_length;
-    /* Where the first length stands outside the block, its ratio to the longest is the factor. */
+    /* Where the first length stands outside the block, the factor is the longest length divided by
+     * the first one. Some versions of transformers read no other factor there. */
     double longest = rope->factor * (double)rope->original_positions;
-    bool is_ratio = of->rope.original != 0 && longest > 0 && longest == floor(longest);
+    bool is_ratio = of->rope.original != 0 && longest > 0;
     if (is_ratio)
-        positions = (uint64_t)longest;
+        positions = (uint64_t)fmin(round(longest), 0x1p53);
     if (of->window_theta == 0 || of->window_theta_key)
         TRY(hfi_add(config, of->rope.theta_key ? of->rope.theta_key : theta,
                     json_real(from->rope_theta)));

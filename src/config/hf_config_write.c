@@ -4,7 +4,6 @@
  * tables do (hf_config_families.c). Pure. */
 #include <errno.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -154,11 +153,17 @@ static void simplify(struct job_model *m)
 
 static bool is_same_value(const configi_key *row, const job *a, const job *b)
 {
+    /* Some types say these as a root or an inverse. */
+    static const size_t rounded[] = {offsetof(job, model.embedding_multiplier),
+                                     offsetof(job, model.attention_multiplier),
+                                     offsetof(job, model.logits_scaling)};
     const void *one = (const char *)a + row->offset, *other = (const char *)b + row->offset;
     if (row->type != CONFIGI_FLOAT)
         return memcmp(one, other, row->member_bytes) == 0;
-    double x = *(const double *)one, y = *(const double *)other;
-    return fabs(x - y) <= 1e-6 * fabs(x); /* some are written as a root or an inverse */
+    double x = *(const double *)one, y = *(const double *)other, tolerance = 0;
+    for (size_t i = 0; i < sizeof rounded / sizeof rounded[0]; i++)
+        tolerance = row->offset == rounded[i] ? 1e-6 : tolerance;
+    return fabs(x - y) <= tolerance * fabs(x);
 }
 
 /* Returns the key of the first value that differs in two models of a family; NULL: none does. */
@@ -183,8 +188,8 @@ static const char *find_difference(const job *a, const job *b)
 
 /* ---- the choice ---- */
 
-/* Makes the document of a type. If it does not mean the model, *config stays NULL, and the type and
- * a key that it cannot say are added to `lacks`. is, was: room for two jobs. */
+/* Makes the document of a type. If it does not mean the model, *config stays NULL, and `lacks`
+ * gets the type and the first key that it cannot express. is, was: room for two jobs. */
 static int try_type(const job *from, const hfi_family *of, job *is, job *was, json_t **config,
                     char lacks[ERR_TEXT_BYTES])
 {
@@ -234,7 +239,7 @@ static int make_config(const job *from, json_t **config)
     if (rc == 0 && !*config)
         rc = err_set(ERR_CONFIG,
                      "no config.json of Hugging Face can describe this model, so the run cannot be "
-                     "exported; keys that it could not say, by model_type: %s",
+                     "exported; the first key that each model_type cannot express: %s",
                      lacks);
     return rc;
 }
@@ -244,12 +249,13 @@ int config_write_hf(const job *from, const char *type, const struct json_t *quan
 {
     json_t *config;
     *text = NULL;
-    TRY(make_config(from, &config));
-    int rc = hfi_add(config, "torch_dtype", json_string(type));
+    int rc = make_config(from, &config);
+    if (rc == 0)
+        rc = hfi_add(config, "torch_dtype", json_string(type));
     if (rc == 0 && quantization)
         rc = hfi_add(config, "quantization_config", json_deep_copy(quantization));
     if (rc == 0)
         rc = configi_dump(config, text);
     json_decref(config);
-    return rc;
+    return rc == -ENOMEM ? err_set(rc, "no memory for %s", HFI_NEW_FILE) : rc;
 }

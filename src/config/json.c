@@ -170,7 +170,7 @@ int configi_read_json(const char *path, json_t **doc)
 int configi_put(const char *file, json_t *object, const char *key, json_t *value)
 {
     if (json_object_set_new(object, key, value) < 0)
-        return err_set(-ENOMEM, "no memory to read %s", file);
+        return err_set(-ENOMEM, "no memory for %s", file);
     return 0;
 }
 
@@ -191,8 +191,8 @@ int configi_dump(const json_t *doc, char **text)
         size_t flags = JSON_INDENT(2) | JSON_ENCODE_ANY | JSON_REAL_PRECISION((size_t)digits);
         size_t bytes = json_dumpb(doc, NULL, 0, flags);
         if (bytes == 0)
-            return err_set(ERR_INTERNAL, "the job cannot be written as JSON");
-        char *buffer = mem_alloc(bytes + 2, 1, "job text");
+            return err_set(ERR_INTERNAL, "a document cannot be written as JSON");
+        char *buffer = mem_alloc(bytes + 2, 1, "JSON text");
         if (!buffer)
             return -ENOMEM;
         json_dumpb(doc, buffer, bytes, flags);
@@ -203,7 +203,7 @@ int configi_dump(const json_t *doc, char **text)
         }
         mem_free(buffer);
     }
-    return err_set(ERR_INTERNAL, "the job's numbers cannot be written exactly");
+    return err_set(ERR_INTERNAL, "a document's numbers cannot be written exactly");
 }
 
 /* Shows a string value in quotes, on one line, cut between characters. */

@@ -86,7 +86,7 @@ static int write_config(const state_view *run, const char *side_dir, const char 
         return rc;
     }
     char *block = quantization ? json_dumps(quantization, 0) : NULL;
-    int rc = quantization && !block ? -ENOMEM
+    int rc = quantization && !block ? err_set(-ENOMEM, "no memory for %s", target)
                                     : hfi_carry_config(source, target, torch_names[type], block);
     free(block);
     return rc;

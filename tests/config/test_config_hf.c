@@ -308,7 +308,10 @@ static void what_no_file_says_is_refused(void **state)
          "phi3 (the new config.json: rope_scaling: the type"},
         {OF("gpt_neox") "'hidden_dropout': 0.1, 'embedding_dropout': 0.2",
          "gpt_neox model.hidden_dropout"},
-        {OF("opt") "'norm_epsilon': 1e-6", "opt model.norm_epsilon"},
+        {OF("phi3") "'rope_scaling': {'type': 'longrope', 'factor': 1.7, "
+                    "'original_max_position_embeddings': 33, " LISTS "}",
+         "each model_type cannot express: phi3 model.rope_scaling.factor"},
+        {OF("opt") "'norm_epsilon': 1.0000001e-5", "opt model.norm_epsilon"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char text[512], *config;
