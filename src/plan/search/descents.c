@@ -58,7 +58,7 @@ int plani_descend(plani_search *self, struct plani_scored *from, uint32_t part, 
     if (rc == ERR_NO_FIT) {
         self->checks_all = true;
         *from = (struct plani_scored){begin, INFINITY};
-        TRY(plani_search_try(self, &begin, from, &moved));
+        TRY(plani_search_try_again(self, &begin, from, &moved));
         return isfinite(from->score) ? plani_descend(self, from, part, gained) : 0;
     }
     TRY(rc);

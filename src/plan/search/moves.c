@@ -127,10 +127,17 @@ static bool is_crowded(const plani_search *self, const struct plani_point *point
 int plani_search_try(plani_search *self, const struct plani_point *point, struct plani_scored *best,
                      bool *gained)
 {
-    double ns;
     self->last_fits = false;
     if (!plani_point_is_legal(self, point) || !plani_search_may_go_on(self))
         return 0;
+    return plani_search_try_again(self, point, best, gained);
+}
+
+int plani_search_try_again(plani_search *self, const struct plani_point *point,
+                           struct plani_scored *best, bool *gained)
+{
+    double ns;
+    self->last_fits = false;
     plani_note_work(&self->job, "trying plans", 0);
     plani_point_apply(self, point);
     if (is_crowded(self, point))

@@ -338,6 +338,9 @@ struct plani_crowd plani_crowd_of(const plani_search *self, const struct plani_p
 /* Tries the point; if its score is below that of *best it becomes *best, and *gained true. */
 int plani_search_try(plani_search *self, const struct plani_point *point, struct plani_scored *best,
                      bool *gained) MUST_CHECK;
+/* The same for a point that was tried before, so that its step is known: also without work left. */
+int plani_search_try_again(plani_search *self, const struct plani_point *point,
+                           struct plani_scored *best, bool *gained) MUST_CHECK;
 
 /* The coordinates of a point beside its homes. Numbers move up and down by a part of their range.
  * Tiles get finer or coarser. PLANI_COMMIT, PLANI_PARKED_ON, PLANI_FETCH and PLANI_SPREAD change
