@@ -390,7 +390,7 @@ rm -rf run drive
 good model.family=stablelm model.head_dim=8 model.ffn_size=96 run.steps=1
 call "$sluice" export run exported
 exits 2 "export of other heads"
-one_error "export of other heads" "model.head_dim is 8"
+one_error "export of other heads" "stablelm model.head_dim"
 [ ! -e exported ] || fail "export of other heads: files were left"
 rm -rf run drive
 

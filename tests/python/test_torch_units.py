@@ -1,6 +1,9 @@
 """sluice.torch.Engine over a stand-in for the library: which units it chooses, that each step has
 torch's bits, that a recording leaves no trace, and what it refuses."""
 
+import mmap
+import struct
+import tempfile
 import unittest
 import unittest.mock
 
@@ -87,6 +90,58 @@ class Simulated(OverTheStandIn):
         found_losses, found_tokens = train(engine, engine.backward, engine.step)
         self.assertEqual(found_losses, losses)
         self.assertTrue(torch.equal(found_tokens, tokens))
+
+    def test_a_recording_leaves_what_a_module_keeps(self):
+        """A tensor that learns in an attribute, a generator, one that nobody may write, and one that is
+        too large for a copy."""
+
+        class Keeping(models.Odd):
+            def __init__(self):
+                super().__init__()
+                self.latent = torch.zeros(16, requires_grad=True)
+                self.noise = torch.Generator().manual_seed(3)
+                pages = mmap.mmap(file.fileno(), 64, prot=mmap.PROT_READ)
+                self.table = torch.frombuffer(pages, dtype=torch.float32)
+                self.count = torch.zeros(1)
+
+            def through(self, x):
+                x = x + self.latent + self.table * torch.rand(16, generator=self.noise)
+                self.count += 1
+                return self.blocks[2](self.blocks[1](self.blocks[0](x)))
+
+        file = tempfile.TemporaryFile()
+        self.addCleanup(file.close)
+        file.write(struct.pack("16f", *range(16)))
+        file.flush()
+        data, plain = models.batches(Keeping, 1)[0], models.make(Keeping)
+        plain(data).backward()
+        engine = self.engine(models.make(Keeping))
+        loss = engine(data)
+        self.assertIsNone(engine.module.latent.grad)
+        engine.backward(loss)
+        self.assertTrue(torch.equal(engine.module.latent.grad, plain.latent.grad))
+        self.assertEqual(engine.module.count.item(), 1)
+        with unittest.mock.patch.object(_recording, "_KEPT_BYTES", 3):
+            self.engine(models.make(Images))(models.batches(Images, 1)[0])  # it has buffers
+            self.assert_refused("call register_buffer", self.engine(models.make(Keeping)), data)
+
+    def test_graphs_and_modules_in_objects(self):
+        class Within(models.Odd):
+            def forward(self, box):
+                x = box.first
+                for block in box.model.blocks:
+                    x = block(x)
+                return x.square().mean()
+
+        encoder, x = torch.nn.Linear(16, 16), torch.randn(2, 4, 16)
+        plain = models.make(Within)
+        plain(models.Box(first=encoder(x), model=plain)).backward()
+        wanted, encoder.weight.grad = encoder.weight.grad, None
+        engine = self.engine(models.make(Within))
+        loss = engine(models.Box(first=encoder(x), model=engine.module))
+        self.assertEqual(len(engine._turns.stages), 4)
+        engine.backward(loss)
+        self.assertTrue(torch.equal(encoder.weight.grad, wanted))
 
     def test_compiled_modules(self):
         """Also one that is compiled between steps. No compiler looks into the hooks."""
@@ -241,6 +296,18 @@ class Refusals(OverTheStandIn):
         engine.backward(loss)  # the run is as it was
         engine.step()
         loss = engine(data[2]) * float("nan")  # of another reason
+        engine.backward(loss)
+
+        class Aside(models.Odd):
+            def through(self, x):
+                for block in self.blocks:
+                    x = block(x)
+                    block.aside = x.mean()
+                return x
+
+        data = models.batches(Aside)
+        engine = self.engine(models.make(Aside))
+        loss = engine(data[0]) + engine.module.blocks[1].aside * float("nan")  # computed in the unit
         engine.backward(loss)
 
     def test_other_orders(self):

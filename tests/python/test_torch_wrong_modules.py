@@ -327,11 +327,12 @@ class Copies(WrongUses):
         self.refused("has no values", copy.deepcopy, engine.module)
         other = make()
         other.load_state_dict(state)
+        self.refused("has no values", engine.module.load_state_dict, state)
+        engine.module.load_state_dict(state, assign=True)
         engine.module.load_state_dict(state)
         again = copy.deepcopy(engine.module)
         for module in (engine.module, again):
             self.assertEqual(module(self.data[0]).item(), other(self.data[0]).item())
-        engine.module.load_state_dict(state, assign=True)
 
     def test_two_engines_of_one_module(self):
         module = make()

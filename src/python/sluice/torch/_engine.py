@@ -235,8 +235,6 @@ class Engine(Closing):
         for tensor in differentiable(outputs):
             if tensor.grad_fn is not None and inputs.get(id(tensor), nothing) is not tensor.grad_fn:
                 tensor.register_hook(turn)
-                if isinstance(driver, Training):
-                    driver.ends.add(tensor.grad_fn)
 
     def _turn(self, holder: Holder, stage: Any) -> None:
         driver = self._driver
@@ -444,11 +442,11 @@ class Engine(Closing):
         finally:
             self._driver = None
             self._is_called = False
-            state.restore()
             for holder in self._holders:
                 for slot in holder.slots:
                     self._values.give_back(slot)
             self._holding.forget()
+            state.restore()
         return recorder
 
     def _job_of(self, stages: List[Stage], seconds: Seconds, lends: bool) -> Dict[str, Any]:

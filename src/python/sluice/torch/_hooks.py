@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import OrderedDict
-from typing import Any, Callable, List, Set
+from typing import Any, Callable, Dict, List, Set
 
 import torch
 
@@ -187,17 +187,18 @@ class _Guard:
                 raise WrongJob(
                     f'the parameter "{name}" has no values, since the engine of this module is '
                     "closed: take engine.state_dict() before closing, and load it with "
-                    "module.load_state_dict(state); or make a new Engine"
+                    "module.load_state_dict(state, assign=True); or make a new Engine"
                 )
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
         self.check()
 
-    def make_room(self, module: torch.nn.Module, state: Any, *args: Any) -> None:
-        """Before module.load_state_dict(): what it has values for gets memory."""
-        for name, parameter in module.named_parameters():
-            if name in state and parameter.data.untyped_storage().data_ptr() in self._empty:
-                parameter.data = parameter.data.contiguous()
+    def before_load(
+        self, module: torch.nn.Module, state: Any, prefix: str, how: Dict[str, Any], *_: Any
+    ) -> None:
+        """Before load_state_dict(), which writes into the parameters or assigns new ones."""
+        if not how.get("assign_to_params_buffers"):
+            self.check()
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         self.check()
@@ -215,7 +216,7 @@ _engines: "weakref.WeakKeyDictionary[torch.nn.Module, Any]" = weakref.WeakKeyDic
 def guard(module: torch.nn.Module, holders: List[Holder]) -> None:
     """The engine of the module is closed."""
     made = _Guard(module, holders)
-    loads = module.register_load_state_dict_pre_hook(made.make_room)
+    loads = module.register_load_state_dict_pre_hook(made.before_load)
     _guards[module] = [module.register_forward_pre_hook(made), loads]
 
 

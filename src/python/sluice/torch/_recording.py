@@ -2,8 +2,8 @@
 
 It runs the module's forward and a backward as they are, on the first batch, with the parameters of
 one unit in memory at a time. Gradients are dropped as they come, those of the root at the end.
-Random numbers and buffers are as before when it is over, so the real step that follows is the same
-as if it had been the first.
+Random numbers, and what the module's attributes hold, are as before when it is over, so the real
+step that follows is the same as if it had been the first.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import sys
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from statistics import median_low
+from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
+from torch import is_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -46,20 +48,34 @@ class Unfit(WrongJob):
 
 def has_attributes(item: Any) -> bool:
     """An object of some class, such as a dataclass, and no module or function."""
-    return hasattr(item, "__dict__") and not callable(item)
+    return hasattr(item, "__dict__") and not callable(item) and not isinstance(item, ModuleType)
+
+
+#: More objects than these, or a longer list in one of them, hold data and nothing that a unit made.
+_MOST_OBJECTS = 1000
+
+
+def _attributes(item: Any) -> Dict[str, Any]:
+    """Those of an object of some class, without its long lists."""
+    return {
+        name: value
+        for name, value in vars(item).items()
+        if not (isinstance(value, (list, tuple, dict, set, deque)) and len(value) > _MOST_OBJECTS)
+    }
 
 
 def tensors_in(outputs: Any) -> List[torch.Tensor]:
     """The tensors within outputs, also those in objects of the user's own classes."""
     found: List[torch.Tensor] = []
-    waiting, seen = [outputs], set()
+    waiting: List[Any] = [outputs]
+    seen: Set[int] = set()
     while waiting:
         for leaf in tree_flatten(waiting.pop())[0]:
-            if isinstance(leaf, torch.Tensor):
+            if is_tensor(leaf):
                 found.append(leaf)
-            elif has_attributes(leaf) and id(leaf) not in seen:
+            elif has_attributes(leaf) and id(leaf) not in seen and len(seen) < _MOST_OBJECTS:
                 seen.add(id(leaf))
-                waiting.append(list(vars(leaf).values()))
+                waiting.append(list(_attributes(leaf).values()))
     return found
 
 
@@ -345,6 +361,8 @@ def settle_times(first: Recorder, record: Callable[[], Recorder]) -> None:
 #: What these hold is as before. What objects of other classes hold may have been changed.
 _LISTS = (list, deque)
 _CONTAINERS = (*_LISTS, dict, OrderedDict, defaultdict, Counter, set)
+#: Of tensors that are no buffers, so much is copied. The others must not be changed.
+_KEPT_BYTES = 64 << 20
 
 
 class State:
@@ -358,23 +376,41 @@ class State:
         self._random_numpy = self._numpy.get_state() if self._numpy else None
         self._device = device
         self._random_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        #: By id: each container with a copy of it, and each tensor with its values.
-        self._containers: Dict[int, Tuple[Any, Any]] = {}
-        self._values: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
-        for item in module.modules():
-            self._note(vars(item))
+        self._generators: List[Tuple[torch.Generator, torch.Tensor]] = []
+        self._containers: List[Tuple[Any, Any]] = []  # each with a copy of it
+        self._tensors: List[_Kept] = []
+        self._parameters = {id(parameter) for parameter in module.parameters()}
+        self._left = _KEPT_BYTES
+        seen: Set[int] = set()
+        for name, item in module.named_modules():
+            for buffer in item.buffers(recurse=False):
+                if id(buffer) not in seen and _may_be_written(buffer):
+                    self._tensors.append(_Kept(f'"{name}"', buffer, True))
+                seen.add(id(buffer))
+            self._note(f'"{name}"', vars(item), seen)
 
-    def _note(self, item: Any) -> None:
-        if isinstance(item, torch.Tensor):
-            if id(item) not in self._values and _may_be_written(item):
-                self._values[id(item)] = (item, item.detach().clone())
-        elif isinstance(item, tuple) or (
-            type(item) in _CONTAINERS and id(item) not in self._containers
-        ):
-            if not isinstance(item, tuple):
-                self._containers[id(item)] = (item, item.copy())
-            for inner in item.values() if isinstance(item, dict) else item:
-                self._note(inner)
+    def _note(self, owner: str, attributes: Dict[str, Any], seen: Set[int]) -> None:
+        waiting: List[Any] = [attributes]
+        while waiting:
+            item = waiting.pop()
+            if id(item) in seen:
+                continue
+            if is_tensor(item):
+                is_own = id(item) in self._parameters and item.is_floating_point()
+                if not is_own and _may_be_written(item):
+                    is_copied = item.nbytes <= self._left
+                    self._left -= item.nbytes if is_copied else 0
+                    self._tensors.append(_Kept(owner, item, is_copied))
+            elif isinstance(item, torch.Generator):
+                self._generators.append((item, item.get_state()))
+            elif isinstance(item, tuple):
+                waiting.extend(item)
+            elif type(item) in _CONTAINERS:
+                self._containers.append((item, item.copy()))
+                waiting.extend(item.values() if isinstance(item, dict) else item)
+            else:
+                continue
+            seen.add(id(item))
 
     def restore(self) -> None:
         torch.set_rng_state(self._random)
@@ -383,13 +419,47 @@ class State:
             self._numpy.set_state(self._random_numpy)
         if self._random_device is not None:
             torch.cuda.set_rng_state(self._random_device, self._device)
-        for container, items in self._containers.values():
+        for generator, state in self._generators:
+            generator.set_state(state)
+        for container, items in self._containers:
             if _contents(container) != _contents(items):
                 container.clear()
                 (container.extend if type(container) in _LISTS else container.update)(items)
         with torch.no_grad():
-            for tensor, value in self._values.values():
-                tensor.copy_(value)
+            changed = [kept for kept in self._tensors if not kept.restore()]
+        if changed:
+            raise WrongJob(
+                f"the forward of {changed[0].owner} changes a tensor of {changed[0].tensor.nbytes} "
+                "bytes in place that is no buffer, which the recording of the first step cannot "
+                "take back: call register_buffer for it"
+            )
+
+
+class _Kept:
+    """A tensor that a module has, with its values and its gradient before the recording."""
+
+    def __init__(self, owner: str, tensor: torch.Tensor, is_copied: bool) -> None:
+        self.owner = owner
+        self.tensor = tensor
+        self._version = tensor._version
+        self._values = tensor.detach().clone() if is_copied else None
+        self._grad = tensor.grad if tensor.is_leaf else None
+        self._grad_values = self._grad.detach().clone() if self._grad is not None else None
+
+    def restore(self) -> bool:
+        """Writes what differs, and nothing else: the tensor may also belong to another graph, or may
+        not be writable. Returns False if it was changed and is not copied."""
+        tensor, values = self.tensor, self._values
+        if tensor.is_leaf and tensor.grad is not self._grad:
+            tensor.grad = self._grad
+        if self._grad is not None and self._grad_values is not None:
+            self._grad.copy_(self._grad_values)
+        is_written = tensor._version != self._version
+        if values is None:
+            return not is_written
+        if is_written or (type(tensor) is torch.Tensor and not torch.equal(tensor, values)):
+            tensor.copy_(values)
+        return True
 
 
 def _contents(container: Any) -> List[int]:
@@ -399,26 +469,42 @@ def _contents(container: Any) -> List[int]:
 
 def _may_be_written(tensor: torch.Tensor) -> bool:
     """In place, and by the module itself."""
-    if tensor.requires_grad or isinstance(tensor, torch.nn.Parameter):
+    if tensor.requires_grad and not tensor.is_leaf:
         return False
-    if tensor.device.type == "meta" or tensor.is_inference():
+    if tensor.device.type == "meta" or tensor.is_inference() or tensor._is_zerotensor():
         return False
-    is_expanded = tensor.layout == torch.strided and any(
-        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)
-    )
-    return not is_expanded
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return False
+    return not any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape))
 
 
 def copy_inputs(inputs: Any) -> Any:
-    """Copies of all tensors, without the graphs that they come from, and of objects that may hold
-    some: a forward may change them."""
+    """Copies of all tensors, without the graphs that they come from, of generators, arrays and sets,
+    and of objects that may hold some: a forward may change them. Modules are not copied."""
+    copies: Dict[int, Tuple[Any, Any]] = {}
+    waiting: List[Any] = []
 
-    def copy_leaf(item: Any) -> Any:
-        if isinstance(item, torch.Tensor):
-            return item.detach().clone().requires_grad_(item.requires_grad)
-        try:
-            return copy.deepcopy(item) if has_attributes(item) else item
-        except Exception:  # it cannot be copied
-            return item
+    def copied(item: Any) -> Any:
+        if id(item) in copies:
+            return copies[id(item)][1]
+        made = item
+        if is_tensor(item):
+            made = item.detach().clone().requires_grad_(item.requires_grad)
+        elif isinstance(item, torch.Generator):
+            made = torch.Generator(item.device)
+            made.set_state(item.get_state())
+        elif isinstance(item, set) or hasattr(item, "__array_interface__"):
+            made = copy.copy(item)
+        elif has_attributes(item) and len(copies) < _MOST_OBJECTS:
+            with contextlib.suppress(Exception):  # there are objects that cannot be copied
+                made = copy.copy(item)
+            if made is not item:
+                waiting.append(made)
+        copies[id(item)] = (item, made)
+        return made
 
-    return tree_map(copy_leaf, inputs)
+    result = tree_map(copied, inputs)
+    while waiting:
+        made = waiting.pop()
+        vars(made).update(tree_map(copied, _attributes(made)))
+    return result

@@ -21,7 +21,6 @@ from typing import (
     List,
     Optional,
     Sequence,
-    Set,
     Tuple,
     TypeVar,
     Union,
@@ -268,7 +267,7 @@ class Training:
         self.stage: Optional[int] = None  # the one whose units are held
         self._is_reached = False  # by the backward
         self.loss: Optional[float] = None
-        self.ends: Set[Any] = set()  # the nodes of autograd that made what units returned
+        self._newest = 0  # at the end of the forward: the number of autograd's newest node
 
     def begin(self) -> None:
         if self._turns.root is not None:
@@ -314,12 +313,14 @@ class Training:
     def end_forward(self) -> None:
         self._pass_over(len(self._turns.stages))
         self.is_forward = False
+        node: Any = (torch.zeros((), requires_grad=True) + 0).grad_fn
+        self._newest = node._sequence_nr()
 
     # ---- backward ----
 
     def check_loss(self, loss: torch.Tensor) -> None:
-        """Refuses one that is not a number since it is computed from a unit's parameters outside of
-        the unit's call, where they have no values. What units have returned is not looked into."""
+        """Refuses one that is not a number since it is computed from a unit's parameters after the
+        forward, when they have no values."""
         if not math.isnan(loss.detach()):
             return
         slots = {
@@ -328,10 +329,11 @@ class Training:
             for slot in stage.holder.slots
             if stage.holder is not self._turns.root
         }
-        waiting, seen = [loss.grad_fn], set(self.ends)
+        waiting, seen = [loss.grad_fn], set()
         while waiting:
             node: Any = waiting.pop()
-            if node is None or node in seen:
+            # a parameter's node has the highest number there is
+            if node is None or node in seen or node._sequence_nr() <= self._newest:
                 continue
             seen.add(node)
             holder, slot = slots.get(id(getattr(node, "variable", None)), (None, None))
