@@ -9,8 +9,8 @@
  * all that configs/clusters.json describes.
  *
  * test_plan_best [JOBS [FIRST [VERBOSE]]]: how many jobs, and the first seed. Without them a small
- * job is compared under each update, another one with more of each budget and rate, two with more of
- * one budget, and one with faster links. */
+ * job is compared under each update, another one with more of each budget and rate, two with more
+ * of one budget, and one with faster links. */
 #include <limits.h>
 #include <malloc.h>
 
