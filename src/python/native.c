@@ -74,11 +74,39 @@ failed:
 /* ---- one call at a time, in one process; the interpreter's lock protects these ---- */
 
 static bool is_working;
-static unsigned run_count;  /* those that are open */
-static uint32_t world;      /* ranks of the last one that was opened */
-static bool is_ending;      /* the interpreter: no further call */
+static enum native_use working_use; /* what the call at work does */
+static pthread_t worker;            /* the thread of the call at work, or else of the last one */
+static unsigned wait_count;         /* calls that wait for their turn */
+static unsigned run_count;          /* those that are open */
+static uint32_t world;              /* ranks of the last one that was opened */
+static bool is_ending;              /* the interpreter: no further call */
 static pthread_t ender;     /* the thread that ends it: it may still commit or close the run */
 static pid_t computing_pid; /* the process that computed first; 0: none */
+
+/* True: the call may begin once another thread's is over. A whole training or evaluation takes too
+ * long to wait for. The thread that worked last lets those that wait go first: else one that makes
+ * call after call would keep them waiting. */
+static bool must_wait(void)
+{
+    bool is_own = pthread_equal(worker, pthread_self());
+    if (is_ending || computing_pid != getpid())
+        return false;
+    return is_working ? !is_own && working_use != NATIVE_COMPUTES : is_own && wait_count > 0;
+}
+
+int native_wait(void)
+{
+    while (must_wait()) {
+        wait_count++;
+        PyThreadState *thread = PyEval_SaveThread();
+        usleep(200);
+        PyEval_RestoreThread(thread);
+        wait_count--;
+        if (PyErr_CheckSignals() < 0)
+            return -1;
+    }
+    return 0;
+}
 
 int native_enter(enum native_use use)
 {
@@ -99,6 +127,8 @@ int native_enter(enum native_use use)
                       "a time: close it first");
     else {
         is_working = true;
+        working_use = use;
+        worker = pthread_self();
         if (use != NATIVE_READS && computing_pid == 0)
             computing_pid = getpid();
         return 0;

@@ -36,7 +36,9 @@ PyObject *native_refuse(const char *text);
 
 /* ---- one call at a time, in one process ----
  *
- * The library takes one call at a time. After a fork the child has neither the threads of its
+ * The library takes one call at a time. A call waits for another thread's that is one of an open
+ * run, opens one, or only reads; it is refused while a whole training, evaluation or the like is at
+ * work, and in the callbacks of a call. After a fork the child has neither the threads of its
  * parent's runs and of OpenMP, nor the runs' memory, which reads as zeros. So calls are refused
  * there once the parent has computed. */
 
@@ -46,8 +48,10 @@ enum native_use {
     NATIVE_OPENS,    /* a run; refused while one of several ranks is open */
     NATIVE_OF_RUN,   /* that is open */
 };
-/* A function that calls the library calls native_enter before and native_leave after. native_enter
- * returns 0, or -1 with an exception; then native_leave must not follow. */
+/* A function that calls the library calls native_wait and native_enter before, and native_leave
+ * after. Both return 0, or -1 with an exception; then native_leave must not follow. native_wait may
+ * release the interpreter's lock, so what can change meanwhile is checked after it. */
+int native_wait(void);
 int native_enter(enum native_use use);
 void native_leave(void);
 /* A session tells that it is open, with the number of its ranks, or that it is not any more. */

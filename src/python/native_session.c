@@ -25,6 +25,8 @@ typedef struct session session;
 /* Checks that the run can be used from here, and enters the library. 0, or -1 with an exception. */
 static int enter(const session *self, bool from_any_thread)
 {
+    if (native_wait() < 0)
+        return -1;
     if (self->process != getpid())
         native_refuse(
             "this run was opened by the process that this one was forked from, which goes on "
@@ -56,7 +58,7 @@ static session *open_run(PyTypeObject *type, const char *name, const struct slui
         return NULL;
     self->owner = pthread_self();
     self->process = getpid();
-    if (native_enter(NATIVE_OPENS) < 0) {
+    if (native_wait() < 0 || native_enter(NATIVE_OPENS) < 0) {
         Py_DECREF((PyObject *)self);
         return NULL;
     }
@@ -247,7 +249,9 @@ static PyObject *session_close(PyObject *object, PyObject *unused)
 {
     session *self = (session *)object;
     (void)unused;
-    if (!self->run || self->process != getpid())
+    if (self->run && native_wait() < 0)
+        return NULL;
+    if (!self->run || self->process != getpid()) /* another thread may have closed it */
         Py_RETURN_NONE;
     if (enter(self, true) < 0)
         return NULL;
@@ -281,8 +285,8 @@ static PyObject *session_memory(PyObject *object, PyObject *keeps_params)
 
 /* A run that nobody closed: it is closed if that is possible here and now. Otherwise its memory
  * stays until the process ends, and the state is that of its last commit. At the end of the program
- * a thread may still be in a step of it. native_enter only checks that no call works: at the end of
- * the program no run is closed here. */
+ * a thread may still be in a step of it. native_enter only checks that no call works, and nothing
+ * waits here: at the end of the program no run is closed here. */
 static void session_dealloc(PyObject *object)
 {
     session *self = (session *)object;

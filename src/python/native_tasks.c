@@ -34,7 +34,7 @@ static PyObject *real_or_none(double value)
 static const char *begin(struct native_call *call, PyObject *path, bool computes, bool watches)
 {
     const char *name = PyBytes_AsString(path);
-    if (native_enter(computes ? NATIVE_COMPUTES : NATIVE_READS) < 0)
+    if (native_wait() < 0 || native_enter(computes ? NATIVE_COMPUTES : NATIVE_READS) < 0)
         return NULL;
     native_call_begin(call, watches);
     return name;

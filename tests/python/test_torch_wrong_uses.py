@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 import unittest
 import unittest.mock
 
@@ -355,6 +356,56 @@ class Threads(WrongUses):
         models.engine_losses(engine, self.data[2:3])
         engine.close()
         self.step_is(3)
+
+
+    def test_two_engines_in_two_threads(self):
+        """A call of one waits until the other's is over. A Ctrl-C ends the wait, and a child that is
+        forked meanwhile does not wait."""
+        engine, other = self.begun(), self.engine(run_dir=self.path("other"))
+        inside, steps, over = threading.Event(), threading.Event(), threading.Event()
+        fill, found, was_over = other._values.fill, [], []
+
+        def fills(*arguments):  # the library calls it
+            inside.set()
+            over.wait(60)
+            fill(*arguments)
+
+        def trains():
+            steps.set()
+            models.engine_losses(engine, self.data[1:3])
+            was_over.append(over.is_set())
+
+        other._values.fill = fills
+        opens = threading.Thread(
+            target=lambda: found.append(self.in_thread(models.engine_losses, other, self.data[:3])))
+        opens.start()
+        self.assertTrue(inside.wait(60))
+        try:
+            interrupts = threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,))
+            interrupts.start()
+            with self.assertRaises(KeyboardInterrupt):
+                try:
+                    engine.info()
+                finally:
+                    interrupts.join()
+            child = os.fork()
+            if child == 0:
+                signal.alarm(30)
+                try:
+                    engine.info()
+                except sluice.WrongJob as error:
+                    os._exit(0 if "forked" in str(error) else 1)
+                os._exit(2)
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+            goes_on = threading.Thread(target=lambda: (steps.wait(60), time.sleep(0.2), over.set()))
+            goes_on.start()
+            found.append(self.in_thread(trains))
+            goes_on.join()
+        finally:
+            over.set()
+            opens.join()
+        self.assertEqual((found, was_over), ([None, None], [True]))
+        self.assertEqual((engine.info().step, other.info().step), (3, 3))
 
 
 #: Programs that end while a step or an evaluation is open: at their last line, by an exception in
