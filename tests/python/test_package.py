@@ -1,14 +1,17 @@
 """The package as it is installed: import, the command, tasks, a run step by step, refusals."""
 
+import functools
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 import unittest
+from unittest import mock
 
 import launchers
 import sluice
+from sluice import _process
 from tiny import tiny_job, write_job
 
 
@@ -431,6 +434,23 @@ threading.Thread(target=sluice.train, args=(job,), daemon=True,
                  kwargs={"on_step": lambda step: trains.set()}).start()
 trains.wait()
 """
+
+
+class Ends(unittest.TestCase):
+    def test_all_runs_are_closed(self):
+        """Also if a Ctrl-C ends the close of one."""
+        closed = []
+
+        def close(number):
+            closed.append(number)
+            if number < 2:
+                raise KeyboardInterrupt(number)
+
+        sessions = [mock.Mock(is_open=True, at_end=functools.partial(close, i)) for i in range(3)]
+        with mock.patch.multiple(_process, _native=mock.Mock(), _sessions=sessions):
+            with self.assertRaises(KeyboardInterrupt) as caught:
+                _process._end()
+        self.assertEqual((closed, caught.exception.args), ([0, 1, 2], (0,)))
 
 
 class Signals(InDirectory):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import sys
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 from ._errors import Error
 from ._load import native as _native
@@ -25,9 +25,15 @@ _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
 def _end() -> None:
     """Commits open runs, and stops a call that a daemon thread left at work, which commits."""
     _native.end()
+    first: Optional[BaseException] = None
     for session in list(_sessions):
-        if session.is_open:
-            _close(session)
+        try:
+            if session.is_open:
+                _close(session)
+        except BaseException as error:  # Ctrl-C: the other runs are closed all the same
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def _close(session: "Session") -> None:
