@@ -15,6 +15,7 @@ except ImportError:
     raise unittest.SkipTest("this Python has no torch") from None
 
 import sluice
+import torch_models as models
 from sluice.torch import _buffers
 from sluice.torch._buffers import Buffers
 from torch_engines import Engines
@@ -144,6 +145,29 @@ class Runs(Engines):
         engine = self.begun(0, "next", start_from=os.path.join(self.directory, "run"))
         self.assertEqual(int(engine.module.count), 7)
         engine.close()
+
+    def test_a_module_that_is_compiled_later(self):
+        """Or no more. Its names are those that it has without."""
+        import torch._dynamo
+
+        def compiled(ways):
+            module = models.make(models.Images)
+            if "blocks" in ways:
+                for number, block in enumerate(module.blocks):
+                    module.blocks[number] = torch.compile(block, backend="eager")
+                module.stem = torch.compile(module.stem, backend="eager")
+            return torch.compile(module, backend="eager") if "whole" in ways else module
+
+        data, losses = models.batches(models.Images, 5), []
+        expected = models.engine_losses(self.engine(compiled("")), data)
+        for batch, ways in zip(data, ("", "blocks", "whole blocks", "whole", "")):
+            engine = self.engine(compiled(ways), name="run")
+            losses += models.engine_losses(engine, [batch])
+            state = engine.state_dict()
+            engine.close()
+        self.assertEqual(losses, expected)
+        self.assertEqual(int(state["stem.1.num_batches_tracked"]), 5)
+        torch._dynamo.reset()
 
     def test_ctrl_c_while_they_are_written(self):
         """Neither call commits the step, and both can be made again."""

@@ -1,6 +1,7 @@
 """sluice.torch.Engine over a stand-in for the library: which units it chooses, that each step has
 torch's bits, that a recording leaves no trace, and what it refuses."""
 
+import copy
 import mmap
 import struct
 import tempfile
@@ -160,8 +161,9 @@ class Simulated(OverTheStandIn):
         self.assertEqual(found + models.engine_losses(engine, data[1:], None), expected)
         self.assertEqual((len(engine._holders), dict(counters["graph_break"])), (4, {}))
         self.assertGreater(counters["frames"]["ok"], 0)
-        engine = self.engine(torch.compile(whole, backend="eager"))
-        self.assertEqual(models.engine_losses(engine, data), expected)
+        for backend in ("eager", "aot_eager"):  # the second one compiles the backward, too
+            engine = self.engine(torch.compile(copy.deepcopy(whole), backend=backend))
+            self.assertEqual(models.engine_losses(engine, data), expected)
         torch._dynamo.reset()
 
     def test_what_cannot_be_a_unit_is_in_the_root(self):

@@ -26,6 +26,7 @@ import torch
 from .._errors import Failed, WrongJob
 from .._job import Path
 from ._core import warn
+from ._units import uncompiled
 
 #: Larger ones are saved if they were changed since the module was built.
 _SMALL_BYTES = 16 << 20
@@ -67,8 +68,9 @@ class Buffers:
             if value.nbytes > _SMALL_BYTES:
                 self._unchanged[name] = (value, value._version, _sum_bits(value))
         if step > 0 or self._other is not None:
+            parts = dict(self._parts())
             for name, value in from_rank0(lambda: self._read(step)).items():
-                self._set(name, value)
+                self._set(parts, name, value)
         if self._rank != 0:
             return
         for later, path in _files(self._folder):
@@ -141,10 +143,15 @@ class Buffers:
             raise Failed(f"{self._folder} cannot be made: {error}") from None
         self._has_folder = True
 
-    def _each(self) -> Iterator[Tuple[str, torch.Tensor]]:
-        """Name and value of all that module.state_dict() would have."""
+    def _parts(self) -> Iterator[Tuple[str, torch.nn.Module]]:
+        """The modules by their names. One that is compiled comes after its wrapper of this name."""
         module = self._module()
-        for prefix, item in module.named_modules() if module is not None else ():
+        for name, item in module.named_modules() if module is not None else ():
+            yield uncompiled(name), item
+
+    def _each(self) -> Iterator[Tuple[str, torch.Tensor]]:
+        """Uncompiled name and value of all that module.state_dict() would have."""
+        for prefix, item in self._parts():
             for name, value in item._buffers.items():
                 is_stored = name not in item._non_persistent_buffers_set
                 if is_stored and type(value) is torch.Tensor:
@@ -201,15 +208,11 @@ class Buffers:
         if any(self._each()):
             warn(f"{what}: they are as the program has made them")
 
-    def _set(self, name: str, value: torch.Tensor) -> None:
+    def _set(self, parts: Dict[str, torch.nn.Module], name: str, value: torch.Tensor) -> None:
         """Also one that the module has not made yet, as its first step did."""
-        module = self._module()
-        if module is None:
-            return
         prefix, _, leaf = name.rpartition(".")
-        try:
-            item = module.get_submodule(prefix)
-        except AttributeError:
+        item = parts.get(prefix)
+        if item is None:
             return
         now = item._buffers.get(leaf)
         if now is None and leaf not in item._buffers and hasattr(item, leaf):
@@ -218,7 +221,7 @@ class Buffers:
             with torch.no_grad():
                 now.copy_(value)
         else:
-            like = now if now is not None else next(module.parameters(), value)
+            like = now if now is not None else next(parts[""].parameters(), value)
             item._buffers[leaf] = value.to(like.device)
 
 

@@ -450,7 +450,7 @@ class Engine(Closing):
         return recorder
 
     def _job_of(self, stages: List[Stage], seconds: Seconds, lends: bool) -> Dict[str, Any]:
-        module = describe(self._holders, stages, seconds, type(self.module).__name__)
+        module = describe(self._holders, stages, seconds, self.module)
         module["lends_grads"] = lends and self._device.type == "cpu"
         return with_module(self._job, module, self._dtype, self._device)
 

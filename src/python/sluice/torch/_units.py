@@ -7,6 +7,7 @@ that do not learn are a unit of their own beside those that learn: two units, on
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
@@ -354,11 +355,16 @@ Seconds = Dict[Tuple[str, str], float]
 _NAME_BYTES = 95
 
 
+def uncompiled(name: str) -> str:
+    """The name that a part of a module has, or had before torch.compile wrapped it or what it is in."""
+    return re.sub(r"^_orig_mod(\.|$)|\._orig_mod\b", "", name)
+
+
 def _short(name: str) -> str:
-    """The name, or the end of a long one with a number that stands for the rest."""
-    data = name.encode()
+    """The uncompiled name, or the end of a long one with a number that stands for the rest."""
+    data = (uncompiled(name) or name).encode()
     if len(data) <= _NAME_BYTES:
-        return name
+        return data.decode()
     number = f"{zlib.crc32(data):08x}.."
     return number + data[len(number) - _NAME_BYTES :].decode(errors="ignore")
 
@@ -372,7 +378,7 @@ def _describe_tensor(slot: Slot) -> Dict[str, Any]:
 
 
 def describe(
-    holders: List[Holder], stages: List[Stage], seconds: Seconds, name: str
+    holders: List[Holder], stages: List[Stage], seconds: Seconds, module: torch.nn.Module
 ) -> Dict[str, Any]:
     """The job's model.module. `seconds`: of the calls, by the stage's name and "forward" or
     "backward"; "copies": the part of a backward in which gradients are copied.
@@ -420,7 +426,8 @@ def describe(
             },
         }
     )
-    return {"name": _short(name), "units": units, "stages": described}
+    kind = type(getattr(module, "_orig_mod", module))  # what torch.compile has wrapped
+    return {"name": _short(kind.__name__), "units": units, "stages": described}
 
 
 def list_stages(holders: List[Holder], order: List[Stage]) -> List[Stage]:
