@@ -59,11 +59,11 @@ def make(kind):
     return made
 
 
-def losses_over_masters(module, data):
+def losses_over_masters(module, data, optimize=torch.optim.AdamW):
     """Torch's loop, with a copy of each parameter in fp32 that the optimizer updates."""
     learning = [p for p in module.parameters() if p.requires_grad]
     masters = [p.detach().float().clone().requires_grad_() for p in learning]
-    optimizer = torch.optim.AdamW(masters, lr=1e-3)
+    optimizer = optimize(masters, lr=1e-3)
     losses = []
     for batch in data:
         loss = module(batch)
@@ -103,13 +103,25 @@ class SeveralDtypes(OverTheStandIn):
         self.assert_refused("need a scale", self.engine, mixed)
         mixed[1].double()
         self.assert_refused("must be float32", self.engine, mixed)
+        for key in ("bf16", "fp16"):  # a DeepSpeed configuration; to convert all would round some
+            self.assert_refused(f"torch.bfloat16 and torch.float32, which the engine keeps: leave {key} out",
+                                self.engine, make(Adapted), config={key: {"enabled": True}})
 
 
 class Placements(Engines):
     def test_equal_bits_and_resuming(self):
+        """Those of a loop that keeps its masters, so a run goes on with fp32 values."""
         data = models.batches(Mixed, 4)
+
+        def optimize(masters, lr):
+            optimizer = sluice.torch.AdamW(masters, lr=lr, host="32MiB")
+            self.addCleanup(optimizer.close)
+            return optimizer
+
         for kind in (Mixed, Adapted):
-            found = []
+            looped = make(kind)
+            losses = losses_over_masters(looped, data, optimize)
+            found = [(losses, {key: bytes_of(value) for key, value in looped.state_dict().items()})]
             updates = {"schedule": {"update": "in_backward"}}  # it reads gradients where torch has them
             for config in (PLACEMENTS[1], {**PLACEMENTS[3], **updates}, PLACEMENTS[6]):
                 losses, name = [], f"run{self.count}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
 
@@ -13,6 +13,7 @@ from .._job import Path, path_text, to_json
 from .._optimizers import AdamW, Adagrad, Lion, Muon, as_numbers, optimizer_block
 from .._tasks import plan
 from ._core import Bytes, list_drives
+from ._units import Holder, common_dtype
 
 
 def engine_job(
@@ -121,12 +122,19 @@ def _put_optimizer(job: Dict[str, Any], optimizer: Any) -> None:
 
 
 def with_module(
-    job: Mapping[str, Any], module: Dict[str, Any], dtype: torch.dtype, device: torch.device
+    job: Mapping[str, Any], module: Dict[str, Any], holders: List[Holder], device: torch.device
 ) -> Dict[str, Any]:
-    """The job with the module's description, and with blocks that agree with its dtype."""
+    """The job with the module's description, and with blocks that agree with its dtypes."""
+    dtype = common_dtype(holders)
+    dtypes = {str(slot.parameter.dtype) for holder in holders for slot in holder.slots}
     blocks: Dict[str, Any] = {}
     for key, own in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         block = _block(job, key)
+        if block.get("enabled") is True and len(dtypes) > 1:
+            raise WrongJob(
+                f"config has {key}.enabled, and the parameters of the module are "
+                f"{' and '.join(sorted(dtypes))}, which the engine keeps: leave {key} out"
+            )
         if block.get("enabled") is True and dtype != own:
             raise WrongJob(
                 f"config has {key}.enabled, and the parameters of the module are {dtype}: call "

@@ -15,7 +15,7 @@ from ._buffers import Buffers
 from ._config import check_fit, engine_job, with_module
 from ._core import Bytes, alone, close_at_end, give_up, open_core, refuse_copy, warn
 from ._groups import Groups, group_units
-from ._holding import Holding, values_in
+from ._holding import Holding
 from ._hooks import claim, guard, install, refuse_optimizers
 from ._init import values_of
 from ._memory import plainly, return_free_memory
@@ -26,7 +26,7 @@ from ._turns import Evaluating, Training, Turns, Use
 from ._unchanged import Unchanged
 from ._units import Holder, Policy, Seconds, Slot, Stage, Unit, describe, find_learning
 from ._units import list_stages, make_holders
-from ._values import Values, state_of
+from ._values import Values, copy_in, state_of
 
 
 class Engine(Closing):
@@ -452,7 +452,7 @@ class Engine(Closing):
     def _job_of(self, stages: List[Stage], seconds: Seconds, lends: bool) -> Dict[str, Any]:
         module = describe(self._holders, stages, seconds, self.module)
         module["lends_grads"] = lends and self._device.type == "cpu"
-        return with_module(self._job, module, self._dtype, self._device)
+        return with_module(self._job, module, self._holders, self._device)
 
     def _open(self, recorder: Recorder) -> None:
         stages = list_stages(self._holders, recorder.order)
@@ -534,7 +534,7 @@ class Engine(Closing):
         def visit(holder: Holder, use: Use) -> None:
             for unit, address, elems in zip(holder.units, use.params, use.elems):
                 base = self._turns.over(address, elems, self._dtype)
-                values.extend((slot, values_in(base, slot).clone()) for slot in unit.slots)
+                values.extend((slot, copy_in(base, slot)) for slot in unit.slots)
 
         with plainly(), torch.no_grad():
             self._evaluation().each(visit)
