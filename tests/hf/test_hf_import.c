@@ -70,16 +70,24 @@ static void train_still(const char *name, const fixture_model *kind, const fixtu
     job_destroy(asked);
 }
 
+/* Writes the weights of a model of the job that the arguments make. Returns its shape. */
+static hf_fixture_shape write_weights(const char *dir, const char *name, const fixture_model *kind,
+                                      const fixture_sets *sets, const hf_fixture_form *form)
+{
+    job *asked = fixture_job(name, kind, sets);
+    const hf_fixture_shape shape = shape_of(asked);
+    job_destroy(asked);
+    hf_fixture_write(dir, &shape, form);
+    return shape;
+}
+
 static void expect_weights(const char *name, const fixture_model *kind, const fixture_sets *sets,
                            const hf_fixture_form *form)
 {
     static fixture_result result;
-    job *asked = fixture_job(name, kind, sets);
-    hf_fixture_shape shape = shape_of(asked);
-    job_destroy(asked);
     char dir[FIXTURE_PATH_BYTES * 2];
     snprintf(dir, sizeof dir, "%s/%s.hf", fixture_dir, name);
-    hf_fixture_write(dir, &shape, form);
+    const hf_fixture_shape shape = write_weights(dir, name, kind, sets, form);
     hf_fixture_text(dir, "config.json", "{\"model_type\": \"fixture\"}");
     hf_fixture_text(dir, "merges.txt", "a b\n");
     train_still(name, kind, sets, dir, NULL, &result);
@@ -153,12 +161,9 @@ static void jobs_go_on_from_an_import(void **state)
     static fixture_result result;
     fixture_sets sets = {.count = 0};
     const hf_fixture_form form = {.type = DTYPE_FP32};
-    job *asked = fixture_job("imported", &gpt2, &sets);
-    const hf_fixture_shape shape = shape_of(asked);
-    job_destroy(asked);
     char dir[FIXTURE_PATH_BYTES * 2];
     snprintf(dir, sizeof dir, "%s/imported.hf", fixture_dir);
-    hf_fixture_write(dir, &shape, &form);
+    const hf_fixture_shape shape = write_weights(dir, "imported", &gpt2, &sets, &form);
     hf_fixture_config(dir, &shape);
     import_into("imported", dir, NULL);
     import_into("parts", dir, "model.max_part_bytes=70000");
@@ -197,11 +202,8 @@ static uint64_t import_peak(uint32_t layers, uint64_t *written_bytes)
     const fixture_sets sets = {.count = 0};
     char dir[FIXTURE_PATH_BYTES * 2], run_dir[FIXTURE_PATH_BYTES * 2];
     struct hf_import_summary sum;
-    job *asked = fixture_job("streamed", &kind, &sets);
-    const hf_fixture_shape shape = shape_of(asked);
-    job_destroy(asked);
     snprintf(dir, sizeof dir, "%s/streamed-%u.hf", fixture_dir, (unsigned)layers);
-    hf_fixture_write(dir, &shape, &form);
+    const hf_fixture_shape shape = write_weights(dir, "streamed", &kind, &sets, &form);
     hf_fixture_config(dir, &shape);
     for (int i = 0; i < 2; i++) { /* the first one brings what stays in any case */
         FILE *peak = fopen("/proc/self/clear_refs", "w");
@@ -262,14 +264,11 @@ static void a_run_has_a_directory_of_its_own(void **state)
     static fixture_result result;
     fixture_sets sets = {.count = 0};
     const hf_fixture_form form = {.type = DTYPE_FP32};
-    job *asked = fixture_job("own", &gpt2, &sets);
-    const hf_fixture_shape shape = shape_of(asked);
-    job_destroy(asked);
     char run_dir[FIXTURE_PATH_BYTES * 2], dir[FIXTURE_PATH_BYTES * 3];
     snprintf(run_dir, sizeof run_dir, "%s", path_in_run("own", ""));
     snprintf(dir, sizeof dir, "%shf", run_dir);
     assert_int_equal(mkdir(run_dir, 0777), 0);
-    hf_fixture_write(dir, &shape, &form);
+    const hf_fixture_shape shape = write_weights(dir, "own", &gpt2, &sets, &form);
     hf_fixture_config(dir, &shape);
     import_refused(dir, run_dir, among);
     train_still("own", &gpt2, &sets, dir, NULL, &result);

@@ -143,8 +143,9 @@ static double run_in_some_order(struct dice *d, const plani_builder *b)
 
 /* ---- the critical path ---------------------------------------------------------------------- */
 
-/* True if the program's order, timed again with all ops, gives the program's own times, and takes
- * hardly longer without its last op: what that op slowed may then slow others. */
+/* True if the program's order, timed again with all ops, gives the program's own times, and without
+ * its last op no longer ones. With one core it takes up to 6e-6 longer in these programs: what that
+ * op slowed then slows others. */
 static bool is_replayed(const plan_job *job, const program *prog)
 {
     bool left_out[OPS_MOST] = {false};
@@ -157,7 +158,8 @@ static bool is_replayed(const plan_job *job, const program *prog)
                   end[i] == prog->ops[i].predicted_end_ns;
     left_out[prog->op_count - 1] = true;
     assert_int_equal(plani_replay(&job->machine, prog, left_out, start, end, &length), 0);
-    return is_same && length <= prog->predicted_ns + prog->predicted_ns / 100;
+    uint64_t slack = job->machine.core_count > 1 ? 0 : prog->predicted_ns / 10000;
+    return is_same && length <= prog->predicted_ns + slack;
 }
 
 /* Compiles the builder's ops in that much memory and returns the parts of the chain, which follow
@@ -352,6 +354,18 @@ static void no_order_is_below_a_bound(void **state)
     assert_true(caught * 2 >= PROGRAMS);
 }
 
+/* Shares the machine among ops with these demands. */
+static void share(const plan_machine *machine, const op_demand *demands, uint32_t count,
+                  struct plani_share *shares)
+{
+    struct plani_share *running[LANE_COUNT];
+    for (uint32_t i = 0; i < count; i++) {
+        plani_demand(machine, &demands[i], &shares[i]);
+        running[i] = &shares[i];
+    }
+    plani_share_rates(running, count);
+}
+
 /* A write whose checksums need less than a core beside computing that fills all cores: the write
  * keeps its speed, and computing gets the rest. With a second op on the drives it sums at half of
  * the speed. Checksums that need more than a core share the cores with computing. */
@@ -364,20 +378,15 @@ static void full_cores_do_not_slow_checksums(void **state)
     op_demand demands[] = {{.drive_write_bytes = 1000000000, .core_seconds = 0.5},
                            {.device_seconds = 1},
                            {.drive_read_bytes = 1000000000}};
-    struct plani_share shares[3], *running[3];
-    for (int i = 0; i < 3; i++) {
-        plani_demand(&machine, &demands[i], &shares[i]);
-        running[i] = &shares[i];
-    }
-    plani_share_rates(running, 2);
+    struct plani_share shares[3];
+    share(&machine, demands, 2, shares);
     assert_float_equal(shares[0].rate, 1, 1e-9);
     assert_float_equal(shares[1].rate, 0.75, 1e-9);
-    plani_share_rates(running, 3);
+    share(&machine, demands, 3, shares);
     assert_float_equal(shares[0].rate, 0.5, 1e-9);
     assert_float_equal(shares[1].rate, 0.875, 1e-9);
     demands[0].core_seconds = 1.5;
-    plani_demand(&machine, &demands[0], &shares[0]);
-    plani_share_rates(running, 2);
+    share(&machine, demands, 2, shares);
     assert_float_equal(shares[0].rate, shares[1].rate, 1e-9);
     assert_true(shares[0].rate < 0.6);
 }
@@ -392,12 +401,8 @@ static void checksums_have_no_more_than_all_cores(void **state)
     machine.op_seconds = 0;
     op_demand demands[] = {{.drive_write_bytes = 1000000000, .core_seconds = 0.8},
                            {.drive_read_bytes = 1000000000, .core_seconds = 0.8}};
-    struct plani_share shares[2], *running[2];
-    for (int i = 0; i < 2; i++) {
-        plani_demand(&machine, &demands[i], &shares[i]);
-        running[i] = &shares[i];
-    }
-    plani_share_rates(running, 2);
+    struct plani_share shares[2];
+    share(&machine, demands, 2, shares);
     for (int i = 0; i < 2; i++)
         assert_float_equal(shares[i].rate * demands[i].core_seconds, 0.5, 1e-9);
 }
