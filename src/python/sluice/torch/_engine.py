@@ -15,7 +15,7 @@ from ._buffers import Buffers
 from ._config import check_fit, engine_job, with_module
 from ._core import Bytes, alone, close_at_end, give_up, open_core, refuse_copy, warn
 from ._groups import Groups, group_units
-from ._holding import Holding
+from ._holding import Holding, values_in
 from ._hooks import claim, guard, install, refuse_optimizers
 from ._init import values_of
 from ._memory import plainly, return_free_memory
@@ -26,7 +26,7 @@ from ._turns import Evaluating, Training, Turns, Use
 from ._unchanged import Unchanged
 from ._units import Holder, Policy, Seconds, Slot, Stage, Unit, describe, find_learning
 from ._units import list_stages, make_holders
-from ._values import Values, copy_in, state_of
+from ._values import Values, state_of
 
 
 class Engine(Closing):
@@ -322,9 +322,9 @@ class Engine(Closing):
         if training.is_in_backward or training.is_forward:
             raise WrongJob("engine.backward was called within a forward or a backward")
         self._unchanged.check(self.module)
-        training.check_loss(loss)
+        training.take_loss(loss)
         try:
-            scale = training.begin_backward(loss)
+            scale = training.begin_backward()
             (loss * scale).backward()
             training.end_backward()
         except BaseException as error:
@@ -534,7 +534,7 @@ class Engine(Closing):
         def visit(holder: Holder, use: Use) -> None:
             for unit, address, elems in zip(holder.units, use.params, use.elems):
                 base = self._turns.over(address, elems, self._dtype)
-                values.extend((slot, copy_in(base, slot)) for slot in unit.slots)
+                values.extend((slot, values_in(base, slot, copy=True)) for slot in unit.slots)
 
         with plainly(), torch.no_grad():
             self._evaluation().each(visit)

@@ -194,10 +194,10 @@ def view_of(base: torch.Tensor, slot: Slot) -> torch.Tensor:
     return part.view(slot.shape)
 
 
-def values_in(base: torch.Tensor, slot: Slot) -> torch.Tensor:
-    """The slot's values in its unit's flat vector: a view, or a copy in the parameter's dtype."""
-    view = view_of(base, slot)
-    return view.to(slot.own_dtype) if slot.is_cast else view
+def values_in(base: torch.Tensor, slot: Slot, copy: bool = False) -> torch.Tensor:
+    """The slot's values in its unit's flat vector, in the parameter's dtype: a view where that is
+    the vector's and no copy is asked for."""
+    return view_of(base, slot).to(slot.parameter.dtype, copy=copy)
 
 
 def slot_at(unit: Unit, tensor: torch.Tensor) -> Slot:

@@ -318,10 +318,11 @@ class Training:
 
     # ---- backward ----
 
-    def check_loss(self, loss: torch.Tensor) -> None:
-        """Refuses one that is not a number since it is computed from a unit's parameters after the
-        forward, when they have no values."""
-        if not math.isnan(loss.detach()):
+    def take_loss(self, loss: torch.Tensor) -> None:
+        """Notes its value. Refuses one that is not a number since it is computed from a unit's
+        parameters after the forward, when they have no values."""
+        self.loss = float(loss.detach())
+        if not math.isnan(self.loss):
             return
         slots = {
             id(slot.parameter): (stage.holder, slot)
@@ -345,10 +346,9 @@ class Training:
                 )
             waiting += [before for before, _ in node.next_functions]
 
-    def begin_backward(self, loss: torch.Tensor) -> float:
+    def begin_backward(self) -> float:
         """Returns what the loss is multiplied by."""
         use = self._turns.take(len(self._turns.stages), BACKWARD)
-        self.loss = float(loss.detach())
         self._next = len(self._turns.stages) - 1
         self.is_in_backward = True
         return use.grad_scale

@@ -69,11 +69,6 @@ class Values:
         self._kept = None
 
 
-def copy_in(base: torch.Tensor, slot: Slot) -> torch.Tensor:
-    """A copy of the slot's values in its unit's flat vector, in the parameter's dtype."""
-    return view_of(base, slot).to(slot.parameter.dtype, copy=True)
-
-
 def state_of(
     module: torch.nn.Module, values: List[Tuple[Slot, torch.Tensor]]
 ) -> Dict[str, torch.Tensor]:
