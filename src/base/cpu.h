@@ -2,8 +2,9 @@
  * variant per set.
  *
  * The sets are ordered: a CPU that has one of them also has those of its architecture that stand
- * before it. A process uses the best set of its CPU, or the one that the environment variable
- * SLUICE_ISA names. A CPU with more instructions then behaves as one that ends with that set,
+ * before it. A process uses the set in which its CPU is fastest, or the one that the environment
+ * variable SLUICE_ISA names. The fastest set is the last one that the CPU has, except where that is
+ * avx512_bf16 on an Intel core that was built for AMX (cpu.c). A CPU with more instructions then behaves as one that ends with that set,
  * products of oneDNN included. Nearly all variants give the same bits in every set; matrix
  * products and attention do not.
  *
@@ -42,8 +43,8 @@ int cpu_isa_check(void) MUST_CHECK;
 /* The chosen set. Call cpu_isa_check before; it must have returned 0. */
 enum cpu_isa cpu_isa(void);
 
-/* True if SLUICE_ISA made the choice. Libraries that choose an instruction set themselves must then
- * be limited to it. */
-bool cpu_isa_is_forced(void);
+/* True if SLUICE_ISA made the choice, or if it is not the last set that the CPU has. Libraries that
+ * choose an instruction set themselves must then be limited to it. */
+bool cpu_isa_is_limited(void);
 
 #endif

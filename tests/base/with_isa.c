@@ -1,11 +1,11 @@
-/* Runs a program in an instruction set below the CPU's own, for the lines isa_SET.NAME of the
+/* Runs a program in another instruction set than the usual one, for the lines isa_SET.NAME of the
  * suite.
  *
  *   with_isa SET PROGRAM [ARGUMENT...]
  *
- * Exit 77 where the CPU lacks the set, or where it is the best one, in which the line without a
- * prefix runs the program. SLUICE_ISA makes another set the best one, so that a run of the suite
- * can be that of a smaller CPU. */
+ * Exit 77 where the CPU lacks the set, or where it is the usual one, in which the line without a
+ * prefix runs the program. SLUICE_ISA makes another set the usual one, and those above it are then
+ * skipped, so that a run of the suite can be that of a smaller CPU. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,8 +28,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", err_text());
         return EXIT_WRONG_USE;
     }
-    if (isa >= cpu_isa() || !cpu_has(isa)) {
-        printf("skipped: %s is not below %s, the best set here\n", argv[1],
+    if (isa == cpu_isa() || (isa > cpu_isa() && getenv("SLUICE_ISA")) || !cpu_has(isa)) {
+        printf("skipped: %s is not another set of this CPU, whose usual one is %s\n", argv[1],
                cpu_isa_name(cpu_isa()));
         return EXIT_SKIP;
     }

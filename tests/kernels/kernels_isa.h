@@ -1,5 +1,5 @@
 /* The instruction set that a test of the CPU's kernels runs in: that of its process
- * (base/cpu.h). The suite has a line for the CPU's own and, by with_isa, for those below it. */
+ * (base/cpu.h). The suite has a line for the usual one and, by with_isa, for the CPU's others. */
 #ifndef SLUICE_TESTS_KERNELS_ISA_H
 #define SLUICE_TESTS_KERNELS_ISA_H
 
