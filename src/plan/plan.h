@@ -154,7 +154,8 @@ struct plan_set {
      * At least bound_ns, up to rounding. */
     uint64_t schedule_bound_ns, uncommitted_schedule_bound_ns;
 
-    uint64_t work_ops; /* ops built and ops simulated on the way to it: what it cost */
+    uint64_t work_ops;      /* ops built and ops simulated on the way to it: what it cost */
+    uint32_t scouted_count; /* programs on the way that other threads made (plan_job.threads) */
 };
 typedef struct plan_set plan_set;
 

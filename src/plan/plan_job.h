@@ -237,6 +237,7 @@ struct plan_job {
     const char *device_advice; /* appended where the device is too small; or NULL */
 
     plan_watch *watch; /* or NULL; changes no plan */
+    uint32_t threads;  /* that may plan, the caller's among them, 0 as 1; changes no plan */
 };
 typedef struct plan_job plan_job;
 

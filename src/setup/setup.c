@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/thread.h"
 #include "config/config.h"
 #include "setup/setup_internal.h"
 
@@ -451,6 +452,14 @@ static int make_budgets(struct setup *self)
     return 0;
 }
 
+/* Ranks that exist plan at the same time, and share the cores of their host. */
+static uint32_t planning_threads(const struct ranks *ranks)
+{
+    core_set cores;
+    uint32_t count = thread_allowed_cores(&cores) < 0 ? 1 : core_set_count(&cores);
+    return ranks->comm ? count / ranks->local_world : count;
+}
+
 static int setup_fill(struct setup *self, const struct setup_options *options)
 {
     if (self->is_described)
@@ -466,6 +475,7 @@ static int setup_fill(struct setup *self, const struct setup_options *options)
         TRY(make_budgets(self));
     }
     self->plan.watch = options->plan_watch;
+    self->plan.threads = planning_threads(&self->ranks);
     setup_machine_figures(self, &self->plan.machine);
     const plan_machine *figures = options->figures ? options->figures
                                   : options->test  ? options->test->pace

@@ -8,6 +8,7 @@ foreach(behaviour compile split carry scale commit saves ranks place random best
     sluice_test(test_plan_${behaviour} LIBS sluice_plan sluice_program sluice_config sluice_base m LABELS ${labels}
                 TIMEOUT 180)
 endforeach()
+sluice_test(test_plan_scouts LIBS sluice_plan sluice_program sluice_base m LABELS cpu tsan TIMEOUT 300)
 sluice_test(test_plan_zero LIBS train_fixture LABELS cpu debug)
 # More draws of the same.
 foreach(behaviour compile commit ranks)

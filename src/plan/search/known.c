@@ -2,6 +2,7 @@
  *
  * A table with linear probing. A full one only costs the repetition. */
 #include <errno.h>
+#include <string.h>
 
 #include <xxhash.h>
 
@@ -64,6 +65,25 @@ int plani_remember(plani_work *work, const struct plani_known *trial)
         return 0;
     work->known_count += slot->key == 0;
     *slot = *trial;
+    return 0;
+}
+
+int plani_work_copy(plani_work *work, const plani_work *from)
+{
+    plani_work copy = *from;
+    copy.builder = work->builder;
+    copy.scouts = work->scouts;
+    copy.scout = work->scout;
+    copy.known = work->known;
+    if (!copy.known && from->known)
+        copy.known = mem_alloc(KNOWN, sizeof *copy.known, "plan trials");
+    if (!copy.known && from->known)
+        return -ENOMEM;
+    if (from->known)
+        memcpy(copy.known, from->known, KNOWN * sizeof *copy.known);
+    else if (copy.known)
+        memset(copy.known, 0, KNOWN * sizeof *copy.known);
+    *work = copy;
     return 0;
 }
 

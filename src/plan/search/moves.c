@@ -89,7 +89,7 @@ int plani_search_check(plani_search *self, const struct plani_point *point)
 {
     struct plani_point plain = plani_plain_point(&self->job, point->tile_elems);
     struct plani_candidate needs = {.tile_elems = point->tile_elems};
-    plain.held = UINT32_MAX; /* no step has so many: the answer is known by this key */
+    plain.held = PLANI_CHECK_HELD;
     struct plani_known made = {.key = plani_trial_key(&self->job, &plain)};
     const struct plani_known *known = plani_recall(self->work, made.key);
     if (known)

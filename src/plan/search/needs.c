@@ -136,14 +136,14 @@ int plani_home_ends(const plan_job *job, uint64_t tile_elems, uint64_t ends[TIER
 
 /* ---- programs in serial order --------------------------------------------------------------- */
 
-int plani_serial_peaks(const plan_job *job, uint64_t tile_elems, enum program_kind kind,
+/* Makes the program, which has a point's usual settings. */
+static int make_serial(const plan_job *job, const struct plani_point *at, enum program_kind kind,
                        uint64_t peaks[TIER_COUNT], plani_work *work)
 {
     plan_set set;
     plani_layout layout;
     program serial;
-    struct plani_point at = plani_plain_point(job, tile_elems);
-    TRY(plani_set_begin(job, &at, &set, &layout));
+    TRY(plani_set_begin(job, at, &set, &layout));
     struct plani_request asked = {.kind = kind, .serial = true, .work = work};
     int rc = plani_compile_one(job, &set, &layout, &asked, unlimited, &serial);
     memcpy(peaks, serial.peak_bytes, sizeof serial.peak_bytes);
@@ -151,6 +151,21 @@ int plani_serial_peaks(const plan_job *job, uint64_t tile_elems, enum program_ki
     plani_layout_fini(&layout);
     plan_set_fini(&set);
     return rc;
+}
+
+int plani_serial_peaks(const plan_job *job, uint64_t tile_elems, enum program_kind kind,
+                       uint64_t peaks[TIER_COUNT], plani_work *work)
+{
+    struct plani_point at = plani_plain_point(job, tile_elems), question = at;
+    question.held = PLANI_SERIAL_HELD - kind;
+    struct plani_answer asked = {.key = plani_trial_key(job, &question)};
+    int rc = plani_ask(work, &asked);
+    if (rc == 1) {
+        asked.rc = make_serial(job, &at, kind, asked.peaks, work);
+        plani_tell(work, &asked);
+    }
+    memcpy(peaks, asked.peaks, sizeof asked.peaks);
+    return rc < 0 ? rc : asked.rc;
 }
 
 /* Bytes beyond the budgets, all arenas together. */

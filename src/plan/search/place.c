@@ -92,6 +92,7 @@ static int compile_given(const plan_job *job, plan_set *out, struct plani_point 
     }
     plani_search_fini(&self);
     out->work_ops = work->ops - begun;
+    out->scouted_count = work->scouted_count;
     return rc;
 }
 

@@ -99,14 +99,19 @@ struct plani_work {
     uint64_t step_ops;         /* of the last step that was built to its end */
     uint32_t try_count;        /* steps asked for */
     uint32_t repeat_count;     /* those of them that were known */
+    uint32_t scouted_count;    /* programs that scouts had made */
     struct plani_known *known; /* a table by hash; NULL: none yet */
     uint32_t known_count;
     plani_builder builder;        /* of the last program, whose arrays the next one takes */
+    struct plani_scouts *scouts;  /* or NULL */
+    struct plani_scout *scout;    /* whose work it is; NULL: the search's own */
     uint64_t refused[TIER_COUNT]; /* the needs that the last refusal named, */
     bool refused_is_known;        /* all of them, and not "at least" so much */
 };
 typedef struct plani_work plani_work;
 void plani_work_fini(plani_work *work);
+/* Makes the counts and the known steps those of `from`. -ENOMEM. */
+int plani_work_copy(plani_work *work, const plani_work *from) MUST_CHECK;
 
 /* The figures of one simulated step. */
 struct plani_figures {
@@ -123,10 +128,35 @@ struct plani_known {
     int rc;       /* 0; 1: only its bound is known; ERR_NO_FIT */
     struct plani_figures step;
 };
+/* In a point these say that a key is not that of a step, which never holds so many stages. */
+enum { PLANI_CHECK_HELD = INT32_MAX, PLANI_SERIAL_HELD = INT32_MAX - 1 };
 /* A hash of all that a step depends on among the jobs of a search; never 0. */
 uint64_t plani_trial_key(const plan_job *job, const struct plani_point *point);
 const struct plani_known *plani_recall(const plani_work *work, uint64_t key); /* NULL: not known */
 int plani_remember(plani_work *work, const struct plani_known *trial) MUST_CHECK; /* -ENOMEM */
+
+/* ---- programs that other threads make: scouts.c --------------------------------------------- */
+
+/* What a program is asked for, and what was found. A step: its figures below the limit. Serial
+ * order: its peaks. */
+struct plani_answer {
+    uint64_t key;      /* a hash of all that the program depends on */
+    uint64_t limit_ns; /* of a step; 0: none */
+    int rc;            /* 0; 1: a step is not below the limit; ERR_NO_FIT */
+    struct plani_figures step;
+    uint64_t peaks[TIER_COUNT];
+    uint64_t ops, step_ops; /* that the work gets more; its step_ops then */
+};
+/* Asks for key and limit_ns. 0: *asked is filled, and its work is counted. 1: the caller makes the
+ * program, counts its work, fills *asked and calls plani_tell. Waits while another thread makes it.
+ * A scout may also be told that a step gains nothing, which is not known yet; or -EAGAIN: it begins
+ * again, -ECANCELED: it ends. */
+int plani_ask(plani_work *work, struct plani_answer *asked) MUST_CHECK;
+void plani_tell(plani_work *work, struct plani_answer *made);
+/* Until the end, other threads may make what the search will ask for, if job.threads allows any and
+ * programs are long. The end waits for the programs that they are making. */
+void plani_scouts_begin(plani_search *self);
+void plani_scouts_end(plani_search *self);
 
 /* Simulates the step that decides (steady; only_eval: EVAL) at the point, on the homes and with
  * the update of the job. `limit_ns`: a longer step is of no interest; 0: no limit. Adds its ops
@@ -396,8 +426,10 @@ int plani_improve(plani_search *self) MUST_CHECK;
 int plani_try_selective(plani_search *self) MUST_CHECK;
 int plani_try_shares(plani_search *self) MUST_CHECK;
 
-/* Searches all orders and updates that are open: fills self->best. */
+/* Searches all orders and updates that are open: fills self->best. plani_walk_ways is the same
+ * without scouts, as scouts do it. */
 int plani_search_ways(plani_search *self) MUST_CHECK;
+int plani_walk_ways(plani_search *self) MUST_CHECK;
 /* The best point of that search; NULL: nothing was found to fit. */
 struct plani_scored *plani_search_best(plani_search *self);
 

@@ -279,6 +279,23 @@ static int make_step(const plan_job *job, const struct plani_point *point, uint6
     return rc;
 }
 
+/* Makes the step, or takes it where another thread has made it. */
+static int find_step(const plan_job *job, const struct plani_point *point, uint64_t limit_ns,
+                     struct plani_known *made, plani_work *work)
+{
+    struct plani_answer asked = {.key = made->key, .limit_ns = limit_ns, .step = made->step};
+    int rc = plani_ask(work, &asked);
+    if (rc == 1) {
+        asked.rc = make_step(job, point, limit_ns, &asked.step, work);
+        plani_tell(work, &asked);
+    } else if (rc == 0) {
+        plani_note_work(job, NULL, asked.ops);
+    }
+    made->rc = asked.rc;
+    made->step = asked.step;
+    return rc < 0 ? rc : asked.rc < 0 && asked.rc != ERR_NO_FIT ? asked.rc : 0;
+}
+
 int plani_try_step(const plan_job *job, const struct plani_point *point, uint64_t limit_ns,
                    struct plani_figures *step, plani_work *work)
 {
@@ -294,12 +311,10 @@ int plani_try_step(const plan_job *job, const struct plani_point *point, uint64_
         *step = known->step;
         return known->rc == ERR_NO_FIT ? err_set(ERR_NO_FIT, "no memory for the step's ops") : 0;
     }
-    made.rc = make_step(job, point, limit_ns, &made.step, work);
-    if (made.rc < 0 && made.rc != ERR_NO_FIT)
-        return made.rc;
+    TRY(find_step(job, point, limit_ns, &made, work));
     *step = made.step;
     TRY(plani_remember(work, &made));
-    return made.rc < 0 ? made.rc : 0;
+    return made.rc < 0 ? err_set(ERR_NO_FIT, "no memory for the step's ops") : 0;
 }
 
 int plani_try(const plan_job *job, const struct plani_point *point, double limit_ns,

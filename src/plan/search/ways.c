@@ -243,7 +243,7 @@ static int improve_last(plani_search *self, struct way *way)
     return 0;
 }
 
-int plani_search_ways(plani_search *self)
+int plani_walk_ways(plani_search *self)
 {
     struct way ways[2 * PLANI_UPDATES];
     struct plani_scored all = {.score = INFINITY};
@@ -286,4 +286,12 @@ int plani_search_ways(plani_search *self)
     self->best = all;
     self->job.order = self->asked->job->order;
     return 0;
+}
+
+int plani_search_ways(plani_search *self)
+{
+    plani_scouts_begin(self);
+    int rc = plani_walk_ways(self);
+    plani_scouts_end(self);
+    return rc;
 }
