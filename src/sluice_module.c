@@ -87,7 +87,7 @@ static int evaluate(sluice_run *self, void *argument)
 
 static const module_spec *module_of(const sluice_run *self)
 {
-    return self->inputs.asked->model.module;
+    return self->inputs.asked->module;
 }
 
 int api_check_closed(sluice_run *self, const char *function)

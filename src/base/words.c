@@ -69,6 +69,36 @@ const char *fetch_name(enum fetch fetch)
     return NAME_OF(names, fetch);
 }
 
+const char *model_family_name(enum model_family family)
+{
+    static const char *const names[MODEL_FAMILY_COUNT] = {
+        [MODEL_GPT2] = "gpt2",
+        [MODEL_LLAMA] = "llama",
+        [MODEL_STARCODER2] = "starcoder2",
+        [MODEL_PHI] = "phi",
+        [MODEL_PHI3] = "phi3",
+        [MODEL_GEMMA] = "gemma",
+        [MODEL_OLMO2] = "olmo2",
+        [MODEL_EXAONE4] = "exaone4",
+        [MODEL_GLM] = "glm",
+        [MODEL_GLM4] = "glm4",
+        [MODEL_BERT] = "bert",
+        [MODEL_GPT_NEOX] = "gpt_neox",
+        [MODEL_OPT] = "opt",
+        [MODEL_COHERE] = "cohere",
+        [MODEL_STABLELM] = "stablelm",
+        [MODEL_GEMMA2] = "gemma2",
+        [MODEL_MIXTRAL] = "mixtral",
+        [MODEL_QWEN2_MOE] = "qwen2_moe",
+        [MODEL_QWEN3_MOE] = "qwen3_moe",
+        [MODEL_OLMOE] = "olmoe",
+        [MODEL_GPT_OSS] = "gpt_oss",
+        [MODEL_DEEPSEEK] = "deepseek",
+        [MODEL_GLM4_MOE] = "glm4_moe",
+    };
+    return NAME_OF(names, family);
+}
+
 const char *rope_scaling_name(enum rope_scaling scaling)
 {
     static const char *const names[ROPE_SCALING_COUNT] = {

@@ -129,6 +129,36 @@ enum fetch {
 
 const char *fetch_name(enum fetch fetch); /* "all", "hit", "auto" */
 
+/* The families of models. src/model/families.c describes each one. */
+enum model_family {
+    MODEL_GPT2,
+    MODEL_LLAMA,
+    MODEL_STARCODER2,
+    MODEL_PHI,
+    MODEL_PHI3,
+    MODEL_GEMMA,
+    MODEL_OLMO2,
+    MODEL_EXAONE4,
+    MODEL_GLM,
+    MODEL_GLM4,
+    MODEL_BERT,
+    MODEL_GPT_NEOX,
+    MODEL_OPT,
+    MODEL_COHERE,
+    MODEL_STABLELM,
+    MODEL_GEMMA2, /* and Gemma 3, with qk_norm */
+    MODEL_MIXTRAL,
+    MODEL_QWEN2_MOE,
+    MODEL_QWEN3_MOE,
+    MODEL_OLMOE,
+    MODEL_GPT_OSS,
+    MODEL_DEEPSEEK,
+    MODEL_GLM4_MOE,
+    MODEL_FAMILY_COUNT
+};
+
+const char *model_family_name(enum model_family family); /* "gpt2", "llama", ... */
+
 /* How the frequency f of a pair of a rotary embedding is scaled. The kinds are Hugging Face's rope
  * types with these names. A wave is 2 pi / f positions long.
  *   PLAIN    f

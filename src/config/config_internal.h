@@ -230,14 +230,14 @@ int configi_fill_members(const configi_reader *reader, job *target) MUST_CHECK;
  * Each function checks the relations between keys of its block, and fills members that follow from
  * several keys, or from a list. ERR_CONFIG. */
 
-int configi_fill_model(const configi_reader *reader, struct job_model *model) MUST_CHECK;
+int configi_fill_model(const configi_reader *reader, job *target) MUST_CHECK;
 /* The same for a job with model.module: the module, and what stands for dimensions. */
-int configi_fill_module(const configi_reader *reader, struct job_model *model) MUST_CHECK;
+int configi_fill_module(const configi_reader *reader, job *target) MUST_CHECK;
 /* Fills what a module decides: micro-batch, order of micro-batches, and run.steps if it is not
  * given. */
 int configi_settle_module(const configi_reader *reader, job *target) MUST_CHECK;
 void configi_free_module(module_spec *spec); /* NULL is allowed */
-int configi_fill_train(const configi_reader *reader, struct job_train *train) MUST_CHECK;
+int configi_fill_train(const configi_reader *reader, job *target) MUST_CHECK;
 int configi_fill_data(const configi_reader *reader, job *target) MUST_CHECK;
 int configi_resolve_batch(const configi_reader *reader, uint64_t world, uint64_t *train,
                           uint64_t *micro, uint64_t *accumulation) MUST_CHECK; /* 0: not given */

@@ -122,7 +122,7 @@ typedef struct hfi_rope hfi_rope;
  * rope_scaling or the file's own keys. The types yarn and dynamic may raise self->positions. */
 int hfi_put_rope(hfi_config *self, const hfi_family *family) MUST_CHECK;
 /* The way back. */
-int hfi_write_rope(json_t *config, const struct job_model *from, const hfi_family *of) MUST_CHECK;
+int hfi_write_rope(json_t *config, const model_spec *from, const hfi_family *of) MUST_CHECK;
 
 /* --- hf_config_window.c --- */
 
@@ -172,10 +172,10 @@ int hfi_put_window(hfi_config *self, const struct hfi_windows *of, uint64_t laye
 /* Writes window_rope_theta, if there is a window. */
 int hfi_put_window_rope(hfi_config *self, const hfi_family *of) MUST_CHECK;
 /* The way back of hfi_put_window. */
-int hfi_write_window(json_t *config, const struct job_model *from,
+int hfi_write_window(json_t *config, const model_spec *from,
                      const struct hfi_windows *of) MUST_CHECK;
 /* True if a block attends within the window, or has that window's rotary positions. */
-bool hfi_has_window(const struct job_model *from, uint64_t block);
+bool hfi_has_window(const model_spec *from, uint64_t block);
 
 /* --- hf_config.c --- */
 

@@ -284,7 +284,7 @@ static json_t *object_in(json_t *parent, const char *key)
 }
 
 /* Adds the block rope_scaling, or the blocks of each kind of layer, or null. */
-static int write_scaling(json_t *config, const struct job_model *from, const hfi_family *of,
+static int write_scaling(json_t *config, const model_spec *from, const hfi_family *of,
                          bool has_factor)
 {
     const rope_form *rope = &from->rope;
@@ -311,7 +311,7 @@ static int write_scaling(json_t *config, const struct job_model *from, const hfi
     return hfi_add(other, "rope_theta", json_real(own));
 }
 
-int hfi_write_rope(json_t *config, const struct job_model *from, const hfi_family *of)
+int hfi_write_rope(json_t *config, const model_spec *from, const hfi_family *of)
 {
     static const char theta[] = "rope_theta", share[] = "partial_rotary_factor";
     const rope_form *rope = &from->rope;

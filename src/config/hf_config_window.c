@@ -136,7 +136,7 @@ static bool repeats(const struct blocks *of, uint64_t period)
 /* Writes the shortest pattern that gives these blocks when it is repeated. */
 static int put_pattern(hfi_config *self, const struct blocks *of)
 {
-    char pattern[JOB_PATTERN_BYTES];
+    char pattern[MODEL_PATTERN_BYTES];
     uint64_t period = 1;
     while (period < sizeof pattern && !repeats(of, period))
         period++;
@@ -220,14 +220,14 @@ int hfi_put_window_rope(hfi_config *self, const hfi_family *of)
 
 /* ---- the way back ---- */
 
-bool hfi_has_window(const struct job_model *from, uint64_t block)
+bool hfi_has_window(const model_spec *from, uint64_t block)
 {
     const char *pattern = from->window_pattern[0] ? from->window_pattern : "w";
     bool is_any = from->window != 0 || from->window_rope_theta != 0;
     return is_any && pattern[block % strlen(pattern)] == 'w';
 }
 
-static json_t *layer_types(const struct job_model *from)
+static json_t *layer_types(const model_spec *from)
 {
     json_t *list = json_array();
     for (uint64_t i = 0; list && i < from->num_layers; i++) {
@@ -240,7 +240,7 @@ static json_t *layer_types(const struct job_model *from)
     return list;
 }
 
-int hfi_write_window(json_t *config, const struct job_model *from, const struct hfi_windows *of)
+int hfi_write_window(json_t *config, const model_spec *from, const struct hfi_windows *of)
 {
     bool is_switched =
         of->blocks == HFI_WINDOWS_FROM_ONE_ON || of->blocks == HFI_WINDOWS_WITHOUT_ROPE;

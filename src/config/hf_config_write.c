@@ -14,10 +14,10 @@
 /* ---- the document ---- */
 
 /* Fills in what a job may leave to defaults. A factor that a job lacks is 1. */
-static void fill_defaults(struct job_model *m)
+static void fill_defaults(model_spec *m)
 {
     double *const factors[] = {&m->embedding_multiplier, &m->residual_multiplier,
-                               &m->logits_scaling, &m->routed_scaling_factor};
+                               &m->logits_scaling, &m->routed_scaling};
     for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++)
         *factors[i] = *factors[i] != 0 ? *factors[i] : 1;
     m->head_dim = m->head_dim ? m->head_dim : m->hidden_size / m->num_heads;
@@ -28,8 +28,8 @@ static void fill_defaults(struct job_model *m)
     m->type_count = m->type_count ? m->type_count : 2;
     m->expert_ffn_size = m->expert_ffn_size ? m->expert_ffn_size : m->ffn_size;
     m->swiglu_limit = m->swiglu_limit != 0 ? m->swiglu_limit : 7;
-    if (m->n_group <= 1)
-        m->n_group = m->topk_group = 1;
+    if (m->expert_groups <= 1)
+        m->expert_groups = m->groups_per_token = 1;
 }
 
 static json_t *whole(uint64_t number)
@@ -39,7 +39,7 @@ static json_t *whole(uint64_t number)
 
 /* Keys of all types. The last three are null, because the defaults are ids in other
  * vocabularies. */
-static int write_common(json_t *config, const struct job_model *m, const hfi_family *of)
+static int write_common(json_t *config, const model_spec *m, const hfi_family *of)
 {
     TRY(hfi_add(config, "architectures", json_pack("[s]", of->class_name)));
     TRY(hfi_add(config, "model_type", json_string(of->name)));
@@ -51,7 +51,7 @@ static int write_common(json_t *config, const struct job_model *m, const hfi_fam
     return hfi_add(config, "pad_token_id", json_null());
 }
 
-static int write_heads(json_t *config, const struct job_model *m, const hfi_family *of)
+static int write_heads(json_t *config, const model_spec *m, const hfi_family *of)
 {
     TRY(hfi_add(config, "num_key_value_heads", whole(m->num_kv_heads)));
     if (!of->has_latents)
@@ -65,25 +65,25 @@ static int write_heads(json_t *config, const struct job_model *m, const hfi_fami
 /* Experts of a family whose first blocks may have none. */
 static int write_late_experts(json_t *config, const job *from, const hfi_family *of)
 {
-    const struct job_model *m = &from->model;
-    uint64_t dense = m->num_experts ? m->first_k_dense_replace : m->num_layers;
+    const model_spec *m = &from->model;
+    uint64_t dense = m->expert_count ? m->dense_blocks : m->num_layers;
     TRY(hfi_add(config, "first_k_dense_replace", whole(dense)));
-    if (m->num_experts == 0)
+    if (m->expert_count == 0)
         return 0;
     for (const hfi_key *row = NULL; (row = hfi_next_late_key(of, row));)
         TRY(hfi_write_key(config, from, row));
     TRY(hfi_add(config, "n_shared_experts", whole(m->shared_ffn_size / m->expert_ffn_size)));
     if (of->has_softmax)
         TRY(hfi_add(config, "topk_method",
-                    json_string(m->n_group > 1 ? "group_limited_greedy" : "greedy")));
-    TRY(hfi_add(config, "n_group", whole(m->n_group)));
-    return hfi_add(config, "topk_group", whole(m->topk_group));
+                    json_string(m->expert_groups > 1 ? "group_limited_greedy" : "greedy")));
+    TRY(hfi_add(config, "n_group", whole(m->expert_groups)));
+    return hfi_add(config, "topk_group", whole(m->groups_per_token));
 }
 
 /* Adds all keys of the type. */
 static int write_type(json_t *config, const job *from, const hfi_family *of)
 {
-    const struct job_model *m = &from->model;
+    const model_spec *m = &from->model;
     TRY(write_common(config, m, of));
     if (!of->has_table)
         TRY(write_heads(config, m, of));
@@ -117,7 +117,7 @@ static int read_again(json_t *config, const job *from, job *out)
     if (rc == 0)
         rc = configi_fill_members(&reader, out);
     if (rc == 0)
-        rc = configi_fill_model(&reader, &out->model);
+        rc = configi_fill_model(&reader, out);
     json_decref(self.block);
     json_decref(reader.doc);
     return rc;
@@ -125,21 +125,21 @@ static int read_again(json_t *config, const job *from, job *out)
 
 /* Brings a model into a form that is equal for models that compute the same. Leaves out what
  * config.json does not say, and what only training uses. */
-static void simplify(struct job_model *m)
+static void simplify(model_spec *m)
 {
     bool is_plain = m->rope.scaling == ROPE_PLAIN, is_windowed = false;
     fill_defaults(m);
-    m->init_std = m->router_aux_loss_coef = m->router_z_loss_coef = 0;
-    m->max_part_bytes = m->experts_per_unit = m->expert_parallel_size = 0;
-    if (m->num_experts > 0 && m->first_k_dense_replace == 0)
+    m->init_std = m->balance_coef = m->router_z_coef = 0;
+    m->max_part_bytes = m->experts_per_unit = m->expert_ranks = 0;
+    if (m->expert_count > 0 && m->dense_blocks == 0)
         m->ffn_size = 0; /* no block has such a part */
-    m->first_k_dense_replace = size_min(m->first_k_dense_replace, m->num_layers);
-    if (m->num_experts == 0 || m->first_k_dense_replace == m->num_layers) {
-        m->num_experts = m->num_experts_per_tok = m->expert_ffn_size = m->shared_ffn_size = 0;
-        m->n_group = m->topk_group = 0;
-        m->routed_scaling_factor = 0;
-        m->norm_topk_prob = false;
-        m->scoring_func = JOB_SOFTMAX;
+    m->dense_blocks = size_min(m->dense_blocks, m->num_layers);
+    if (m->expert_count == 0 || m->dense_blocks == m->num_layers) {
+        m->expert_count = m->experts_per_token = m->expert_ffn_size = m->shared_ffn_size = 0;
+        m->expert_groups = m->groups_per_token = 0;
+        m->routed_scaling = 0;
+        m->normalizes_experts = false;
+        m->sigmoid_scores = false;
     }
     if (m->nope_interval > m->num_layers)
         m->nope_interval = 0;
@@ -233,7 +233,7 @@ static int make_config(const job *from, json_t **config)
     int rc = room ? 0 : -ENOMEM;
     *config = NULL;
     for (uint32_t i = 0; rc == 0 && !*config && (of = hfi_family_at(i)); i++)
-        if (strcmp(of->family, from->model.family) == 0)
+        if (strcmp(of->family, model_family_name(from->model.family)) == 0)
             rc = try_type(from, of, &room[0], &room[1], config, lacks);
     mem_free(room);
     if (rc == 0 && !*config)

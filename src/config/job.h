@@ -13,23 +13,19 @@
 
 #include "base/dtype.h"
 #include "base/file.h"
+#include "base/model_spec.h"
 #include "base/module.h"
-#include "base/stored.h"
 #include "base/tile.h"
 #include "base/words.h"
 
 enum {
     JOB_NAME_BYTES = 64,
-    JOB_PATTERN_BYTES = 256,
     JOB_FILES_MAX = 64,
     JOB_RULES_MAX = 64,
-    JOB_STORED_RULES_MAX = 256,
-    JOB_BLOCKS_MAX = 60,  /* ranges in train.only */
     JOB_TARGETS_MAX = 16, /* train.lora.targets */
 };
 
 enum job_optimizer { JOB_ADAM, JOB_LION, JOB_ADAGRAD, JOB_MUON };
-enum job_scoring { JOB_SOFTMAX, JOB_SIGMOID }; /* scores of experts from a router's logits */
 /* How Muon's learning rate follows from a matrix's shape, as in torch.optim.Muon. */
 enum job_adjust_lr {
     JOB_ADJUST_ORIGINAL,          /* times sqrt(max(1, rows / columns)) */
@@ -48,66 +44,12 @@ enum job_schedule {
 
 /* ---- parts ---- */
 
-struct job_model {
-    char preset[JOB_NAME_BYTES]; /* as given, or "" */
-    char hf[FILE_PATH_BYTES];    /* directory of a Hugging Face checkpoint, or "" */
-    char family[JOB_NAME_BYTES]; /* "gpt2", "llama", ... */
-    uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
-    uint64_t head_dim; /* 0: hidden_size / num_heads */
-    /* deepseek; q_latent_size 0: q has no latent; value_head_dim 0: head_dim */
-    uint64_t q_latent_size, kv_latent_size, rope_head_dim, value_head_dim;
-    uint64_t position_count; /* gpt2, opt, bert: rows of the position table; 0: seq_length */
-    uint64_t type_count;     /* bert: rows of the table of token types; 0: 2 */
-    bool tie_embeddings, qkv_bias, out_bias, mlp_bias, qk_norm, parallel_residual;
-    bool attention_sinks, rope_halves;
-    enum activation activation;
-    /* 0: none */
-    double embedding_multiplier, attention_multiplier, residual_multiplier, logits_scaling;
-    /* in training; train.dropout, if it is given */
-    double hidden_dropout, embedding_dropout, attention_dropout;
-    double attention_soft_cap, logits_soft_cap, window_rope_theta;
-    uint64_t nope_interval;                 /* 0: every block has rotary positions */
-    uint64_t window;                        /* of attention; 0: none */
-    char window_pattern[JOB_PATTERN_BYTES]; /* letters w and f; "": all blocks have the window */
-    double rope_theta, norm_epsilon, init_std;
-    double partial_rotary_factor; /* share of each head that has rotary positions; 1: all */
-    rope_form rope;
-    /* Mixtures of experts; 0 experts: none. Widths 0: ffn_size; no shared expert. */
-    uint64_t num_experts, num_experts_per_tok, expert_ffn_size, shared_ffn_size;
-    uint64_t experts_per_unit;     /* 0: as many as make a useful transfer */
-    uint64_t expert_parallel_size; /* ranks that own experts; 1: none; 0: what moves fewer bytes */
-    bool norm_topk_prob;           /* the weights of a token's experts are divided by their sum */
-    double routed_scaling_factor;  /* of the weights; 0: none */
-    enum job_scoring scoring_func;
-    uint64_t n_group, topk_group;                    /* of experts; 0: no groups */
-    uint64_t first_k_dense_replace;                  /* the first blocks, which have no experts */
-    double swiglu_limit;                             /* gpt_oss; 0: 7 */
-    double router_aux_loss_coef, router_z_loss_coef; /* 0: the loss is not added */
-    /* units whose working params are larger are cut into parts; 0: no unit is cut */
-    uint64_t max_part_bytes;
-    /* model.module, owned by the job; NULL: the model is one of a family. With a module only
-     * `family` (its name), num_layers (its stages), seq_length and vocab_size (1) are filled. */
-    module_spec *module;
-};
-
-/* Blocks first .. last, both included. */
-struct job_blocks {
-    uint64_t first, last;
-};
-
-/* The params that learn: all that train.only names, and the adapters of train.lora. */
-struct job_train {
-    /* train.only is given; if not, everything learns, or only the adapters if there are any */
-    bool is_given;
-    bool all, embed, head, norms;
-    struct job_blocks blocks[JOB_BLOCKS_MAX];
-    uint32_t range_count;
-    uint64_t lora_rank; /* 0: no adapters */
-    double lora_alpha, lora_dropout;
+/* train.lora, beside what is in model_lora. */
+struct job_lora {
     /* Names as in PEFT; if none is given, the family's usual ones. */
-    char lora_targets[JOB_TARGETS_MAX][JOB_NAME_BYTES];
-    uint32_t lora_target_count;
-    char lora_from[FILE_PATH_BYTES]; /* the directory of their first weights, or "" */
+    char targets[JOB_TARGETS_MAX][JOB_NAME_BYTES];
+    uint32_t target_count;
+    char from[FILE_PATH_BYTES]; /* the directory of the first weights, or "" */
 };
 
 struct job_files {
@@ -136,17 +78,16 @@ struct job_rule {
     enum tier tier;
 };
 
-/* The format of matrices whose names have these words. */
-struct job_stored_rule {
-    char tensors[JOB_NAME_BYTES];
-    enum stored_format format;
-};
-
 /* ---- the job ---- */
 
 struct job {
-    struct job_model model;
-    struct job_train train;
+    char preset[JOB_NAME_BYTES]; /* model.preset as given, or "" */
+    char hf[FILE_PATH_BYTES];    /* model.hf, or "" */
+    /* model.module, owned by the job; NULL: the model is one of a family. With a module only
+     * num_layers (its stages), seq_length and vocab_size (1) of `model` are filled. */
+    module_spec *module;
+    model_spec model;
+    struct job_lora lora;
     struct {
         struct job_files train, valid;
         char tokenizer[FILE_PATH_BYTES]; /* "bytes", or a path */
@@ -259,11 +200,6 @@ struct job {
         enum job_adjust_lr adjust_lr;
     } optimizer;
     struct {
-        enum stored_format params; /* of matrices of blocks that do not learn */
-        struct job_stored_rule rules[JOB_STORED_RULES_MAX];
-        uint32_t rule_count;
-        bool is_of_checkpoint; /* the job does not give these two: they are the checkpoint's */
-        bool is_of_block;      /* they come from the job's quantization_config */
         /* how Adam's state is stored; other optimizers': fp32 */
         enum tile_format master;  /* TILE_FP32; TILE_LOW16: "split" */
         enum tile_format moments; /* TILE_FP32, TILE_BF16; TILE_INT8: "8bit" */

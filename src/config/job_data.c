@@ -104,25 +104,25 @@ static int fill_tokenizer(const configi_reader *reader, job *target)
     static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
     char *tokenizer = target->data.tokenizer;
     target->data.tokenizer_is_given = configi_get(reader, "data.tokenizer") != NULL;
-    if (target->data.tokenizer_is_given || target->model.hf[0] == '\0')
+    if (target->data.tokenizer_is_given || target->hf[0] == '\0')
         return 0;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char path[FILE_PATH_BYTES + 32];
-        snprintf(path, sizeof path, "%s/%s", target->model.hf, names[i]);
+        snprintf(path, sizeof path, "%s/%s", target->hf, names[i]);
         if (access(path, F_OK) != 0 && !has_copy(reader, names[i]))
             continue;
         /* a directory stands for its tokenizer.json; tokenizer.model is named itself */
         bool is_json = i == 0;
-        size_t length = strlen(is_json ? target->model.hf : path);
+        size_t length = strlen(is_json ? target->hf : path);
         if (length >= FILE_PATH_BYTES)
             return configi_error(reader, "model.hf", "%zu bytes long; at most %d", length,
                                  FILE_PATH_BYTES - 1);
-        memcpy(tokenizer, is_json ? target->model.hf : path, length + 1);
+        memcpy(tokenizer, is_json ? target->hf : path, length + 1);
         return 0;
     }
     /* The checkpoint may be gone; the run keeps a copy of its tokenizer. */
-    if (access(target->model.hf, F_OK) != 0)
-        memcpy(tokenizer, target->model.hf, strlen(target->model.hf) + 1);
+    if (access(target->hf, F_OK) != 0)
+        memcpy(tokenizer, target->hf, strlen(target->hf) + 1);
     return 0;
 }
 

@@ -25,7 +25,7 @@ static bool read_number(const char *text, const char **end, uint64_t *number)
 }
 
 /* Reads "blocks.20-31" or "blocks.5". */
-static bool read_blocks(const char *text, struct job_blocks *range)
+static bool read_blocks(const char *text, model_range *range)
 {
     static const char prefix[] = "blocks.";
     const char *end;
@@ -37,18 +37,18 @@ static bool read_blocks(const char *text, struct job_blocks *range)
            (*end == '-' && read_number(end + 1, &end, &range->last) && *end == '\0');
 }
 
-static int read_only(const configi_reader *reader, const char *text, struct job_train *train)
+static int read_only(const configi_reader *reader, const char *text, model_learn *learn)
 {
     static const char path[] = "train.only";
-    struct job_blocks range;
+    model_range range;
     if (strcmp(text, "all") == 0)
-        train->all = true;
+        learn->all = true;
     else if (strcmp(text, "embed") == 0)
-        train->embed = true;
+        learn->embed = true;
     else if (strcmp(text, "head") == 0)
-        train->head = true;
+        learn->head = true;
     else if (strcmp(text, "norms") == 0)
-        train->norms = true;
+        learn->norms = true;
     else if (!read_blocks(text, &range))
         return configi_error(reader, path,
                              "\"%.60s\" is none of blocks.FIRST-LAST, blocks.NUMBER, embed, head, "
@@ -56,18 +56,19 @@ static int read_only(const configi_reader *reader, const char *text, struct job_
                              text);
     else if (range.last < range.first)
         return configi_error(reader, path, "\"%.60s\" ends before it begins", text);
-    else if (train->range_count == JOB_BLOCKS_MAX)
+    else if (learn->range_count == MODEL_RANGES_MAX)
         return configi_error(reader, path, "there are more than %d ranges of blocks",
-                             (int)JOB_BLOCKS_MAX);
+                             (int)MODEL_RANGES_MAX);
     else
-        train->blocks[train->range_count++] = range;
+        learn->blocks[learn->range_count++] = range;
     return 0;
 }
 
-static int fill_lora(const configi_reader *reader, struct job_train *train)
+static int fill_lora(const configi_reader *reader, job *target)
 {
     static const char path[] = "train.lora.targets";
-    TRY(configi_check_fp32(reader, "train.lora.alpha", train->lora_alpha));
+    struct job_lora *lora = &target->lora;
+    TRY(configi_check_fp32(reader, "train.lora.alpha", target->model.lora.alpha));
     const json_t *targets = configi_get(reader, path);
     const char *text;
     for (size_t i = 0; targets && (text = item_of(targets, i)) != NULL; i++) {
@@ -75,30 +76,29 @@ static int fill_lora(const configi_reader *reader, struct job_train *train)
             return configi_error(reader, path,
                                  "\"%.60s\" is not a layer, or there are more than %d", text,
                                  (int)JOB_TARGETS_MAX);
-        strcpy(train->lora_targets[train->lora_target_count++], text);
+        strcpy(lora->targets[lora->target_count++], text);
     }
-    if (targets && train->lora_target_count == 0)
+    if (targets && lora->target_count == 0)
         return configi_error(reader, path,
                              "the list is empty; name layers, such as q_proj, or leave it out");
     return 0;
 }
 
-int configi_fill_train(const configi_reader *reader, struct job_train *train)
+int configi_fill_train(const configi_reader *reader, job *target)
 {
     static const char path[] = "train.only";
     const json_t *only = configi_get(reader, path);
     const char *text;
-    train->is_given = only != NULL;
+    target->model.learn.is_given = only != NULL;
     for (size_t i = 0; only && (text = item_of(only, i)) != NULL; i++)
-        TRY(read_only(reader, text, train));
+        TRY(read_only(reader, text, &target->model.learn));
     if (only && item_of(only, 0) == NULL)
         return configi_error(reader, path,
                              "the list is empty; name what learns (blocks.FIRST-LAST, embed, head, "
                              "norms, all), or leave it out");
     if (configi_get(reader, "train.lora"))
-        return fill_lora(reader, train);
-    train->lora_rank = 0; /* no adapters */
-    train->lora_from[0] = '\0';
-    train->lora_alpha = train->lora_dropout = 0;
+        return fill_lora(reader, target);
+    target->model.lora = (model_lora){0}; /* no adapters */
+    target->lora.from[0] = '\0';
     return 0;
 }

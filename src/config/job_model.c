@@ -103,38 +103,29 @@ enum {
     LATENTS = 1 << 17,
 };
 
-static unsigned traits_of(const char *family)
-{
-    static const struct {
-        const char *family;
-        unsigned has;
-    } known[] = {
-        {"gpt2", BIASED | TABLE | WIDE_FFN | TIED | BRANCH_DROPOUT | ROW_DROPOUT},
-        {"llama", QKV_BIAS | OUT_BIAS | MLP_BIAS | QK_NORM | MULTIPLIER | SINKS},
-        {"starcoder2", BRANCH_DROPOUT | ROW_DROPOUT},
-        {"phi", WIDE_FFN | BRANCH_DROPOUT | ROW_DROPOUT},
-        {"phi3", BRANCH_DROPOUT},
-        {"glm", BIASED | QKV_BIAS},
-        {"glm4", BIASED | QKV_BIAS},
-        {"gpt_neox", WIDE_FFN | BRANCH_DROPOUT | ROW_DROPOUT | PARALLEL},
-        {"opt", TABLE | WIDE_FFN | TIED | BRANCH_DROPOUT},
-        {"bert", TABLE | WIDE_FFN | TIED | BRANCH_DROPOUT | BIASED},
-        {"cohere", TIED | QKV_BIAS | OUT_BIAS | QK_NORM},
-        {"gemma2", QK_NORM},
-        {"mixtral", EXPERTS},
-        {"qwen2_moe", QKV_BIAS | EXPERTS | SHARED},
-        {"qwen3_moe", QKV_BIAS | OUT_BIAS | QK_NORM | EXPERTS},
-        {"olmoe", QKV_BIAS | OUT_BIAS | EXPERTS},
-        {"gpt_oss", QKV_BIAS | OUT_BIAS | EXPERTS | LIMIT},
-        {"deepseek", QKV_BIAS | OUT_BIAS | MLP_BIAS | LATENTS | EXPERTS | SHARED | DENSE},
-        {"glm4_moe", QKV_BIAS | QK_NORM | EXPERTS | SHARED | DENSE},
-        {"stablelm", BRANCH_DROPOUT | QKV_BIAS | PARALLEL},
-    };
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-        if (strcmp(known[i].family, family) == 0)
-            return known[i].has;
-    return 0;
-}
+/* [family]; 0: llama's form without options. */
+static const unsigned traits[MODEL_FAMILY_COUNT] = {
+    [MODEL_GPT2] = BIASED | TABLE | WIDE_FFN | TIED | BRANCH_DROPOUT | ROW_DROPOUT,
+    [MODEL_LLAMA] = QKV_BIAS | OUT_BIAS | MLP_BIAS | QK_NORM | MULTIPLIER | SINKS,
+    [MODEL_STARCODER2] = BRANCH_DROPOUT | ROW_DROPOUT,
+    [MODEL_PHI] = WIDE_FFN | BRANCH_DROPOUT | ROW_DROPOUT,
+    [MODEL_PHI3] = BRANCH_DROPOUT,
+    [MODEL_GLM] = BIASED | QKV_BIAS,
+    [MODEL_GLM4] = BIASED | QKV_BIAS,
+    [MODEL_GPT_NEOX] = WIDE_FFN | BRANCH_DROPOUT | ROW_DROPOUT | PARALLEL,
+    [MODEL_OPT] = TABLE | WIDE_FFN | TIED | BRANCH_DROPOUT,
+    [MODEL_BERT] = TABLE | WIDE_FFN | TIED | BRANCH_DROPOUT | BIASED,
+    [MODEL_COHERE] = TIED | QKV_BIAS | OUT_BIAS | QK_NORM,
+    [MODEL_GEMMA2] = QK_NORM,
+    [MODEL_MIXTRAL] = EXPERTS,
+    [MODEL_QWEN2_MOE] = QKV_BIAS | EXPERTS | SHARED,
+    [MODEL_QWEN3_MOE] = QKV_BIAS | OUT_BIAS | QK_NORM | EXPERTS,
+    [MODEL_OLMOE] = QKV_BIAS | OUT_BIAS | EXPERTS,
+    [MODEL_GPT_OSS] = QKV_BIAS | OUT_BIAS | EXPERTS | LIMIT,
+    [MODEL_DEEPSEEK] = QKV_BIAS | OUT_BIAS | MLP_BIAS | LATENTS | EXPERTS | SHARED | DENSE,
+    [MODEL_GLM4_MOE] = QKV_BIAS | QK_NORM | EXPERTS | SHARED | DENSE,
+    [MODEL_STABLELM] = BRANCH_DROPOUT | QKV_BIAS | PARALLEL,
+};
 
 static int check_required(const configi_reader *reader, const char *path)
 {
@@ -151,7 +142,7 @@ static uint64_t default_ffn_size(bool is_wide, uint64_t hidden_size)
     return size_round_up(size_div_up(8 * hidden_size, 3), LLAMA_MULTIPLE);
 }
 
-static int fill_vocabulary(const configi_reader *reader, struct job_model *model)
+static int fill_vocabulary(const configi_reader *reader, model_spec *model)
 {
     enum { BYTE_VALUES = 256 };
     static const char path[] = "model.vocab_size";
@@ -239,11 +230,9 @@ static int fill_pairs(const configi_reader *reader, rope_form *rope)
     return 0;
 }
 
-/* Checks keys that only some families have, and fills those that the family leaves open. */
-static int fill_variant(const configi_reader *reader, unsigned has, struct job_model *model)
+/* Refuses keys of other families. */
+static int check_options(const configi_reader *reader, unsigned has, const model_spec *model)
 {
-    static const char bias[] = "model.qkv_bias", positions[] = "model.position_count";
-    bool is_bert = strcmp(model->family, "bert") == 0;
     const struct {
         const char *path;
         bool is_given, is_there;
@@ -259,57 +248,72 @@ static int fill_variant(const configi_reader *reader, unsigned has, struct job_m
         {"model.rope_head_dim", model->rope_head_dim != 0, has & LATENTS},
         {"model.value_head_dim", model->value_head_dim != 0, has & LATENTS},
         {"model.rope_halves", model->rope_halves, has & LATENTS},
-        {bias, configi_get(reader, bias) != NULL, has & (QKV_BIAS | BIASED)},
+        {"model.qkv_bias", configi_get(reader, "model.qkv_bias") != NULL,
+         has & (QKV_BIAS | BIASED)},
         {"model.rope_scaling", model->rope.scaling != ROPE_PLAIN, !(has & TABLE)},
         {"model.partial_rotary_factor", model->partial_rotary_factor != 1,
          !(has & (TABLE | LATENTS))},
         {"model.nope_interval", model->nope_interval != 0, !(has & TABLE)},
-        {"model.type_count", model->type_count != 0, is_bert},
-        {positions, model->position_count != 0, has & TABLE},
-        {"model.num_experts", model->num_experts != 0, has & EXPERTS},
-        {"model.num_experts_per_tok", model->num_experts_per_tok != 0, has & EXPERTS},
+        {"model.type_count", model->type_count != 0, model->family == MODEL_BERT},
+        {"model.position_count", model->position_count != 0, has & TABLE},
+        {"model.num_experts", model->expert_count != 0, has & EXPERTS},
+        {"model.num_experts_per_tok", model->experts_per_token != 0, has & EXPERTS},
         {"model.expert_ffn_size", model->expert_ffn_size != 0, has & EXPERTS},
         {"model.experts_per_unit", model->experts_per_unit != 0, has & EXPERTS},
-        {"model.expert_parallel_size", model->expert_parallel_size != 1, has & EXPERTS},
-        {"model.norm_topk_prob", model->norm_topk_prob, has & EXPERTS},
-        {"model.routed_scaling_factor", model->routed_scaling_factor != 0, has & EXPERTS},
-        {"model.router_aux_loss_coef", model->router_aux_loss_coef != 0, has & EXPERTS},
-        {"model.router_z_loss_coef", model->router_z_loss_coef != 0, has & EXPERTS},
+        {"model.expert_parallel_size", model->expert_ranks != 1, has & EXPERTS},
+        {"model.norm_topk_prob", model->normalizes_experts, has & EXPERTS},
+        {"model.routed_scaling_factor", model->routed_scaling != 0, has & EXPERTS},
+        {"model.router_aux_loss_coef", model->balance_coef != 0, has & EXPERTS},
+        {"model.router_z_loss_coef", model->router_z_coef != 0, has & EXPERTS},
         {"model.shared_ffn_size", model->shared_ffn_size != 0, has & SHARED},
         {"model.swiglu_limit", model->swiglu_limit != 0, has & LIMIT},
-        {"model.scoring_func", model->scoring_func != JOB_SOFTMAX, has & DENSE},
-        {"model.n_group", model->n_group != 0, has & DENSE},
-        {"model.topk_group", model->topk_group != 0, has & DENSE},
-        {"model.first_k_dense_replace", model->first_k_dense_replace != 0, has & DENSE},
+        {"model.scoring_func", model->sigmoid_scores, has & DENSE},
+        {"model.n_group", model->expert_groups != 0, has & DENSE},
+        {"model.topk_group", model->groups_per_token != 0, has & DENSE},
+        {"model.first_k_dense_replace", model->dense_blocks != 0, has & DENSE},
     };
-    if (configi_is_auto(reader, "model.expert_parallel_size"))
-        model->expert_parallel_size = 0;
-    bool is_mixture = (has & EXPERTS) && !((has & DENSE) && model->num_experts == 0 &&
-                                           model->first_k_dense_replace >= model->num_layers);
-    if (is_mixture && !configi_get(reader, "model.norm_topk_prob"))
-        model->norm_topk_prob = strcmp(model->family, "mixtral") == 0 || (has & LIMIT);
-    if (is_mixture) {
-        TRY(check_required(reader, "model.num_experts"));
-        TRY(check_required(reader, "model.num_experts_per_tok"));
-    }
-    if (is_mixture && (has & SHARED))
-        TRY(check_required(reader, "model.shared_ffn_size"));
-    TRY(check_rope_scaling(reader, &model->rope));
-    TRY(fill_pairs(reader, &model->rope));
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
         if (options[i].is_given && !options[i].is_there)
             return configi_error(reader, options[i].path,
-                                 "the %s family has no such option: leave it out", model->family);
-    if (is_bert && !model->tie_embeddings)
+                                 "the %s family has no such option: leave it out",
+                                 model_family_name(model->family));
+    return 0;
+}
+
+/* Fills what a mixture of experts leaves open, and checks that it has its numbers. */
+static int fill_experts(const configi_reader *reader, unsigned has, model_spec *model)
+{
+    bool has_only_dense =
+        (has & DENSE) && model->expert_count == 0 && model->dense_blocks >= model->num_layers;
+    if (!(has & EXPERTS) || has_only_dense)
+        return 0;
+    if (!configi_get(reader, "model.norm_topk_prob"))
+        model->normalizes_experts = model->family == MODEL_MIXTRAL || (has & LIMIT);
+    TRY(check_required(reader, "model.num_experts"));
+    TRY(check_required(reader, "model.num_experts_per_tok"));
+    return has & SHARED ? check_required(reader, "model.shared_ffn_size") : 0;
+}
+
+/* Checks keys that only some families have, and fills those that the family leaves open. */
+static int fill_variant(const configi_reader *reader, unsigned has, model_spec *model)
+{
+    static const char bias[] = "model.qkv_bias";
+    TRY(fill_experts(reader, has, model));
+    TRY(check_rope_scaling(reader, &model->rope));
+    TRY(fill_pairs(reader, &model->rope));
+    TRY(check_options(reader, has, model));
+    if (configi_is_auto(reader, "model.expert_parallel_size"))
+        model->expert_ranks = 0;
+    if (model->family == MODEL_BERT && !model->tie_embeddings)
         return configi_error(reader, "model.tie_embeddings",
                              "the output matrix of the bert family is the embedding: leave it out");
     if (!configi_get(reader, bias))
         model->qkv_bias = has & BIASED;
     if ((has & BIASED) && !(has & QKV_BIAS) && !model->qkv_bias)
         return configi_error(reader, bias, "the %s family always has these biases: leave it out",
-                             model->family);
+                             model_family_name(model->family));
     if (model->position_count != 0 && model->position_count < model->seq_length)
-        return configi_error(reader, positions,
+        return configi_error(reader, "model.position_count",
                              "%" PRIu64 " is below model.seq_length, %" PRIu64
                              ": each position of a sequence needs its row",
                              model->position_count, model->seq_length);
@@ -317,7 +321,7 @@ static int fill_variant(const configi_reader *reader, unsigned has, struct job_m
 }
 
 /* Refuses dropouts of other families. train.dropout replaces those of this family. */
-static int fill_dropout(const configi_reader *reader, unsigned has, struct job_model *model)
+static int fill_dropout(const configi_reader *reader, unsigned has, model_spec *model)
 {
     const json_t *instead = configi_get(reader, "train.dropout");
     const char *other =
@@ -326,7 +330,7 @@ static int fill_dropout(const configi_reader *reader, unsigned has, struct job_m
                                                                 : NULL;
     if (other)
         return configi_error(reader, other, "the %s family has no such dropout: leave it out",
-                             model->family);
+                             model_family_name(model->family));
     if (instead) {
         model->hidden_dropout = has & BRANCH_DROPOUT ? json_number_value(instead) : 0;
         model->embedding_dropout = has & ROW_DROPOUT ? json_number_value(instead) : 0;
@@ -336,7 +340,7 @@ static int fill_dropout(const configi_reader *reader, unsigned has, struct job_m
 }
 
 /* Factors are used in fp32, in which neither they nor their inverses may be 0 or infinite. */
-static int check_factors(const configi_reader *reader, const struct job_model *model)
+static int check_factors(const configi_reader *reader, const model_spec *model)
 {
     const struct {
         const char *path;
@@ -359,19 +363,20 @@ static int check_factors(const configi_reader *reader, const struct job_model *m
     return 0;
 }
 
-int configi_fill_model(const configi_reader *reader, struct job_model *model)
+int configi_fill_model(const configi_reader *reader, job *target)
 {
+    model_spec *model = &target->model;
     if (!configi_get(reader, "model"))
         return configi_error(reader, "model",
                              "missing; write \"model\": {\"preset\": \"gpt2-124m\"}, or a family "
                              "and its dimensions");
     if (configi_get(reader, "model.module"))
-        return configi_fill_module(reader, model);
+        return configi_fill_module(reader, target);
     if (!configi_get(reader, "model.family"))
         return configi_error(reader, "model.family",
                              "missing; give model.preset or model.hf, or a family such as gpt2 or "
                              "llama and the dimensions");
-    const unsigned has = traits_of(model->family);
+    const unsigned has = traits[model->family];
     TRY(check_required(reader, "model.num_layers"));
     TRY(check_required(reader, "model.hidden_size"));
     TRY(check_required(reader, "model.num_heads"));

@@ -367,13 +367,14 @@ static int check_others(const configi_reader *reader)
     return 0;
 }
 
-int configi_fill_module(const configi_reader *reader, struct job_model *model)
+int configi_fill_module(const configi_reader *reader, job *target)
 {
+    model_spec *model = &target->model;
     struct part whole = {.reader = reader, .value = configi_get(reader, module_path)};
     TRY(check_others(reader));
     snprintf(whole.path, sizeof whole.path, "%s", module_path);
     TRY(check_keys(&whole, "name|lends_grads|units|stages"));
-    module_spec *spec = model->module = mem_alloc(1, sizeof *spec, "module");
+    module_spec *spec = target->module = mem_alloc(1, sizeof *spec, "module");
     if (!spec)
         return -ENOMEM;
     const struct part units = part_of(&whole, "units"), stages = part_of(&whole, "stages");
@@ -383,7 +384,6 @@ int configi_fill_module(const configi_reader *reader, struct job_model *model)
     TRY(read_units(&units, spec));
     TRY(read_stages(&stages, spec));
     /* A micro-batch of a module counts as one token. */
-    snprintf(model->family, sizeof model->family, "%.*s", JOB_NAME_BYTES - 1, spec->name);
     model->num_layers = spec->stage_count;
     model->seq_length = model->vocab_size = 1;
     return 0;
@@ -393,7 +393,7 @@ int configi_settle_module(const configi_reader *reader, job *target)
 {
     static const char order_path[] = "schedule.order";
     static const uint64_t steps_most = UINT64_C(1000000000000); /* of run.steps */
-    if (!target->model.module)
+    if (!target->module)
         return 0;
     target->micro_batch = 1;
     if (!configi_get(reader, "run.steps")) /* the program ends when it likes */

@@ -169,11 +169,11 @@ int configi_fill_optimizer(const configi_reader *reader, job *target)
     if (target->optimizer.type == JOB_ADAGRAD)
         return 0; /* it has no betas, and no bias to correct */
     TRY(fill_betas(reader, target));
-    if (target->optimizer.type == JOB_MUON && target->model.num_experts > 0)
+    if (target->optimizer.type == JOB_MUON && target->model.expert_count > 0)
         return configi_error(reader, "optimizer.type",
                              "Muon is not built for mixtures of experts (model.family %s): take "
                              "AdamW, Lion or Adagrad",
-                             target->model.family);
+                             model_family_name(target->model.family));
     if (target->optimizer.type == JOB_MUON)
         return fill_muon(reader, target);
     if (target->optimizer.type == JOB_ADAM && target->optimizer.decoupled &&

@@ -146,11 +146,11 @@ static int keep_modules(struct quantization *self, const char *key)
         if (!is_never_packed(module))
             TRY(add_rule(self, module, STORED_WORKING));
     }
-    if (json_array_size(self->rules) > JOB_STORED_RULES_MAX)
+    if (json_array_size(self->rules) > MODEL_STORED_RULES_MAX)
         return refuse(self, key,
                       "it has more than %d names of matrices; give state.params \"working\", which "
                       "dequantizes all",
-                      JOB_STORED_RULES_MAX);
+                      MODEL_STORED_RULES_MAX);
     return 0;
 }
 

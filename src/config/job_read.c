@@ -227,11 +227,11 @@ static int fill_io(const configi_reader *reader, job *target)
 static int fill_job(const configi_reader *reader, job *target)
 {
     TRY(configi_fill_members(reader, target));
-    TRY(configi_fill_model(reader, &target->model));
-    TRY(configi_fill_train(reader, &target->train));
+    TRY(configi_fill_model(reader, target));
+    TRY(configi_fill_train(reader, target));
     TRY(configi_fill_data(reader, target));
     TRY(fill_run(reader, target));
-    if (target->model.module && target->micro_batch == 0 && target->train_batch_size == 0)
+    if (target->module && target->micro_batch == 0 && target->train_batch_size == 0)
         target->micro_batch = 1;
     TRY(configi_resolve_batch(reader, target->world, &target->train_batch_size,
                               &target->micro_batch, &target->accumulation));
@@ -352,7 +352,7 @@ void job_destroy(job *self)
     if (!self)
         return;
     mem_free(self->run.keep);
-    configi_free_module(self->model.module);
+    configi_free_module(self->module);
     mem_free(self->text);
     mem_free(self);
 }

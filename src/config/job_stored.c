@@ -20,7 +20,7 @@ static enum stored_format asked_by_words(const configi_reader *reader)
     return is_nf4 ? STORED_NF4 : STORED_FP4;
 }
 
-static int fill_rule(const configi_reader *reader, size_t idx, struct job_stored_rule *rule)
+static int fill_rule(const configi_reader *reader, size_t idx, model_stored_rule *rule)
 {
     static const char *const keys[] = {"tensors", "params"};
     char paths[2][CONFIGI_PATH_BYTES];
@@ -29,7 +29,7 @@ static int fill_rule(const configi_reader *reader, size_t idx, struct job_stored
         if (!configi_get(reader, paths[i]))
             return configi_error(reader, paths[i], "missing; a rule has tensors and params");
     }
-    TRY(configi_copy_text(reader, paths[0], rule->tensors, sizeof rule->tensors));
+    TRY(configi_copy_text(reader, paths[0], rule->name, sizeof rule->name));
     rule->format = (enum stored_format)configi_enumerator(reader, paths[1]);
     return 0;
 }
@@ -49,21 +49,23 @@ static int check_words(const configi_reader *reader)
 
 int configi_fill_stored(const configi_reader *reader, job *target)
 {
+    model_stored *stored = &target->model.stored;
     enum stored_format asked = asked_by_words(reader);
     const char *path = asked == STORED_INT8_ROWS ? eight_path : four_path;
-    target->state.rule_count = (uint32_t)json_array_size(configi_get(reader, "state.rules"));
-    for (uint32_t i = 0; i < target->state.rule_count; i++)
-        TRY(fill_rule(reader, i, &target->state.rules[i]));
+    stored->may_keep_absent = stored->may_keep_absent || stored->is_of_checkpoint;
+    stored->rule_count = (uint32_t)json_array_size(configi_get(reader, "state.rules"));
+    for (uint32_t i = 0; i < stored->rule_count; i++)
+        TRY(fill_rule(reader, i, &stored->rules[i]));
     TRY(check_words(reader));
     if (asked == STORED_WORKING)
         return 0;
     if (asked == STORED_INT8_ROWS && configi_bool(reader, four_path))
         return configi_error(reader, four_path, "true, and so is %s; give one of them", eight_path);
-    if (configi_get(reader, params_path) && target->state.params != asked)
+    if (configi_get(reader, params_path) && stored->format != asked)
         return configi_error(reader, path, "true means %s %s, which is \"%s\"; give one of them",
                              params_path, stored_format_name(asked),
                              configi_choice(reader, params_path));
-    target->state.params = asked;
+    stored->format = asked;
     log_info("%s: %s: %s %s", reader->file, path, params_path, stored_format_name(asked));
     return 0;
 }

@@ -123,12 +123,12 @@ static int fill_ratio(const configi_reader *reader, job *target)
         return 0;
     if (target->zero_stage != STAGE_WEIGHTS)
         return configi_error(reader, path, "%g: below 1 it needs zero_optimization.stage 3", ratio);
-    if (target->model.max_part_bytes > 0 || target->model.num_experts > 0)
+    if (target->model.max_part_bytes > 0 || target->model.expert_count > 0)
         return configi_error(reader, path,
                              "%g beside model.%s: such blocks have several units, which are placed "
                              "one by one; write tiers.place.rules instead",
                              ratio,
-                             target->model.num_experts > 0 ? "num_experts" : "max_part_bytes");
+                             target->model.expert_count > 0 ? "num_experts" : "max_part_bytes");
     double share = (1.0 - ratio) * (double)target->model.num_layers;
     uint32_t blocks = (uint32_t)(share + 1e-9); /* 0.1 of 10 is 1, however it rounds */
     if (blocks == 0)

@@ -21,10 +21,10 @@ const configi_key configi_model_keys[] = {
         "The option --auto sets it."),
 
     KEY("model.description", STRING, NOWHERE, NONE, NONE, NONE, FREE, "A remark for people."),
-    KEY("model.preset", STRING, AT(model.preset), NONE, NONE, NONE, FREE,
+    KEY("model.preset", STRING, AT(preset), NONE, NONE, NONE, FREE,
         "Name of a model in configs/models.json. Other keys of the block override its keys, and "
         "the log names them."),
-    KEY("model.hf", STRING, AT(model.hf), NONE, NONE, NONE, START,
+    KEY("model.hf", STRING, AT(hf), NONE, NONE, NONE, START,
         "Directory of a Hugging Face checkpoint (gpt2, llama, mistral, qwen2, qwen3, starcoder2, "
         "phi, phi3, gemma, gemma2, gemma3_text, olmo2, olmo3, exaone4, granite, smollm3, glm, "
         "glm4, bert, opt, gpt_neox, cohere, stablelm, mixtral, qwen2_moe, qwen3_moe, olmoe, "
@@ -156,47 +156,45 @@ const configi_key configi_model_keys[] = {
         "Inner width of the feed-forward part. Default: gpt2, bert, opt and gpt_neox 4 "
         "hidden_size; others 8/3 hidden_size, rounded up to a multiple of 256.",
         .why = dimensions),
-    KEY("model.num_experts", INT, AT(model.num_experts), NONE, "[1,1024]", "experts", FIXED,
+    KEY("model.num_experts", INT, AT(model.expert_count), NONE, "[1,1024]", "experts", FIXED,
         "Experts of a block, in families that are mixtures of experts (mixtral, qwen2_moe, "
         "qwen3_moe, olmoe, gpt_oss, deepseek, glm4_moe).",
         .why = dimensions),
-    KEY("model.num_experts_per_tok", INT, AT(model.num_experts_per_tok), NONE, "[1,1024]",
-        "experts", FIXED, "Experts that each token has.", .why = dimensions),
+    KEY("model.num_experts_per_tok", INT, AT(model.experts_per_token), NONE, "[1,1024]", "experts",
+        FIXED, "Experts that each token has.", .why = dimensions),
     KEY("model.expert_ffn_size", INT, AT(model.expert_ffn_size), NONE, "[1,16777216]", "elements",
         FIXED, "Inner width of an expert. Default: ffn_size.", .why = dimensions),
     KEY("model.shared_ffn_size", INT, AT(model.shared_ffn_size), NONE, "[1,16777216]", "elements",
         FIXED, "Inner width of the expert that all tokens have (qwen2_moe, deepseek, glm4_moe).",
         .why = dimensions),
-    KEY("model.norm_topk_prob", BOOL, AT(model.norm_topk_prob), NONE, NONE, NONE, FIXED,
+    KEY("model.norm_topk_prob", BOOL, AT(model.normalizes_experts), NONE, NONE, NONE, FIXED,
         "Whether the weights of a token's experts are divided by their sum (most "
         "models of Qwen3: true). Default: true for mixtral and gpt_oss, else false."),
     KEY("model.swiglu_limit", FLOAT, AT(model.swiglu_limit), NONE, "(0,1e30]", NONE, FIXED,
         "Largest value of an expert's gate, and of the magnitude of what it is multiplied with "
         "(gpt_oss). Default: 7."),
-    KEY("model.routed_scaling_factor", FLOAT, AT(model.routed_scaling_factor), NONE, "[1e-6,1e6]",
-        NONE, FIXED, "Factor of the weights of a token's experts. Default: none."),
-    KEY("model.scoring_func", ENUM, AT(model.scoring_func), "softmax", "softmax|sigmoid", NONE,
+    KEY("model.routed_scaling_factor", FLOAT, AT(model.routed_scaling), NONE, "[1e-6,1e6]", NONE,
+        FIXED, "Factor of the weights of a token's experts. Default: none."),
+    KEY("model.scoring_func", ENUM, AT(model.sigmoid_scores), "softmax", "softmax|sigmoid", NONE,
         FIXED,
         "What makes the scores of experts of a router's logits (deepseek, glm4_moe). With sigmoid "
         "(DeepSeek-V3, GLM-4.5) a constant of each expert, its correction, is added where a "
         "token's experts are chosen."),
-    KEY("model.n_group", INT, AT(model.n_group), NONE, "[1,1024]", "groups", FIXED,
+    KEY("model.n_group", INT, AT(model.expert_groups), NONE, "[1,1024]", "groups", FIXED,
         "Groups of neighbours into which the experts are divided (deepseek, glm4_moe): a token's "
         "experts come from its topk_group best groups. Default: none."),
-    KEY("model.topk_group", INT, AT(model.topk_group), NONE, "[1,1024]", "groups", FIXED,
+    KEY("model.topk_group", INT, AT(model.groups_per_token), NONE, "[1,1024]", "groups", FIXED,
         "See n_group."),
-    KEY("model.first_k_dense_replace", INT, AT(model.first_k_dense_replace), NONE, "[1,65536]",
-        "blocks", FIXED,
+    KEY("model.first_k_dense_replace", INT, AT(model.dense_blocks), NONE, "[1,65536]", "blocks",
+        FIXED,
         "The first blocks, which have a plain feed-forward part of ffn_size in place of experts "
         "(deepseek, glm4_moe). Default: none.",
         .why = program_blocks),
-    KEY("model.router_aux_loss_coef", FLOAT, AT(model.router_aux_loss_coef), "0", "[0,1000]", NONE,
-        FIXED,
+    KEY("model.router_aux_loss_coef", FLOAT, AT(model.balance_coef), "0", "[0,1000]", NONE, FIXED,
         "Coefficient of the load-balancing loss, which training adds for each micro-batch, over "
         "all its tokens and blocks as in transformers (Switch Transformers, 2021). Published: "
         "0.001; olmoe 0.01. 0: not added."),
-    KEY("model.router_z_loss_coef", FLOAT, AT(model.router_z_loss_coef), "0", "[0,1000]", NONE,
-        FIXED,
+    KEY("model.router_z_loss_coef", FLOAT, AT(model.router_z_coef), "0", "[0,1000]", NONE, FIXED,
         "Coefficient of the z-loss of routers, the mean of the squared logsumexp of their logits "
         "(ST-MoE, 2022). Published: 0.001. 0: not added."),
     KEY("model.experts_per_unit", INT, AT(model.experts_per_unit), NONE, "[1,1024]", "experts",
@@ -205,8 +203,7 @@ const configi_key configi_model_keys[] = {
         "gradient, but sums by units: the gradient norm, and scales of state.params and of "
         "approximate moments. "
         "Default: a divisor of num_experts, as many as have about 16 million parameters."),
-    KEY("model.expert_parallel_size", INT, AT(model.expert_parallel_size), "1", "[1,1024]", "ranks",
-        FIXED,
+    KEY("model.expert_parallel_size", INT, AT(model.expert_ranks), "1", "[1,1024]", "ranks", FIXED,
         "Expert parallelism. 1: experts are cut over the ranks like all units (ZeRO), and their "
         "parameters and gradients travel. The number of ranks: each rank owns whole experts for "
         "good, and rows of tokens travel to them and back (all-to-all). \"auto\": the way that "

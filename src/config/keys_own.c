@@ -98,12 +98,12 @@ const configi_key configi_own_keys[] = {
     KEY("train.dropout", FLOAT, NOWHERE, NONE, "[0,1)", NONE, FIXED,
         "Takes the place of all of the model's dropouts (model.hidden_dropout and the like), those "
         "of config.json too; 0 turns them off. It does not concern adapters."),
-    KEY("train.lora.rank", INT, AT(train.lora_rank), "8", "[1,4096]", NONE, FIXED,
+    KEY("train.lora.rank", INT, AT(model.lora.rank), "8", "[1,4096]", NONE, FIXED,
         "Low-rank adapters beside the linear layers of every block: y = W x + alpha / rank B (A "
         "x), where A has rank rows. train.lora asks for adapters, even if the block is empty."),
-    KEY("train.lora.alpha", FLOAT, AT(train.lora_alpha), "8", "(0,]", NONE, FIXED,
+    KEY("train.lora.alpha", FLOAT, AT(model.lora.alpha), "8", "(0,]", NONE, FIXED,
         "Adapters are scaled by alpha / rank."),
-    KEY("train.lora.dropout", FLOAT, AT(train.lora_dropout), "0.0", "[0,1)", NONE, FIXED,
+    KEY("train.lora.dropout", FLOAT, AT(model.lora.dropout), "0.0", "[0,1)", NONE, FIXED,
         "Share of what an adapter reads that is dropped at random in training, as PEFT's "
         "lora_dropout; the layer beside it reads all. The elements depend on run.seed, the step "
         "and the sample, not on how the step is computed."),
@@ -117,7 +117,7 @@ const configi_key configi_own_keys[] = {
         "down_proj.weight for all layers of that name but routed experts. Default: q_proj and "
         "v_proj; c_attn; query and value."),
 
-    KEY("train.lora.from", STRING, AT(train.lora_from), NONE, NONE, NONE, START,
+    KEY("train.lora.from", STRING, AT(lora.from), NONE, NONE, NONE, START,
         "Directory of adapters in the format of PEFT, with adapter_config.json and "
         "adapter_model.safetensors, that a new run begins with. They belong to the checkpoint "
         "model.hf. Rank, alpha and targets are theirs, and so is dropout where the job does not "
@@ -288,7 +288,7 @@ const configi_key configi_own_keys[] = {
         "stochastically, with the same bits in every placement. Fixed for a run.",
         .values = moments),
 
-    KEY("state.params", ENUM, AT(state.params), "working",
+    KEY("state.params", ENUM, AT(model.stored.format), "working",
         "working|int8|int8_rows|nf4|nf4_double|fp4|fp4_double|fp8_rows|fp8_blocks|mxfp4", NONE,
         FIXED,
         "How matrices of blocks are kept and moved that do not learn. working: in the working "
@@ -368,10 +368,11 @@ const configi_key configi_own_keys[] = {
     KEY("debug.model_expanded", BOOL, NOWHERE, "false", NONE, NONE, FREE,
         "Set in the job.json of a run: the block model holds all that the preset, or the "
         "checkpoint's config.json, said, and neither is read again."),
-    KEY("debug.params_of_checkpoint", BOOL, AT(state.is_of_checkpoint), "false", NONE, NONE, FREE,
+    KEY("debug.params_of_checkpoint", BOOL, AT(model.stored.is_of_checkpoint), "false", NONE, NONE,
+        FREE,
         "Set beside state.params where the checkpoint gave it, so that what it has packed may not "
         "learn."),
-    KEY("debug.params_of_block", BOOL, AT(state.is_of_block), "false", NONE, NONE, FREE,
+    KEY("debug.params_of_block", BOOL, AT(model.stored.may_keep_absent), "false", NONE, NONE, FREE,
         "Set beside state.params where the job's block quantization_config gave it, so that "
         "modules which it leaves out may be absent."),
     KEY("debug.expands_checkpoint", BOOL, NOWHERE, "false", NONE, NONE, FREE,

@@ -467,17 +467,16 @@ static int read_adapters(exporter *self)
 static int export_adapters_alone(exporter *self, enum dtype type)
 {
     const struct hf_export_options *asked = self->asked;
-    const struct job_model *model_block = &self->view.asked->model;
+    const char *from = self->view.asked->hf[0] ? self->view.asked->hf : NULL;
     struct hf_export_summary *out = self->out;
     uint32_t tensor_count;
     TRY(hfi_check_adapters(self->view.net));
     TRY(make_context(self));
     TRY(hfi_take_directory(asked->hf_dir, asked->force));
     TRY(read_adapters(self));
-    TRY(hfi_adapters_write(&self->adapters, self->context,
-                           model_block->hf[0] ? model_block->hf : NULL, asked->hf_dir, type,
-                           &tensor_count, &out->written_bytes));
-    TRY(hfi_remove_whole(asked->hf_dir, model_block->hf[0] ? model_block->hf : NULL));
+    TRY(hfi_adapters_write(&self->adapters, self->context, from, asked->hf_dir, type, &tensor_count,
+                           &out->written_bytes));
+    TRY(hfi_remove_whole(asked->hf_dir, from));
     out->step = self->view.record.step;
     out->param_count = out->written_bytes / dtype_bytes(type);
     out->tensor_count = tensor_count;

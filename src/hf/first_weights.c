@@ -27,12 +27,12 @@ static int compare_weights(const struct hf_weights *from, const struct ranks *ra
 int hf_first_open(struct hf_first_weights *self, const struct ranks *ranks, const struct job *asked,
                   const model *net)
 {
-    const char *dir = asked->model.hf;
+    const char *dir = asked->hf;
     if (dir[0] == '\0' || self->from)
         return 0;
     int rc = hf_weights_open(dir, net, &self->from);
-    if (rc == 0 && asked->train.lora_from[0])
-        rc = hf_weights_take_adapters(self->from, asked->train.lora_from);
+    if (rc == 0 && asked->lora.from[0])
+        rc = hf_weights_take_adapters(self->from, asked->lora.from);
     if (rc == 0 && ranks->rank == 0) /* which copies them when the run has begun */
         rc = hf_check_side_files(dir);
     TRY(ranks_agree(ranks, "checkpoint", rc));
@@ -40,8 +40,8 @@ int hf_first_open(struct hf_first_weights *self, const struct ranks *ranks, cons
     if (ranks->rank == 0)
         log_info("the run begins with the weights of %s (tensors %016" PRIx64 ")", dir,
                  hf_weights_identity(self->from));
-    if (ranks->rank == 0 && asked->train.lora_from[0])
-        log_info("the run begins with the adapters of %s, rank %" PRIu64, asked->train.lora_from,
+    if (ranks->rank == 0 && asked->lora.from[0])
+        log_info("the run begins with the adapters of %s, rank %" PRIu64, asked->lora.from,
                  net->spec.lora.rank);
     return 0;
 }

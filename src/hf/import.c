@@ -134,16 +134,17 @@ static int read_job(importer *self)
  * checkpoint's model, in fp32, so a run with other units could not read it. */
 static int check_learning(const importer *self)
 {
-    model_spec spec = setup_model_spec(&self->job->model);
+    model_spec spec;
     model *net;
-    TRY(setup_fill_learning(self->job, &spec));
+    TRY(setup_model_spec(self->job, &spec));
     if (model_asks_packed(&spec))
         return err_set(ERR_CONFIG,
                        "this job asks for packed formats (%s), and an import holds fp32 weights "
                        "alone: train without an import, with a job that names the checkpoint in "
                        "model.hf, or set state.params to \"working\"",
-                       spec.stored == STORED_WORKING ? "state.rules"
-                                                     : stored_format_name(spec.stored));
+                       spec.stored.format == STORED_WORKING
+                           ? "state.rules"
+                           : stored_format_name(spec.stored.format));
     TRY(model_create(&spec, self->job->type, 1, &net));
     uint64_t unit_count = net->unit_count;
     bool is_same = unit_count == self->net->unit_count;
@@ -158,17 +159,20 @@ static int check_learning(const importer *self)
         "train.%s of this job splits the units of the checkpoint (%u) into others (%" PRIu64
         "). An import cannot hold them; train without an import, with a job that names "
         "the checkpoint in model.hf",
-        self->job->train.lora_rank > 0 ? "lora" : "only", self->net->unit_count, unit_count);
+        self->job->model.lora.rank > 0 ? "lora" : "only", self->net->unit_count, unit_count);
 }
 
 static int open_model(importer *self)
 {
-    model_spec spec = setup_model_spec(&self->job->model);
+    model_spec spec = self->job->model;
+    spec.learn = (model_learn){0};
+    spec.lora = (model_lora){0};
+    spec.stored = (model_stored){0};
     spec.splits_vectors = self->job->optimizer.type == JOB_MUON;
     TRY(model_create(&spec, self->job->type, 1, &self->net));
     TRY(check_learning(self));
-    TRY(hf_weights_open(self->job->model.hf, self->net, &self->from));
-    TRY(hf_check_side_files(self->job->model.hf)); /* copied when all weights are */
+    TRY(hf_weights_open(self->job->hf, self->net, &self->from));
+    TRY(hf_check_side_files(self->job->hf)); /* copied when all weights are */
     struct hf_import_summary *out = self->out;
     out->param_count = self->net->param_count;
     out->unit_count = self->net->unit_count;
@@ -188,7 +192,7 @@ static int take_directory(importer *self)
     manifest *found = mem_alloc(1, sizeof *found, "manifest");
     if (!found)
         return -ENOMEM;
-    int rc = state_check_apart(path, self->job->model.hf);
+    int rc = state_check_apart(path, self->job->hf);
     if (rc == 0)
         rc = state_run_dir_open(&self->dir, path, self->job->run.mode);
     if (rc == 0)
@@ -346,7 +350,7 @@ static int import_all(importer *self)
     TRY(state_claim_slabs(self->dir.state, &self->record->slabs));
     TRY(write_all(self));
     TRY(state_run_dir_write(&self->dir, "job.json", self->job->text));
-    int count = hf_carry_side_files(&self->dir, self->job->model.hf, NULL);
+    int count = hf_carry_side_files(&self->dir, self->job->hf, NULL);
     TRY(count);
     self->out->side_files = (uint64_t)count;
     TRY(state_run_dir_sync(&self->dir));

@@ -39,7 +39,7 @@ int hf_carry_side_files(const struct state_run_dir *to, const char *from_hf, con
 const char *hf_job_tokenizer(const struct job *asked)
 {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
-    const char *hf = asked->model.hf, *rest = asked->data.tokenizer;
+    const char *hf = asked->hf, *rest = asked->data.tokenizer;
     size_t hf_bytes = strlen(hf);
     if (hf_bytes == 0 || strncmp(rest, hf, hf_bytes) != 0)
         return NULL;
@@ -122,8 +122,7 @@ static void find_tokenizer(const job *asked, char out[FILE_PATH_BYTES])
 static bool reads_bytes(const job *asked)
 {
     return strcmp(asked->data.tokenizer, "bytes") == 0 &&
-           (asked->data.tokenizer_is_given ||
-            (!asked->model.hf[0] && asked->model.vocab_size == 256));
+           (asked->data.tokenizer_is_given || (!asked->hf[0] && asked->model.vocab_size == 256));
 }
 
 static int write_bytes_tokenizer(const char *dir)

@@ -103,8 +103,8 @@ static int check_tensor(hf_weights *self, const hf_tensor *at, const hf_layout *
 static int check_format(const hf_weights *self, const hf_tensor *at, const model_tensor *wanted)
 {
     enum stored_format found = self->packed[at - self->stored].format;
-    if (!self->net->spec.is_stored_so || found == STORED_WORKING || found == wanted->stored ||
-        wanted->stored == STORED_WORKING)
+    if (!self->net->spec.stored.is_of_checkpoint || found == STORED_WORKING ||
+        found == wanted->stored || wanted->stored == STORED_WORKING)
         return 0;
     return err_set(ERR_INPUT,
                    "%s: tensor %s comes as %s, and quantization_config in config.json says %s: "
@@ -120,7 +120,7 @@ static void warn_of_plain(const hf_weights *self)
     const model *net = self->net;
     uint64_t count = 0;
     const char *name = NULL, *format = NULL;
-    for (uint32_t u = 0; u < net->unit_count && net->spec.is_stored_so; u++)
+    for (uint32_t u = 0; u < net->unit_count && net->spec.stored.is_of_checkpoint; u++)
         for (uint32_t i = 0; i < net->units[u].tensor_count; i++) {
             const struct weights_source *source = &self->units[u][i];
             enum stored_format wanted = net->units[u].tensors[i].stored;

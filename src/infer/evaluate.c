@@ -70,13 +70,13 @@ static int choose_windows(evaluator *self, uint64_t token_count)
 static int choose_masking(evaluator *self)
 {
     const job *asked = self->from.asked;
-    if (!model_is_bidirectional(setup_model_spec(&asked->model).family))
+    if (!model_is_bidirectional(asked->model.family))
         return 0;
     if (eval_tokens_have_marks(&self->source))
         return err_set(ERR_INPUT,
                        "the records have answers, but a model of the %s family fills in all "
                        "tokens: give plain text, or records with one text each",
-                       asked->model.family);
+                       model_family_name(asked->model.family));
     self->source.has_bytes = false; /* the losses are of few of the bytes */
     return masking_init(&self->mask, asked->data.masked, asked->model.vocab_size,
                         asked->data.mask_token, self->source.words);

@@ -244,13 +244,13 @@ static int choose_context(generator *self)
 
 static int check_family(const generator *self)
 {
-    const struct job_model *asked = &self->from.asked->model;
-    if (!model_is_bidirectional(setup_model_spec(asked).family))
+    enum model_family family = self->from.asked->model.family;
+    if (!model_is_bidirectional(family))
         return 0;
     return err_set(ERR_USAGE,
                    "%s: a model of the %s family fills in masked tokens and cannot continue a "
                    "text: sluice eval gives its loss, and sluice export its weights",
-                   self->from.path, asked->family);
+                   self->from.path, model_family_name(family));
 }
 
 static int start(generator *self)

@@ -53,9 +53,10 @@ static int check_stored(const infer_model *self, const char *job_path)
 {
     job *own;
     TRY(job_read(job_path, NULL, run_sets, RUN_SETS, rank_slabs_world(&self->record), &own));
-    enum stored_format is = own->state.params, asked = self->asked->state.params;
-    bool is_same = is == asked && own->state.rule_count == self->asked->state.rule_count &&
-                   memcmp(own->state.rules, self->asked->state.rules, sizeof own->state.rules) == 0;
+    const model_stored *is = &own->model.stored, *asked = &self->asked->model.stored;
+    enum stored_format format = is->format;
+    bool is_same = format == asked->format && is->rule_count == asked->rule_count &&
+                   memcmp(is->rules, asked->rules, sizeof is->rules) == 0;
     job_destroy(own);
     if (is_same)
         return 0;
@@ -63,7 +64,7 @@ static int check_stored(const infer_model *self, const char *job_path)
         ERR_CONFIG,
         "state.params is set to %s, or state.rules to others, but the run %s keeps its params as "
         "%s: leave both keys out",
-        stored_format_name(asked), self->path, stored_format_name(is));
+        stored_format_name(asked->format), self->path, stored_format_name(format));
 }
 
 static int begin_run(infer_model *self, const char *const *set, uint32_t set_count)
@@ -378,7 +379,7 @@ int infer_model_start(infer_model *self, const model_window *window,
     TRY(make_setup(self, &asked));
     if (!self->is_run) /* its errors should come before memory is reserved */
         TRY(hf_weights_open(self->path, self->setup->net, &from));
-    const char *adapters = self->is_run ? "" : self->asked->train.lora_from;
+    const char *adapters = self->is_run ? "" : self->asked->lora.from;
     int rc = adapters[0] ? hf_weights_take_adapters(from, adapters) : 0;
     if (rc == 0)
         tell(self->setup);

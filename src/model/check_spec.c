@@ -39,7 +39,7 @@ static int check_heads(const model_spec *spec)
         return err_set(ERR_CONFIG,
                        "model.head_dim is %llu, but heads of the %s family are model.hidden_size "
                        "%llu / model.num_heads %llu wide: leave it out",
-                       head_dim, family->name, channels, heads);
+                       head_dim, model_family_name(spec->family), channels, heads);
     if (!is_given)
         head_dim = channels / heads;
     if (heads % kv_heads != 0)
@@ -50,7 +50,7 @@ static int check_heads(const model_spec *spec)
         return err_set(ERR_CONFIG,
                        "model.num_kv_heads is %llu, but the %s family has no grouped heads: leave "
                        "it out or set it to model.num_heads %llu",
-                       kv_heads, family->name, heads);
+                       kv_heads, model_family_name(spec->family), heads);
     if (is_given && (head_dim > MODELI_HEAD_DIM_MAX || head_dim % 2 != 0))
         return err_set(ERR_CONFIG,
                        "model.head_dim is %llu, but heads must be even, for rotary positions turn "

@@ -15,10 +15,10 @@ int modeli_check_gate(model_spec *spec)
                            : err_set(ERR_CONFIG,
                                      "model.swiglu_limit is %g, but the gate of the %s family has "
                                      "no limit: leave it out",
-                                     *limit, family->name);
+                                     *limit, model_family_name(spec->family));
     if (spec->activation != ACTIVATION_OF_FAMILY)
         return err_set(ERR_CONFIG, "model.activation is %s, but the %s family has only its own",
-                       activation_name(spec->activation), family->name);
+                       activation_name(spec->activation), model_family_name(spec->family));
     *limit = *limit == 0 ? LIMIT : *limit;
     if (!(*limit > 0 && *limit <= 1e30))
         return err_set(ERR_CONFIG, "model.swiglu_limit is %g, but must lie between 0 and 1e30",

@@ -183,7 +183,6 @@ struct modeli_row {
 typedef struct modeli_row modeli_row;
 
 struct modeli_family {
-    const char *name;
     const modeli_row *embed, *block, *head;
     const modeli_row *last; /* one more block, between the others and the head; NULL: none */
     /* A mixture's blocks are two stages: `block` up to the sum after attention, then these; or

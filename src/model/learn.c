@@ -290,6 +290,11 @@ int modeli_check_learn(model_spec *spec)
         *learn = (model_learn){0};
     TRY(check_lora(spec));
     TRY(check_ranges(spec));
+    if (learn->all) {
+        learn->embed = learn->head = learn->norms = true;
+        learn->blocks[0] = (model_range){0, spec->num_layers - 1};
+        learn->range_count = 1;
+    }
     join_ranges(learn);
     bool has_any = learn->embed || learn->head || learn->norms || learn->range_count > 0;
     if (learn->is_given && !has_any && !learn->nothing)

@@ -109,47 +109,53 @@ static void shorten_pattern(model_spec *spec)
     spec->window_pattern[count] = '\0';
 }
 
+/* Fills in what the spec leaves to its family, and checks it. */
+static int complete_spec(model_spec *spec, enum dtype type, uint64_t micro_batch)
+{
+    if ((unsigned)spec->family >= MODEL_FAMILY_COUNT)
+        return err_set(ERR_CONFIG, "model.family is number %d, which is none", (int)spec->family);
+    bool has_positions = modeli_has_table(spec->family, MODELI_POSITIONS);
+    if (spec->num_kv_heads == 0)
+        spec->num_kv_heads = spec->num_heads;
+    if (spec->ffn_size == 0 && has_positions && spec->hidden_size <= INT32_MAX)
+        spec->ffn_size = 4 * spec->hidden_size;
+    if (!has_positions)
+        spec->position_count = 0;
+    else if (spec->position_count == 0)
+        spec->position_count = spec->seq_length;
+    if (!modeli_has_table(spec->family, MODELI_TYPES))
+        spec->type_count = 0;
+    else if (spec->type_count == 0)
+        spec->type_count = 2;
+    spec->dense_blocks = size_min(spec->dense_blocks, spec->num_layers);
+    if (spec->expert_ffn_size == 0)
+        spec->expert_ffn_size = modeli_family_of(spec->family)->experts ? spec->ffn_size : 0;
+    if (spec->head_dim > MODELI_HEAD_DIM_MAX || spec->value_head_dim > MODELI_HEAD_DIM_MAX)
+        return err_set(ERR_CONFIG, "model.%s is %llu, but at most %d are possible",
+                       spec->head_dim > MODELI_HEAD_DIM_MAX ? "head_dim" : "value_head_dim",
+                       (unsigned long long)size_max(spec->head_dim, spec->value_head_dim),
+                       MODELI_HEAD_DIM_MAX);
+    TRY(modeli_check_spec(spec, type, micro_batch));
+    TRY(modeli_check_gate(spec));
+    if (spec->expert_count > 0 && spec->experts_per_unit == 0)
+        spec->experts_per_unit = modeli_experts_per_unit(spec);
+    shorten_pattern(spec);
+    if (spec->head_dim == 0)
+        spec->head_dim = spec->hidden_size / spec->num_heads;
+    if (spec->value_head_dim == 0)
+        spec->value_head_dim = spec->head_dim;
+    if (modeli_has_rope(spec->family))
+        TRY(modeli_check_rope(spec));
+    TRY(modeli_check_learn(spec));
+    return modeli_check_expert_ranks(spec);
+}
+
 int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_batch,
                         const model_window *window, model **out)
 {
     *out = NULL;
     model_spec full = *spec;
-    if ((unsigned)full.family >= MODEL_FAMILY_COUNT)
-        return err_set(ERR_CONFIG, "model.family is number %d, which is none", (int)full.family);
-    bool has_positions = modeli_has_table(full.family, MODELI_POSITIONS);
-    if (full.num_kv_heads == 0)
-        full.num_kv_heads = full.num_heads;
-    if (full.ffn_size == 0 && has_positions && full.hidden_size <= INT32_MAX)
-        full.ffn_size = 4 * full.hidden_size;
-    if (!has_positions)
-        full.position_count = 0;
-    else if (full.position_count == 0)
-        full.position_count = full.seq_length;
-    if (!modeli_has_table(full.family, MODELI_TYPES))
-        full.type_count = 0;
-    else if (full.type_count == 0)
-        full.type_count = 2;
-    full.dense_blocks = size_min(full.dense_blocks, full.num_layers);
-    if (full.expert_ffn_size == 0)
-        full.expert_ffn_size = modeli_family_of(full.family)->experts ? full.ffn_size : 0;
-    if (full.head_dim > MODELI_HEAD_DIM_MAX || full.value_head_dim > MODELI_HEAD_DIM_MAX)
-        return err_set(ERR_CONFIG, "model.%s is %llu, but at most %d are possible",
-                       full.head_dim > MODELI_HEAD_DIM_MAX ? "head_dim" : "value_head_dim",
-                       (unsigned long long)size_max(full.head_dim, full.value_head_dim),
-                       MODELI_HEAD_DIM_MAX);
-    TRY(modeli_check_spec(&full, type, micro_batch));
-    TRY(modeli_check_gate(&full));
-    if (full.expert_count > 0 && full.experts_per_unit == 0)
-        full.experts_per_unit = modeli_experts_per_unit(&full);
-    shorten_pattern(&full);
-    if (full.head_dim == 0)
-        full.head_dim = full.hidden_size / full.num_heads;
-    if (full.value_head_dim == 0)
-        full.value_head_dim = full.head_dim;
-    if (modeli_has_rope(full.family))
-        TRY(modeli_check_rope(&full));
-    TRY(modeli_check_learn(&full));
-    TRY(modeli_check_expert_ranks(&full));
+    TRY(complete_spec(&full, type, micro_batch));
     TRY(check_window(&full, micro_batch, window));
 
     model *self = mem_alloc(1, sizeof *self, "model");

@@ -76,10 +76,10 @@ static enum stored_format format_of(const model *self, uint32_t unit, uint32_t i
         return STORED_WORKING;
     bool is_of_block = stage > 0 && model_block_of(self, stage) < self->spec.num_layers &&
                        layer_of(self, unit, idx)->kind != &modeli_router;
-    enum stored_format format = is_of_block ? self->spec.stored : STORED_WORKING;
-    for (uint32_t i = 0; i < self->spec.stored_rule_count; i++)
-        if (has_words(tensor->name, self->spec.stored_rules[i].name))
-            format = self->spec.stored_rules[i].format;
+    enum stored_format format = is_of_block ? self->spec.stored.format : STORED_WORKING;
+    for (uint32_t i = 0; i < self->spec.stored.rule_count; i++)
+        if (has_words(tensor->name, self->spec.stored.rules[i].name))
+            format = self->spec.stored.rules[i].format;
     return format;
 }
 
@@ -150,7 +150,8 @@ static bool is_constant(const model_unit *unit)
 /* Refuses matrices that learn if the checkpoint has them packed. */
 static int check_learning(const model *self, uint32_t unit)
 {
-    for (uint32_t i = 0; self->spec.is_stored_so && i < self->units[unit].tensor_count; i++) {
+    for (uint32_t i = 0; self->spec.stored.is_of_checkpoint && i < self->units[unit].tensor_count;
+         i++) {
         enum stored_format format = format_of(self, unit, i);
         if (format != STORED_WORKING)
             return err_set(ERR_CONFIG,
@@ -167,7 +168,7 @@ static int check_learning(const model *self, uint32_t unit)
 static int check_rule(const model *self, const model_stored_rule *rule)
 {
     bool is_found = false, packs = rule->format != STORED_WORKING;
-    if (!packs && self->spec.may_keep_absent)
+    if (!packs && self->spec.stored.may_keep_absent)
         return 0;
     for (uint32_t u = 0; u < self->unit_count; u++)
         for (uint32_t i = 0; i < self->units[u].tensor_count; i++) {
@@ -203,15 +204,15 @@ int modeli_find_packed(model *self)
             TRY(check_learning(self, u));
         is_found = is_found || (unit->is_packed && !is_constant(unit));
     }
-    for (uint32_t i = 0; i < spec->stored_rule_count; i++)
-        TRY(check_rule(self, &spec->stored_rules[i]));
-    if (is_found || spec->stored == STORED_WORKING)
+    for (uint32_t i = 0; i < spec->stored.rule_count; i++)
+        TRY(check_rule(self, &spec->stored.rules[i]));
+    if (is_found || spec->stored.format == STORED_WORKING)
         return 0;
     return err_set(ERR_CONFIG,
                    "state.params: %s is for matrices of blocks that do not learn, and all of them "
                    "learn; train adapters (train.lora) or a part of the model (train.only), or "
                    "leave state.params out",
-                   stored_format_name(spec->stored));
+                   stored_format_name(spec->stored.format));
 }
 
 bool model_has_packed(const model *self)

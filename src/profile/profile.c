@@ -269,7 +269,7 @@ static int on_setup(void *user, const struct setup *setup)
 static int scale_job(profile *self)
 {
     const struct profile_options *options = self->options;
-    struct job_model *own = &self->own->model;
+    model_spec *own = &self->own->model;
     uint64_t divisor = options->scale_down ? options->scale_down : 1;
     self->out->block_count = self->out->block_count_asked = own->num_layers;
     if (options->of_ranks == 0) {

@@ -89,7 +89,7 @@ uint64_t setup_recorded_expert_ranks(const manifest *found)
 int setupi_choose_expert_ranks(struct setup *self, const struct setup_options *options,
                                model_spec *spec)
 {
-    uint64_t asked = self->job->model.expert_parallel_size, world = self->ranks.world;
+    uint64_t asked = self->job->model.expert_ranks, world = self->ranks.world;
     const char *reason = why_not(self, options);
     if (spec->expert_count == 0)
         return 0;

@@ -1,5 +1,4 @@
-/* Compares identities of runs ("key=value" lines, made in setup.c), and makes those of imported
- * checkpoints. Pure. */
+/* Compares identities of runs (identity_text.c), and makes those of imported checkpoints. Pure. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -31,8 +30,6 @@ void setupi_identity_value(const char *identity, const char *key, char *value, s
     snprintf(value, capacity, "%.*s", (int)bytes, found ? found : "");
 }
 
-static const char tensors_key[] = "model.module.tensors=";
-
 /* Lists the lines of `lines` that differ in `other` or, with only_absent, that are missing in
  * `other`. */
 static void list_lines(const char *lines, const char *other, bool only_absent, const char *tensors,
@@ -55,8 +52,8 @@ static void list_lines(const char *lines, const char *other, bool only_absent, c
             other_bytes = strlen(found);
         }
         const char *between = *used ? "; " : "";
-        bool has_text = tensors[0] && key_bytes == sizeof tensors_key - 1 &&
-                        memcmp(own - key_bytes, tensors_key, key_bytes) == 0;
+        bool has_text = tensors[0] && key_bytes == sizeof SETUPI_TENSORS_KEY - 1 &&
+                        memcmp(own - key_bytes, SETUPI_TENSORS_KEY, key_bytes) == 0;
         int more =
             has_text
                 ? snprintf(text + *used, capacity - *used, "%s%s", between, tensors)
@@ -97,26 +94,6 @@ static bool is_of_import(const char *line, size_t length)
             return false;
     return length > 6 &&
            (strncmp(line, "model.", 6) == 0 || strncmp(line, optimizer, sizeof optimizer - 1) == 0);
-}
-
-int setupi_module_identity(const module_spec *spec, char *text, size_t capacity)
-{
-    uint64_t sum = 0;
-    for (uint32_t u = 0; u < spec->unit_count; u++) {
-        const module_unit *unit = &spec->units[u];
-        const uint32_t words[] = {unit->tensor_count, unit->is_frozen, unit->has_matrices};
-        sum = XXH3_64bits_withSeed(unit->name, strlen(unit->name), sum);
-        sum = XXH3_64bits_withSeed(words, sizeof words, sum);
-        for (uint32_t i = 0; i < unit->tensor_count; i++) {
-            const module_tensor *tensor = &unit->tensors[i];
-            sum = XXH3_64bits_withSeed(tensor->name, strlen(tensor->name), sum);
-            sum = XXH3_64bits_withSeed(tensor->shape,
-                                       tensor->dimension_count * sizeof *tensor->shape, sum);
-        }
-    }
-    return snprintf(text, capacity,
-                    "model.module.name=%s\nmodel.module.units=%" PRIu32 "\n%s%016" PRIx64 "\n",
-                    spec->name, spec->unit_count, tensors_key, sum);
 }
 
 /* Writes a tensor as "blocks.0.up.weight [64, 32] of blocks.0", or "none". */

@@ -51,12 +51,13 @@ struct search {
     struct setup_max_model *found;
 };
 
-static struct job_model shape(const struct search *self, uint32_t size, uint64_t layers)
+static model_spec shape(const struct search *self, uint32_t size, uint64_t layers)
 {
     const struct growth *at = &self->family->sizes[size];
     bool is_llama = self->family->is_llama;
-    const struct job_model *asked = &self->asked->model;
-    struct job_model m = {
+    const model_spec *asked = &self->asked->model;
+    model_spec m = {
+        .family = is_llama ? MODEL_LLAMA : MODEL_GPT2,
         .num_layers = layers,
         .hidden_size = at->hidden,
         .num_heads = at->hidden == 1600 ? 25 : at->hidden / HEAD_ELEMS,
@@ -73,11 +74,11 @@ static struct job_model shape(const struct search *self, uint32_t size, uint64_t
         .init_std = asked->init_std,
         .partial_rotary_factor = 1,
         .max_part_bytes = asked->max_part_bytes,
+        .learn = asked->learn,
+        .lora = asked->lora,
+        .stored = asked->stored,
     };
     m.num_kv_heads = is_llama ? KV_HEADS : m.num_heads;
-    snprintf(m.preset, sizeof m.preset, "%s, %llu x %u", self->family->name,
-             (unsigned long long)layers, at->hidden);
-    snprintf(m.family, sizeof m.family, "%s", is_llama ? "llama" : "gpt2");
     bool may_cut = self->asked->optimizer.type != JOB_MUON; /* it needs whole matrices */
     if (m.max_part_bytes == 0 && at->hidden >= CUT_FROM_HIDDEN && may_cut)
         m.max_part_bytes = PART_MIB * MIB;
@@ -108,6 +109,9 @@ static int try_shape(struct search *self, uint32_t size, uint64_t layers, bool o
     struct setup_max_model *found = self->found;
     struct setup *setup;
     work.model = shape(self, size, layers);
+    work.module = NULL;
+    snprintf(work.preset, sizeof work.preset, "%s, %llu x %llu", self->family->name,
+             (unsigned long long)layers, (unsigned long long)work.model.hidden_size);
     found->tries++;
     int rc = setup_create(&work, &options, &setup);
     if (rc == ERR_NO_FIT)

@@ -58,8 +58,8 @@ static int place_cores(struct setup *self)
 /* Makes the model of a family, and the one for calls of one token. */
 static int make_family(struct setup *self, const struct setup_options *options)
 {
-    model_spec spec = setup_model_spec(&self->job->model);
-    TRY(setup_fill_learning(self->job, &spec));
+    model_spec spec;
+    TRY(setup_model_spec(self->job, &spec));
     TRY(setupi_choose_expert_ranks(self, options, &spec));
     /* Nothing learns in an evaluation, so that everything may be packed. */
     if (options->only_eval && model_asks_packed(&spec) && spec.lora.rank == 0 &&
@@ -80,8 +80,8 @@ static int make_model(struct setup *self, const struct setup_options *options)
         TRY(setupi_described_device(self));
     else
         TRY(setupi_choose_backend(self));
-    if (self->job->model.module)
-        TRY(model_create_module(self->job->model.module, self->job->type, &self->net));
+    if (self->job->module)
+        TRY(model_create_module(self->job->module, self->job->type, &self->net));
     else
         TRY(make_family(self, options));
     if (!self->is_described) {
@@ -90,72 +90,6 @@ static int make_model(struct setup *self, const struct setup_options *options)
         TRY(setupi_make_cpu_context(self));
     }
     return setupi_prepare_models(self, options);
-}
-
-enum {
-    /* Raise it whenever the same job on the same machine gives other bits than before. Runs of
-     * another version are then refused. */
-    NUMERICS_VERSION = 7,
-};
-
-/* Writes the lines of a model of a family. */
-static int family_identity(const model_spec *s, char *text, size_t room)
-{
-    return snprintf(
-        text, room,
-        "model.family=%s\nmodel.num_layers=%" PRIu64 "\nmodel.hidden_size=%" PRIu64
-        "\nmodel.num_heads=%" PRIu64 "\nmodel.num_kv_heads=%" PRIu64 "\nmodel.ffn_size=%" PRIu64
-        "\nmodel.vocab_size=%" PRIu64 "\nmodel.seq_length=%" PRIu64
-        "\nmodel.tie_embeddings=%s\nmodel.rope_theta=%.17g\nmodel.norm_epsilon=%.17g"
-        "\nmodel.init_std=%.17g\nmodel.max_part_bytes=%" PRIu64 "\n",
-        model_family_name(s->family), (uint64_t)s->num_layers, (uint64_t)s->hidden_size,
-        (uint64_t)s->num_heads, (uint64_t)s->num_kv_heads, (uint64_t)s->ffn_size,
-        (uint64_t)s->vocab_size, (uint64_t)s->seq_length, s->tie_embeddings ? "true" : "false",
-        s->rope_theta, s->norm_epsilon, s->init_std, (uint64_t)s->max_part_bytes);
-}
-
-/* Writes the identity: everything that the bits of a run depend on besides its data, such as model,
- * dtypes, micro-batch and kernels. Each is a line, named as its key in the job file if it has one,
- * so that a refusal can say what differs. */
-static int make_identity(struct setup *self)
-{
-    static const char *const optimizers[] = {
-        [JOB_ADAM] = "Adam", [JOB_LION] = "Lion", [JOB_ADAGRAD] = "Adagrad", [JOB_MUON] = "Muon"};
-    const model_spec *s = &self->net->spec;
-    const module_spec *module = self->net->module;
-    char *text = self->identity;
-    const size_t room = sizeof self->identity;
-    int length =
-        module ? setupi_module_identity(module, text, room) : family_identity(s, text, room);
-    /* Kernels and threads of a module are those of its program. */
-    if (length >= 0 && (size_t)length < room)
-        length += snprintf(
-            text + length, room - (size_t)length,
-            "train_micro_batch_size_per_gpu=%" PRIu64 "\noptimizer.type=%s\ndtype=%s"
-            "\ndata_types.grad_accum_dtype=%s\nlogits_chunk=%" PRIu64
-            "\nbackend=%s\nkernels=%s\nthreads=%d\nnumerics=%d\n",
-            (uint64_t)self->net->micro_batch, optimizers[self->job->optimizer.type],
-            dtype_name(self->net->type), dtype_name(self->job->grad_dtype),
-            (uint64_t)self->net->chunk_rows, self->ops->name,
-            module ? "of a program" : self->ops->describe(self->context),
-            module || self->gpu ? 0 : self->thread_count, /* the update's threads change no bit */
-            NUMERICS_VERSION);
-    const char *choices =
-        self->ops->product_choices ? self->ops->product_choices(self->context) : "";
-    if (length >= 0 && (size_t)length < room && choices[0])
-        length +=
-            snprintf(text + length, room - (size_t)length, "%s%s\n", SETUPI_PRODUCTS_KEY, choices);
-    if (length >= 0 && (size_t)length < room && !module)
-        length += setupi_variant_identity(s, text + length, room - (size_t)length);
-    if (length >= 0 && (size_t)length < room)
-        length += setupi_state_identity(self->job, text + length, room - (size_t)length);
-    if (length < 0 || (size_t)length >= room)
-        return err_set(ERR_INTERNAL, "the description of the run has %d bytes, more than %zu",
-                       length, room - 1);
-    length += setupi_name_learning(self->net, text + length, room - (size_t)length);
-    length = (int)size_min((uint64_t)length, room - 1); /* a long list of what learns is cut */
-    self->fingerprint = XXH3_64bits(self->identity, (size_t)length);
-    return 0;
 }
 
 /* Removes from the text what begins with `from` and ends before `until`. */
@@ -198,7 +132,7 @@ int setup_name_import(const struct job *asked, const model *net, manifest *recor
     self->ops = &kernels_reference;
     int rc = self->ops->context_create(&config, &self->context);
     if (rc == 0)
-        rc = make_identity(self);
+        rc = setupi_make_identity(self);
     if (rc == 0) {
         setupi_import_identity(self->identity, record->identity);
         record->fingerprint = XXH3_64bits(record->identity, strlen(record->identity));
@@ -213,11 +147,11 @@ int setup_name_import(const struct job *asked, const model *net, manifest *recor
 static void name_tensor(const struct setup *self, const manifest *found, const char *run_dir,
                         char *text, size_t capacity)
 {
-    const module_spec *is = self->job->model.module;
+    const module_spec *is = self->job->module;
     job *was = is ? job_read_of_run(run_dir, (uint32_t)size_max(found->world_size, 1)) : NULL;
     text[0] = '\0';
-    if (was && was->model.module)
-        setupi_name_tensor(was->model.module, is, text, capacity);
+    if (was && was->module)
+        setupi_name_tensor(was->module, is, text, capacity);
     job_destroy(was);
 }
 
@@ -485,7 +419,7 @@ static int setup_fill(struct setup *self, const struct setup_options *options)
     else
         setupi_price_passes(self, self->stated);
     setupi_watch_inputs(self, options);
-    TRY(make_identity(self));
+    TRY(setupi_make_identity(self));
     TRY(setupi_share_inputs(self));
     if (options->found && !options->only_eval)
         TRY(check_identity(self, options->found,

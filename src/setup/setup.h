@@ -163,12 +163,9 @@ void setup_destroy(struct setup *self); /* NULL is allowed */
 
 /* ---- pieces of a setup that other folders use too ---- */
 
-/* The job's model block as src/model takes it; learn and lora stay empty. */
-model_spec setup_model_spec(const struct job_model *from);
-/* Fills spec->learn and spec->lora from the job's train block, and splits_vectors. The other
- * members must be filled already. ERR_CONFIG for a layer that does not exist in the model
- * family. */
-int setup_fill_learning(const struct job *asked, model_spec *spec) MUST_CHECK;
+/* The job's model for model_create: with the layers that train.lora.targets names, and with
+ * splits_vectors. ERR_CONFIG for a layer that does not exist in the model family. */
+int setup_model_spec(const struct job *asked, model_spec *spec) MUST_CHECK;
 /* ERR_USAGE if the job has a module, for a task that has no program to compute it. */
 int setup_refuse_module(const struct job *asked, const char *task) MUST_CHECK;
 /* The streams code (base/tile.h) of the state of a unit of the job's model. */

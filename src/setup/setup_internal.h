@@ -8,19 +8,13 @@
 
 /* ---- the identity of a run: "key=value" lines ---- */
 
-/* Writes the lines of keys that most models leave at their defaults. model_create must have
- * completed the spec. Returns the length like snprintf. */
-int setupi_variant_identity(const model_spec *spec, char *text, size_t capacity);
-/* The lines of a module: its name, and a hash of its units and their tensors. */
-int setupi_module_identity(const module_spec *spec, char *text, size_t capacity);
-/* Writes the lines of state formats; none if all state is fp32. Returns the length like
- * snprintf. */
-int setupi_state_identity(const struct job *asked, char *text, size_t capacity);
-/* Writes the lines that say what learns; none if everything learns. Returns the length like
- * snprintf. */
-int setupi_name_learning(const model *net, char *text, size_t capacity);
+/* Fills self->identity and self->fingerprint. Call it when the model and the kernels' context are
+ * made. */
+int setupi_make_identity(struct setup *self) MUST_CHECK;
 /* The line with the algorithms of the matrix products; only if some were chosen by time. */
 #define SETUPI_PRODUCTS_KEY "products="
+/* The line with the hash of a module's units and tensors. */
+#define SETUPI_TENSORS_KEY "model.module.tensors="
 /* Copies the value of the line that begins with `key`, or "". */
 void setupi_identity_value(const char *identity, const char *key, char *value, size_t capacity);
 /* Writes the differences of two identities, as many as fit: "model.num_layers was 12 and is 24;

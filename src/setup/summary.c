@@ -394,10 +394,13 @@ static double state_param_bytes(const plan_job *plan)
 
 static void summarize_job(const struct setup *self, struct setup_summary *out)
 {
-    const struct job_model *m = &self->job->model;
+    const job *asked = self->job;
     out->reason_count = self->reason_count;
     memcpy(out->reasons, self->reasons, sizeof out->reasons);
-    snprintf(out->model_name, sizeof out->model_name, "%s", m->preset[0] ? m->preset : m->family);
+    snprintf(out->model_name, sizeof out->model_name, "%s",
+             asked->preset[0] ? asked->preset
+             : asked->module  ? asked->module->name
+                              : model_family_name(asked->model.family));
     out->param_count = self->net->param_count;
     out->unit_count = self->net->unit_count;
     out->world_size = self->ranks.world;

@@ -81,17 +81,18 @@ static void read_model(state_view *self)
     if (length >= (int)sizeof path ||
         job_read(path, NULL, NULL, 0, rank_slabs_world(&self->record), &self->asked) < 0)
         return;
-    const module_spec *module = self->asked->model.module;
+    const module_spec *module = self->asked->module;
     if (module) {
         if (model_create_module(module, self->asked->type, &self->net) < 0)
             self->net = NULL;
         return;
     }
-    model_spec spec = setup_model_spec(&self->asked->model);
+    model_spec spec;
+    if (setup_model_spec(self->asked, &spec) < 0)
+        return;
     if (spec.expert_ranks == 0)
         spec.expert_ranks = setup_recorded_expert_ranks(&self->record);
-    if (setup_fill_learning(self->asked, &spec) < 0 ||
-        model_create(&spec, self->asked->type, self->asked->micro_batch, &self->net) < 0)
+    if (model_create(&spec, self->asked->type, self->asked->micro_batch, &self->net) < 0)
         self->net = NULL;
 }
 

@@ -19,7 +19,7 @@ static int run_pass(void *user, model_use *use)
 
 int loop_start_module(struct loop *self)
 {
-    if (!self->run.job->model.module)
+    if (!self->run.job->module)
         return 0;
     self->module_losses =
         mem_alloc(self->run.job->accumulation, sizeof *self->module_losses, "losses");

@@ -99,7 +99,7 @@ static int open_run_dir(struct loop *self)
 {
     const char *path = self->run.job->run.dir;
     int mode = self->run.job->run.mode, found = file_mode_of(path);
-    TRY(state_check_apart(path, self->run.job->model.hf));
+    TRY(state_check_apart(path, self->run.job->hf));
     TRY(state_run_dir_open(&self->run.dir, path, mode));
     if (found & ~mode & 0444)
         log_info("others may read %s: it keeps its permissions although run.mode is %04o; chmod -R "
@@ -329,10 +329,10 @@ int train_step(train_session *self, struct train_progress *progress)
 int train_evaluate(train_session *self, double *loss)
 {
     TRY(check_usable(self));
-    if (!self->loop->run.job->model.module && !self->loop->valid_data)
+    if (!self->loop->run.job->module && !self->loop->valid_data)
         return err_set(ERR_USAGE, "there is nothing to evaluate on: give data.valid");
     TRY(note(self, ranks_meet(&self->loop->run.ranks, "an evaluation between steps")));
-    if (self->loop->run.job->model.module) {
+    if (self->loop->run.job->module) {
         int rc = loop_evaluate_module(self->loop, loss);
         return self->loop->was_left ? rc : note(self, rc);
     }

@@ -111,7 +111,7 @@ static int mask_list(const struct loop *self, const struct job_files *files, mix
                            "%s%s: its records have answers, but a model of the %s family learns "
                            "from all tokens: give plain text, or records with one text each",
                            files->path[0], files->count > 1 ? " and others" : "",
-                           self->run.job->model.family);
+                           model_family_name(self->run.job->model.family));
     mixture_mask(data, &self->mask);
     return 0;
 }
@@ -122,7 +122,7 @@ static int choose_masking(struct loop *self)
     const struct job *asked = self->run.job;
     const struct ranks *ranks = &self->run.ranks;
     int rc = 0;
-    if (!model_is_bidirectional(setup_model_spec(&asked->model).family))
+    if (!model_is_bidirectional(asked->model.family))
         return 0;
     if (ranks->rank == 0)
         rc = masking_init(&self->mask, asked->data.masked, asked->model.vocab_size,
@@ -256,13 +256,13 @@ static void warn_of_bytes(const struct loop *self)
 {
     const struct job *asked = self->run.job;
     bool is_made = self->data && self->data->is_late;
-    if (self->run.ranks.rank > 0 || asked->model.hf[0] == '\0' ||
+    if (self->run.ranks.rank > 0 || asked->hf[0] == '\0' ||
         strcmp(asked->data.tokenizer, "bytes") != 0)
         return;
     if (is_made || (self->train_data && mixture_is_text(self->train_data)))
         log_warn("text is read as bytes, ids 0 to 255, but the model of %s was trained with other "
                  "tokens: set data.tokenizer to its tokenizer",
-                 asked->model.hf);
+                 asked->hf);
 }
 
 int loop_check_borrowed_tokenizer(const struct loop *self)
@@ -271,7 +271,7 @@ int loop_check_borrowed_tokenizer(const struct loop *self)
     const struct job *asked = self->run.job;
     char dir[FILE_PATH_BYTES], file[MADE_PATH_BYTES];
     bool is_made = self->data && self->data->is_late;
-    if (asked->data.tokenizer_is_given || asked->model.hf[0] != '\0' ||
+    if (asked->data.tokenizer_is_given || asked->hf[0] != '\0' ||
         !(is_made || (self->train_data && mixture_is_text(self->train_data))))
         return 0;
     int there = state_hf_dir(self->options->from, dir);
@@ -291,7 +291,7 @@ int loop_open_data(struct loop *self)
 {
     const struct job *asked = self->run.job;
     const struct ranks *ranks = &self->run.ranks;
-    if (asked->model.module)
+    if (asked->module)
         return 0; /* its program has the data */
     if (self->options->watch && asked->data.train.count == 0)
         return 0; /* random tokens */

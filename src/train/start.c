@@ -140,9 +140,9 @@ void loop_set_run_options(struct loop *self)
         .watch = asked->watch,
         .test = asked->test,
         .stop = asked->stop,
-        .first_elems = asked->job->model.module ? asked->first_elems : hf_first_elems,
-        .first_codes = asked->job->model.module ? NULL : hf_first_codes,
-        .first_user = asked->job->model.module ? asked->module_user : &self->first,
+        .first_elems = asked->job->module ? asked->first_elems : hf_first_elems,
+        .first_codes = asked->job->module ? NULL : hf_first_codes,
+        .first_user = asked->job->module ? asked->module_user : &self->first,
         .on_setup = show_setup,
         .user = self,
     };
@@ -335,7 +335,7 @@ static int write_files(struct loop *self)
         return 0;
     TRY(describe_run(self));
     if ((!self->resumed || self->run.is_borrowed) && !self->options->is_trial)
-        TRY(hf_carry_side_files(&self->run.dir, self->run.job->model.hf,
+        TRY(hf_carry_side_files(&self->run.dir, self->run.job->hf,
                                 self->run.is_borrowed ? self->run.from.path : NULL));
     TRY(open_metrics(self));
     return state_run_dir_sync(&self->run.dir);

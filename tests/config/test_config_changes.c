@@ -110,7 +110,7 @@ static void late_keys_are_told(void **state)
     job_destroy(is);
     is = read_good(fp16, "run.seed=9"); /* the manifest says it */
     assert_int_equal(job_list_late_keys(was, is, told, sizeof told), 0);
-    strcpy(is->model.hf, "a/checkpoint");
+    strcpy(is->hf, "a/checkpoint");
     assert_int_equal(job_list_late_keys(was, is, told, sizeof told), 1);
     assert_string_equal(told, "model.hf was not set and is a/checkpoint");
     job_destroy(is);

@@ -76,7 +76,7 @@ __attribute__((unused)) static void check_right(const struct right_case *right, 
 {
     for (size_t i = 0; i < count; i++) {
         job *self = read_right(right[i].keys, NULL);
-        assert_string_equal(self->model.hf, test_dir);
+        assert_string_equal(self->hf, test_dir);
         check_fields(right[i].fields, self, right[i].keys, i);
         job_destroy(self);
     }

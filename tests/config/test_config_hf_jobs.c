@@ -55,7 +55,7 @@ static void a_runs_copy_needs_no_checkpoint(void **state)
         job *self = read_right(files[i], "model.seq_length=77");
         job *again = read_good(self->text, NULL);
         assert_jobs_equal(self, again);
-        assert_string_equal(again->model.hf, test_dir);
+        assert_string_equal(again->hf, test_dir);
         job_destroy(self);
         job_destroy(again);
     }
@@ -145,7 +145,7 @@ static void a_run_keeps_its_tokenizer(void **state)
             fclose(fopen(file, "wb"));
         }
         assert_int_equal(read_text(first->text, set, &again), 0);
-        assert_string_equal(again->data.tokenizer, has_copy ? again->model.hf : "bytes");
+        assert_string_equal(again->data.tokenizer, has_copy ? again->hf : "bytes");
         job_destroy(again);
     }
     unlink(file);

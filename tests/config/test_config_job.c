@@ -64,7 +64,7 @@ static const struct {
     /* defaults */
     {SMALL_JOB,
      NULL,
-     {FIELD_IS_TEXT(model.family, "gpt2"), FIELD(model.num_kv_heads, 4), FIELD(model.ffn_size, 256),
+     {FIELD(model.family, MODEL_GPT2), FIELD(model.num_kv_heads, 4), FIELD(model.ffn_size, 256),
       FIELD(model.vocab_size, 256), FIELD(model.tie_embeddings, true),
       FIELD(model.rope_theta, 10000), FIELD(model.norm_epsilon, 1e-5), FIELD(model.init_std, 0.02),
       FIELD(model.max_part_bytes, 0)}},
@@ -91,7 +91,7 @@ static const struct {
      NULL,
      {FIELD(train_batch_size, 1), FIELD(accumulation, 1), FIELD(gradient_clipping, 1),
       FIELD(type, DTYPE_FP32), FIELD(grad_dtype, DTYPE_FP32), FIELD(sub_group_size, 1000000000),
-      FIELD(train.is_given, false), FIELD(train.lora_rank, 0), FIELD(state.master, TILE_FP32),
+      FIELD(model.learn.is_given, false), FIELD(model.lora.rank, 0), FIELD(state.master, TILE_FP32),
       FIELD(state.moments, TILE_FP32), FIELD(scheduler.type, JOB_SCHEDULE_NONE)}},
     {SMALL_JOB,
      NULL,
@@ -134,11 +134,11 @@ static const struct {
      * those of checkpoints do, and the rules of a job may not. */
     {block_job,
      NULL,
-     {FIELD(state.params, STORED_NF4), FIELD(state.rule_count, 1),
-      FIELD_IS_TEXT(state.rules[0].tensors, "multi_modal_projector"),
-      FIELD(state.rules[0].format, STORED_WORKING), FIELD(state.is_of_block, true),
-      FIELD(state.is_of_checkpoint, false)}},
-    {SMALL_JOB, "state.params=nf4", {FIELD(state.is_of_block, false)}},
+     {FIELD(model.stored.format, STORED_NF4), FIELD(model.stored.rule_count, 1),
+      FIELD_IS_TEXT(model.stored.rules[0].name, "multi_modal_projector"),
+      FIELD(model.stored.rules[0].format, STORED_WORKING),
+      FIELD(model.stored.may_keep_absent, true), FIELD(model.stored.is_of_checkpoint, false)}},
+    {SMALL_JOB, "state.params=nf4", {FIELD(model.stored.may_keep_absent, false)}},
     /* the machine, and the form of data */
     {machine_job,
      "run.paranoid=true",
@@ -158,24 +158,27 @@ static const struct {
     {"{'model': {'family': 'LLaMA', 'num_layers': 1, 'hidden_size': 4096, 'num_heads': 32, "
      "'num_kv_heads': 8, 'seq_length': 16}, " SMALL_REST "}",
      NULL,
-     {FIELD_IS_TEXT(model.family, "llama"), FIELD(model.ffn_size, 11008), /* as Llama 7B */
+     {FIELD(model.family, MODEL_LLAMA), FIELD(model.ffn_size, 11008), /* as Llama 7B */
       FIELD(model.num_kv_heads, 8), FIELD(model.tie_embeddings, false)}},
     /* what learns */
     {SMALL_JOB,
      "train.only=['blocks.20-31', 'blocks.5', 'norms']",
-     {FIELD(train.is_given, true), FIELD(train.norms, true), FIELD(train.all, false),
-      FIELD(train.embed, false), FIELD(train.head, false), FIELD(train.range_count, 2),
-      FIELD(train.blocks[0].first, 20), FIELD(train.blocks[0].last, 31),
-      FIELD(train.blocks[1].first, 5), FIELD(train.blocks[1].last, 5)}},
-    {SMALL_JOB, "train.only=embed", {FIELD(train.is_given, true), FIELD(train.embed, true)}},
+     {FIELD(model.learn.is_given, true), FIELD(model.learn.norms, true),
+      FIELD(model.learn.all, false), FIELD(model.learn.embed, false),
+      FIELD(model.learn.head, false), FIELD(model.learn.range_count, 2),
+      FIELD(model.learn.blocks[0].first, 20), FIELD(model.learn.blocks[0].last, 31),
+      FIELD(model.learn.blocks[1].first, 5), FIELD(model.learn.blocks[1].last, 5)}},
+    {SMALL_JOB,
+     "train.only=embed",
+     {FIELD(model.learn.is_given, true), FIELD(model.learn.embed, true)}},
     {SMALL_JOB,
      "train.lora={}",
-     {FIELD(train.is_given, false), FIELD(train.lora_rank, 8), FIELD(train.lora_alpha, 8),
-      FIELD(train.lora_dropout, 0), FIELD(train.lora_target_count, 0)}},
+     {FIELD(model.learn.is_given, false), FIELD(model.lora.rank, 8), FIELD(model.lora.alpha, 8),
+      FIELD(model.lora.dropout, 0), FIELD(lora.target_count, 0)}},
     {SMALL_JOB,
      "train.lora={'rank': 16, 'alpha': 32, 'dropout': 0.05, 'targets': ['q_proj', 'down_proj']}",
-     {FIELD(train.lora_rank, 16), FIELD(train.lora_alpha, 32), FIELD(train.lora_dropout, 0.05),
-      FIELD(train.lora_target_count, 2), FIELD_IS_TEXT(train.lora_targets[1], "down_proj")}},
+     {FIELD(model.lora.rank, 16), FIELD(model.lora.alpha, 32), FIELD(model.lora.dropout, 0.05),
+      FIELD(lora.target_count, 2), FIELD_IS_TEXT(lora.targets[1], "down_proj")}},
     /* Sluice's own blocks, with remarks */
     {own_blocks_job,
      NULL,
@@ -253,7 +256,7 @@ static void jobs_are_read(void **state)
 static void training_needs_data(void **state)
 {
     job *self = read_good(SMALL_JOB, NULL);
-    assert_string_equal(self->model.preset, "");
+    assert_string_equal(self->preset, "");
     assert_error(job_check_for_training(self), ERR_CONFIG, "data.train");
     job_destroy(self);
     self = read_good(own_blocks_job, NULL);

@@ -7,18 +7,18 @@
 #include "config/config_internal.h"
 
 /* Parameters by the dimensions alone. */
-static uint64_t param_count(const struct job_model *m)
+static uint64_t param_count(const model_spec *m)
 {
     uint64_t c = m->hidden_size, head = m->head_dim ? m->head_dim : c / m->num_heads;
     uint64_t kv = m->num_kv_heads * head, q = m->num_heads * head;
     uint64_t out = m->tie_embeddings ? 0 : m->vocab_size * c;
-    if (strcmp(m->family, "gpt2") == 0) {
+    if (m->family == MODEL_GPT2) {
         uint64_t attention = c * 3 * c + 3 * c + c * c + c;
         uint64_t ffn = 2 * c * m->ffn_size + m->ffn_size + c;
         return (m->vocab_size + m->seq_length) * c + m->num_layers * (attention + ffn + 4 * c) +
                2 * c + out;
     }
-    if (strcmp(m->family, "bert") == 0) {
+    if (m->family == MODEL_BERT) {
         uint64_t block = 4 * (c * c + c) + 2 * c * m->ffn_size + m->ffn_size + c + 4 * c;
         uint64_t last = c * c + c + 2 * c + m->vocab_size;
         return (m->vocab_size + m->seq_length + 2 + 2) * c + m->num_layers * block + last;
@@ -32,22 +32,22 @@ static uint64_t param_count(const struct job_model *m)
                      m->kv_latent_size * m->num_heads * (head - common + m->value_head_dim) +
                      m->num_heads * m->value_head_dim * c;
     }
-    uint64_t norms = (strcmp(m->family, "gemma2") == 0 ? 4 : 2) * c;
+    uint64_t norms = (m->family == MODEL_GEMMA2 ? 4 : 2) * c;
     uint64_t ffn = 3 * c * m->ffn_size;
-    if (m->num_experts > 0) { /* the router and the experts; one more, with its gate */
+    if (m->expert_count > 0) { /* the router and the experts; one more, with its gate */
         uint64_t width = m->expert_ffn_size ? m->expert_ffn_size : m->ffn_size;
-        ffn = m->num_experts * (c + 3 * c * width);
+        ffn = m->expert_count * (c + 3 * c * width);
         ffn += m->shared_ffn_size ? 3 * c * m->shared_ffn_size : 0;
-        ffn += strcmp(m->family, "qwen2_moe") == 0 ? c : 0;
+        ffn += m->family == MODEL_QWEN2_MOE ? c : 0;
     }
-    if (strcmp(m->family, "olmoe") == 0)
+    if (m->family == MODEL_OLMOE)
         norms += q + kv;
-    if (strcmp(m->family, "gpt_oss") == 0) { /* biases of output and experts; sinks */
+    if (m->family == MODEL_GPT_OSS) { /* biases of output and experts; sinks */
         uint64_t width = m->expert_ffn_size ? m->expert_ffn_size : m->ffn_size;
         attention += c + m->num_heads;
-        ffn += m->num_experts * (1 + 2 * width + c);
+        ffn += m->expert_count * (1 + 2 * width + c);
     }
-    uint64_t dense = m->first_k_dense_replace;
+    uint64_t dense = m->dense_blocks;
     return m->vocab_size * c + m->num_layers * (attention + norms) + c + out +
            dense * 3 * c * m->ffn_size + (m->num_layers - dense) * ffn;
 }
@@ -77,7 +77,7 @@ static void published_sizes(void **state)
         char text[512];
         snprintf(text, sizeof text, "{'model': {'preset': '%s'}, " SMALL_REST "}", cases[i].name);
         job *self = read_good(text, NULL);
-        assert_string_equal(self->model.preset, cases[i].name);
+        assert_string_equal(self->preset, cases[i].name);
         assert_int_equal(param_count(&self->model), cases[i].params);
         if (self->model.head_dim == 0)
             assert_int_equal(self->model.hidden_size % self->model.num_heads, 0);
@@ -102,12 +102,12 @@ static void sizes_as_named(void **state)
         char text[512], *end;
         snprintf(text, sizeof text, "{'model': {'preset': '%s'}, " SMALL_REST "}", names[i]);
         job *self = read_good(text, NULL);
-        const struct job_model *m = &self->model;
+        const model_spec *m = &self->model;
         double named = strtod(strrchr(names[i], '-') + 1, &end);
         named *= *end == 't' ? 1e12 : 1e9;
         double blocks =
             12.0 * (double)m->num_layers * (double)m->hidden_size * (double)m->hidden_size;
-        bool is_llama = strcmp(m->family, "llama") == 0;
+        bool is_llama = m->family == MODEL_LLAMA;
         double params = is_llama ? (double)param_count(m) : blocks;
         if (!(params > 0.94 * named && params < 1.06 * named))
             fail_msg("%s: %g parameters", names[i], params);
@@ -194,7 +194,7 @@ static job *read_finetune(const char *path)
     int rc = job_read(path, NULL, sets, 1, 1, &self);
     assert_int_equal(unlink(config), 0);
     assert_ok(rc);
-    assert_string_equal(self->model.hf, test_dir);
+    assert_string_equal(self->hf, test_dir);
     assert_int_equal(self->model.seq_length, strstr(path, "finetune-small") ? 256 : 512);
     return self;
 }

@@ -24,7 +24,7 @@ static bool has_room(const configi_key *row)
         return bytes % sizeof(double) == 0;
     case CONFIGI_STRING:
     case CONFIGI_CORES:
-        return bytes == JOB_NAME_BYTES || bytes == JOB_PATTERN_BYTES || bytes == FILE_PATH_BYTES;
+        return bytes == JOB_NAME_BYTES || bytes == MODEL_PATTERN_BYTES || bytes == FILE_PATH_BYTES;
     case CONFIGI_SOURCES:
         return bytes == sizeof(struct job_files);
     case CONFIGI_ENUM:
@@ -159,6 +159,18 @@ static void choices_are_enumerators(void **state)
     }
 }
 
+/* The choices of model.family are the names of all families, in the enum's order. */
+static void families_are_choices(void **state)
+{
+    const configi_key *row = configi_key_find("model.family");
+    char entry[JOB_NAME_BYTES];
+    for (int i = 0; i < MODEL_FAMILY_COUNT; i++) {
+        assert_true(configi_list_entry(row->allowed, i, entry, sizeof entry));
+        assert_string_equal(entry, model_family_name((enum model_family)i));
+    }
+    assert_false(configi_list_entry(row->allowed, MODEL_FAMILY_COUNT, entry, sizeof entry));
+}
+
 /* The table as it is printed. The caller frees the text. */
 static char *printed(bool is_markdown)
 {
@@ -210,8 +222,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(table_is_sound),          cmocka_unit_test(members_are_apart),
-        cmocka_unit_test(choices_are_enumerators), cmocka_unit_test(table_is_listed),
-        cmocka_unit_test(keys_md_is_current),
+        cmocka_unit_test(choices_are_enumerators), cmocka_unit_test(families_are_choices),
+        cmocka_unit_test(table_is_listed),         cmocka_unit_test(keys_md_is_current),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }

@@ -29,7 +29,7 @@ static const struct right_case right[] = {
     {"olmo3 'sliding_window': 64, 'rope_theta': 500000, 'rope_scaling': {'rope_type': 'yarn', "
      "'factor': 8.0, 'original_max_position_embeddings': 512, 'attention_factor': 1.2}, "
      "'layer_types': ['sliding_attention', 'sliding_attention', 'full_attention']",
-     {FIELD_IS_TEXT(model.family, "olmo2"), FIELD(model.window, 64),
+     {FIELD(model.family, MODEL_OLMO2), FIELD(model.window, 64),
       FIELD_IS_TEXT(model.window_pattern, "wwf"), FIELD(model.window_rope_theta, 500000),
       FIELD(model.rope_theta, 500000), FIELD(model.rope.scaling, ROPE_YARN),
       FIELD(model.rope.attention_factor, 1.2), FIELD(model.norm_epsilon, 1e-5),
@@ -43,7 +43,7 @@ static const struct right_case right[] = {
     {"olmo3 'rope_theta': 7e4, 'rope_local_base_freq': 6e3",
      {FIELD(model.window_rope_theta, 500000), FIELD(model.rope_theta, 70000)}},
     {"exaone4 'num_key_value_heads': 2, 'sliding_window': 64, 'sliding_window_pattern': 3",
-     {FIELD_IS_TEXT(model.family, "exaone4"), FIELD(model.window, 64),
+     {FIELD(model.family, MODEL_EXAONE4), FIELD(model.window, 64),
       FIELD_IS_TEXT(model.window_pattern, "wwf"), FIELD(model.nope_interval, 3),
       FIELD(model.norm_epsilon, 1e-5), FIELD(model.rope_theta, 10000),
       FIELD(model.tie_embeddings, false)}},
@@ -54,7 +54,7 @@ static const struct right_case right[] = {
      {FIELD(model.window, 4096), FIELD_IS_TEXT(model.window_pattern, ""),
       FIELD(model.nope_interval, 0), FIELD(model.num_kv_heads, 2)}},
     {"gemma2 'num_key_value_heads': 2, 'head_dim': 16, 'query_pre_attn_scalar': 64",
-     {FIELD_IS_TEXT(model.family, "gemma2"), FIELD(model.qk_norm, false),
+     {FIELD(model.family, MODEL_GEMMA2), FIELD(model.qk_norm, false),
       FIELD(model.attention_multiplier, 0.125), FIELD(model.attention_soft_cap, 50),
       FIELD(model.logits_soft_cap, 30), FIELD(model.window, 4096),
       FIELD_IS_TEXT(model.window_pattern, "wf"), FIELD(model.embedding_multiplier, sqrt(48)),
@@ -67,7 +67,7 @@ static const struct right_case right[] = {
     {"gemma3_text 'sliding_window': 512, 'sliding_window_pattern': 3, 'rope_local_base_freq': "
      "5000, 'rope_theta': 70000, 'rope_scaling': {'rope_type': 'linear', 'factor': 8.0}, "
      "'attn_logit_softcapping': null",
-     {FIELD_IS_TEXT(model.family, "gemma2"), FIELD(model.qk_norm, true), FIELD(model.window, 512),
+     {FIELD(model.family, MODEL_GEMMA2), FIELD(model.qk_norm, true), FIELD(model.window, 512),
       FIELD_IS_TEXT(model.window_pattern, "wwf"), FIELD(model.window_rope_theta, 5000),
       FIELD(model.rope_theta, 70000), FIELD(model.rope.scaling, ROPE_LINEAR),
       FIELD(model.rope.factor, 8), FIELD(model.attention_soft_cap, 0),

@@ -17,8 +17,8 @@ static const fixture_model llama = {.family = "llama", .bf16 = true, .layers = 3
 /* The fixture's models as the checkpoint's maker sees them. */
 static hf_fixture_shape shape_of(const job *asked)
 {
-    const struct job_model *from = &asked->model;
-    return (hf_fixture_shape){.family = from->family[0] == 'l' ? MODEL_LLAMA : MODEL_GPT2,
+    const model_spec *from = &asked->model;
+    return (hf_fixture_shape){.family = from->family,
                               .layers = from->num_layers,
                               .hidden = from->hidden_size,
                               .heads = from->num_heads,
@@ -64,7 +64,7 @@ static void train_still(const char *name, const fixture_model *kind, const fixtu
     fixture_set(&all, "optimizer.params.lr=0");
     fixture_set(&all, "scheduler=null");
     job *asked = fixture_job(name, kind, &all);
-    snprintf(asked->model.hf, sizeof asked->model.hf, "%s", dir);
+    snprintf(asked->hf, sizeof asked->hf, "%s", dir);
     const fixture_call call = {.name = name, .from = from};
     fixture_train(asked, &call, result);
     job_destroy(asked);
@@ -129,7 +129,7 @@ static void going_on_reads_no_checkpoint(void **state)
     assert_int_equal(unlink(file), 0);
     job *asked = fixture_job("first", &gpt2, &sets);
     asked->run.steps = 4;
-    snprintf(asked->model.hf, sizeof asked->model.hf, "%s", dir);
+    snprintf(asked->hf, sizeof asked->hf, "%s", dir);
     const fixture_call call = {.name = "first"};
     fixture_train(asked, &call, &result);
     job_destroy(asked);

@@ -25,7 +25,7 @@ static int train(comm *self, void *user)
 
 static void set_hf(job *asked, const char *dir)
 {
-    snprintf(asked->model.hf, sizeof asked->model.hf, "%s", dir);
+    snprintf(asked->hf, sizeof asked->hf, "%s", dir);
 }
 
 /* Trains at rate 0 with so many ranks, and exports. */

@@ -253,7 +253,7 @@ static model *make_model(enum shape shape, enum stored_format format)
         .rope_theta = 10000,
         .norm_epsilon = 1e-5,
         .init_std = 0.02,
-        .stored = format,
+        .stored.format = format,
         .learn = {.is_given = true, .embed = true},
     };
     model *net;
@@ -486,11 +486,11 @@ static void another_format_in_config(void **state)
         write_checkpoint(written, STORED_NF4, NO_FAULT);
         assert_int_equal(hf_weights_open(hf_dir, net, &from), 0);
         hf_weights_close(from);
-        net->spec.is_stored_so = true;
+        net->spec.stored.is_of_checkpoint = true;
         assert_error(hf_weights_open(hf_dir, net, &from), ERR_INPUT,
                      "comes as nf4, and quantization_config");
         assert_non_null(strstr(err_text(), stored_format_name(said[i])));
-        written->spec.is_stored_so = true;
+        written->spec.stored.is_of_checkpoint = true;
         assert_int_equal(hf_weights_open(hf_dir, written, &from), 0);
         hf_weights_close(from);
         model_destroy(net);

@@ -28,7 +28,7 @@ static void train(const char *name, const char *params, const char *learns, doub
     }
     job *asked = fixture_job(name, is_gpt_oss ? &mixtral : &llama, &sets);
     if (hf)
-        snprintf(asked->model.hf, sizeof asked->model.hf, "%s", hf);
+        snprintf(asked->hf, sizeof asked->hf, "%s", hf);
     const fixture_call call = {.name = name};
     fixture_train(asked, &call, &result);
     job_destroy(asked);

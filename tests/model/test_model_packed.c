@@ -24,13 +24,13 @@ enum variant {
 static void add_rules(model_spec *spec, const model_unit *unit, enum stored_format format)
 {
     for (uint32_t i = 0; i < unit->tensor_count; i++) {
-        model_stored_rule *rule = &spec->stored_rules[spec->stored_rule_count];
+        model_stored_rule *rule = &spec->stored.rules[spec->stored.rule_count];
         if (!model_is_matrix(&unit->tensors[i]) || unit->tensors[i].rows == 1)
             continue;
         assert_true(strlen(unit->tensors[i].name) < sizeof rule->name);
         strcpy(rule->name, unit->tensors[i].name);
         rule->format = format;
-        spec->stored_rule_count++;
+        spec->stored.rule_count++;
     }
 }
 
@@ -42,7 +42,7 @@ static model_spec small(enum variant variant, enum stored_format format)
         .vocab_size = 101,
         .seq_length = 12,
         .init_std = 0.15,
-        .stored = format,
+        .stored.format = format,
     };
     harness_complete(instance, &spec);
     if (spec.expert_count > 0)
@@ -57,7 +57,7 @@ static model_spec small(enum variant variant, enum stored_format format)
         assert_ok(model_create(&spec, DTYPE_FP32, 1, &self));
         add_rules(&spec, &self->units[0], format);
         add_rules(&spec, &self->units[self->unit_count - 1], format);
-        assert_true(spec.stored_rule_count > 0);
+        assert_true(spec.stored.rule_count > 0);
         model_destroy(self);
     }
     if (variant == PARTS) {
@@ -161,23 +161,23 @@ static void refusals(void **state)
     model_spec spec = small(ADAPTERS, STORED_NF4);
     spec.lora.rank = 0;
     refuse(&spec, "all of them learn");
-    spec.is_stored_so = true;
+    spec.stored.is_of_checkpoint = true;
     refuse(&spec, "quantized, as nf4, and it learns");
     spec = small(ENDS, STORED_NF4);
     spec.learn = (model_learn){.is_given = true, .embed = true, .head = true};
     refuse(&spec, "learn; leave the rule out");
-    strcpy(spec.stored_rules[0].name, "no_such_layer");
+    strcpy(spec.stored.rules[0].name, "no_such_layer");
     refuse(&spec, "no matrix of the model has the name \"no_such_layer\"");
-    spec.stored_rules[0].format = STORED_WORKING; /* what it should keep would be packed */
+    spec.stored.rules[0].format = STORED_WORKING; /* what it should keep would be packed */
     refuse(&spec, "no matrix of the model has the name \"no_such_layer\"");
-    spec.may_keep_absent = true; /* not for formats, which would be without effect */
-    spec.stored_rules[0].format = STORED_NF4;
+    spec.stored.may_keep_absent = true; /* not for formats, which would be without effect */
+    spec.stored.rules[0].format = STORED_NF4;
     refuse(&spec, "no matrix of the model has the name \"no_such_layer\"");
     spec = small(ADAPTERS, STORED_NF4);
-    strcpy(spec.stored_rules[0].name, "no_such_layer");
-    spec.stored_rules[0].format = STORED_WORKING;
-    spec.stored_rule_count = 1;
-    spec.may_keep_absent = true;
+    strcpy(spec.stored.rules[0].name, "no_such_layer");
+    spec.stored.rules[0].format = STORED_WORKING;
+    spec.stored.rule_count = 1;
+    spec.stored.may_keep_absent = true;
     model *self;
     assert_ok(model_create(&spec, DTYPE_BF16, 1, &self));
     model_destroy(self);

@@ -140,8 +140,8 @@ static bool is_accepted(const drawn_job *self)
     snprintf(name, sizeof name, "drawn-%d", (int)getpid()); /* each of several ranks draws */
     int rc = fixture_read_job(name, &self->shape, &self->sets, 1, &asked);
     if (rc == 0) {
-        model_spec spec = setup_model_spec(&asked->model);
-        rc = setup_fill_learning(asked, &spec);
+        model_spec spec;
+        rc = setup_model_spec(asked, &spec);
         if (rc == 0)
             rc = model_create(&spec, asked->type, asked->micro_batch, &net);
         model_destroy(net);

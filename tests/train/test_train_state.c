@@ -121,7 +121,7 @@ static void export_and_come_back(const char *name, uint64_t hash)
     fixture_set(&sets, "state.master=split");
     fixture_set(&sets, "state.moments=8bit");
     job *asked = fixture_job("back", &shape, &sets);
-    snprintf(asked->model.hf, sizeof asked->model.hf, "%s", dir);
+    snprintf(asked->hf, sizeof asked->hf, "%s", dir);
     const fixture_call call = {.name = "back"};
     fixture_train(asked, &call, &result);
     job_destroy(asked);
@@ -164,7 +164,7 @@ static void runs_live_with_it(void **state)
 {
     static const char *const moments[] = {"fp32", "bf16", "8bit"};
     job *asked = fixture_job("model", &shape, NULL);
-    const struct job_model *from = &asked->model;
+    const model_spec *from = &asked->model;
     const hf_fixture_shape hf = {.family = MODEL_LLAMA,
                                  .layers = from->num_layers,
                                  .hidden = from->hidden_size,
