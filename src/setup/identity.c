@@ -1,10 +1,15 @@
 /* Compares identities of runs (identity_text.c), and makes those of imported checkpoints. Pure. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include <xxhash.h>
 
+#include "base/mem.h"
+#include "base/size.h"
+#include "base/text.h"
+#include "config/config.h"
 #include "setup/setup_internal.h"
 
 /* The value, and its length, of the line that begins with the first `key_bytes` of `key`; NULL if
@@ -29,6 +34,8 @@ void setupi_identity_value(const char *identity, const char *key, char *value, s
     const char *found = find_value(identity, key, strlen(key), &bytes);
     snprintf(value, capacity, "%.*s", (int)bytes, found ? found : "");
 }
+
+/* ---- the differences of two identities ---- */
 
 /* Lists the lines of `lines` that differ in `other` or, with only_absent, that are missing in
  * `other`. */
@@ -69,7 +76,9 @@ static void list_lines(const char *lines, const char *other, bool only_absent, c
     }
 }
 
-void setupi_list_differences(const char *was, const char *is, const char *tensors, char *text,
+/* Writes the differences of two identities, as many as fit: "model.num_layers was 12 and is 24;
+ * ...". `tensors`: what to write in place of two hashes of a module's tensors; "": these. */
+static void list_differences(const char *was, const char *is, const char *tensors, char *text,
                              size_t capacity)
 {
     size_t used = 0;
@@ -77,23 +86,6 @@ void setupi_list_differences(const char *was, const char *is, const char *tensor
     list_lines(is, was, false, tensors, text, capacity, &used);
     /* keys that have a line only if their value is unusual */
     list_lines(was, is, true, tensors, text, capacity, &used);
-}
-
-/* True for a line that the weights of an import depend on: lines of the model, and the type of the
- * optimizer, whose moments begin at zero. The length of sequences, the initial weights, dropout and
- * everything that only affects how it is computed may differ. */
-static bool is_of_import(const char *line, size_t length)
-{
-    static const char *const free_keys[] = {
-        "model.seq_length=",        "model.init_std=",          "model.hidden_dropout=",
-        "model.embedding_dropout=", "model.attention_dropout=", "model.router_aux_loss_coef=",
-        "model.router_z_loss_coef="};
-    static const char optimizer[] = "optimizer.type=";
-    for (size_t i = 0; i < sizeof free_keys / sizeof free_keys[0]; i++)
-        if (strncmp(line, free_keys[i], strlen(free_keys[i])) == 0)
-            return false;
-    return length > 6 &&
-           (strncmp(line, "model.", 6) == 0 || strncmp(line, optimizer, sizeof optimizer - 1) == 0);
 }
 
 /* Writes a tensor as "blocks.0.up.weight [64, 32] of blocks.0", or "none". */
@@ -113,10 +105,12 @@ static void show_tensor(const module_spec *spec, uint32_t u, uint32_t i, char *t
              unit->is_frozen ? ", frozen" : "");
 }
 
-void setupi_name_tensor(const module_spec *was, const module_spec *is, char *text, size_t capacity)
+/* Names the first tensor that differs in two modules; "": all are equal. */
+static void name_tensor(const module_spec *was, const module_spec *is, char *text, size_t capacity)
 {
     enum { SHOWN_BYTES = 2 * MODULE_NAME_BYTES + MODULE_DIMENSIONS_MAX * 22 + 16 };
     char old[SHOWN_BYTES], new[SHOWN_BYTES];
+    text[0] = '\0';
     for (uint32_t u = 0; u < was->unit_count || u < is->unit_count; u++) {
         uint32_t old_count = u < was->unit_count ? was->units[u].tensor_count : 0;
         uint32_t new_count = u < is->unit_count ? is->units[u].tensor_count : 0;
@@ -125,16 +119,35 @@ void setupi_name_tensor(const module_spec *was, const module_spec *is, char *tex
             show_tensor(is, u, i, new, sizeof new);
             if (strcmp(old, new) == 0)
                 continue;
-            snprintf(text, capacity, "the first parameter that differs was %s and is %s", old, new);
+            text_add(text, capacity, "the first parameter that differs was %s and is %s", old, new);
             return;
         }
     }
-    text[0] = '\0';
+}
+
+/* ---- imports ---- */
+
+/* True for a line that the weights of an import depend on: lines of the model, and the type of the
+ * optimizer, whose moments begin at zero. The length of sequences, the initial weights, dropout and
+ * everything that only affects how it is computed may differ. */
+static bool is_of_import(const char *line, size_t length)
+{
+    static const char *const free_keys[] = {
+        "model.seq_length=",        "model.init_std=",          "model.hidden_dropout=",
+        "model.embedding_dropout=", "model.attention_dropout=", "model.router_aux_loss_coef=",
+        "model.router_z_loss_coef="};
+    static const char optimizer[] = "optimizer.type=";
+    for (size_t i = 0; i < sizeof free_keys / sizeof free_keys[0]; i++)
+        if (strncmp(line, free_keys[i], strlen(free_keys[i])) == 0)
+            return false;
+    return length > 6 &&
+           (strncmp(line, "model.", 6) == 0 || strncmp(line, optimizer, sizeof optimizer - 1) == 0);
 }
 
 static const char import_mark[] = "imported=1\n";
 
-void setupi_import_identity(const char *identity, char text[MANIFEST_TEXT_BYTES])
+/* Writes the part of an identity that an imported checkpoint keeps. */
+static void import_identity(const char *identity, char text[MANIFEST_TEXT_BYTES])
 {
     /* An import has constants in elements of the working dtype (model_tensor.is_exact). */
     bool has_constants = strstr(identity, "model.scoring_func=") != NULL;
@@ -157,15 +170,100 @@ bool setup_is_imported(const manifest *found)
     return strncmp(found->identity, import_mark, sizeof import_mark - 1) == 0;
 }
 
-int setupi_check_import(const manifest *found, const char *identity, const char *run_dir)
+/* ERR_INPUT, which names what differs, if a job of this identity cannot continue from the
+ * import. */
+static int check_import(const manifest *found, const char *identity, const char *run_dir)
 {
     char differences[640], own[MANIFEST_TEXT_BYTES];
-    setupi_import_identity(identity, own);
+    import_identity(identity, own);
     if (strcmp(own, found->identity) == 0)
         return 0;
-    setupi_list_differences(found->identity, own, "", differences, sizeof differences);
+    list_differences(found->identity, own, "", differences, sizeof differences);
     return err_set(ERR_INPUT,
                    "the weights in %s were imported for another model: %s; import them for this "
                    "job (sluice import --job), or name another run.dir",
                    run_dir, differences);
+}
+
+int setup_name_import(const struct job *asked, const model *net, manifest *record)
+{
+    const kernel_context_config config = {.thread_count = 1};
+    struct setup *self = mem_alloc(1, sizeof *self, "setup");
+    if (!self)
+        return -ENOMEM;
+    self->job = asked;
+    self->net = (model *)(uintptr_t)net; /* it is only read */
+    self->ops = &kernels_reference;
+    int rc = self->ops->context_create(&config, &self->context);
+    if (rc == 0)
+        rc = setupi_make_identity(self);
+    if (rc == 0) {
+        import_identity(self->identity, record->identity);
+        record->fingerprint = XXH3_64bits(record->identity, strlen(record->identity));
+    }
+    if (self->context)
+        self->ops->context_destroy(self->context);
+    mem_free(self);
+    return rc;
+}
+
+/* ---- a run that goes on ---- */
+
+/* Removes from the text what begins with `from` and ends before `until`. */
+static void cut_out(char *text, const char *from, const char *until)
+{
+    char *begin = strstr(text, from), *end = begin ? strstr(begin + 1, until) : NULL;
+    if (end)
+        memmove(begin, end, strlen(end) + 1);
+}
+
+/* True if the identities are equal apart from lines that may differ:
+ *
+ *   threads     on another number of ranks each rank has other cores, and the bits differ anyway
+ *   selection   a run may begin with the state of a run in which other units learned */
+static bool is_same_but(const struct setup *self, const manifest *found, bool threads,
+                        bool selection)
+{
+    char was[MANIFEST_TEXT_BYTES], is[MANIFEST_TEXT_BYTES];
+    char *const texts[2] = {was, is};
+    snprintf(was, sizeof was, "%s", found->identity);
+    snprintf(is, sizeof is, "%s", self->identity);
+    for (int i = 0; i < 2 && threads; i++) {
+        cut_out(texts[i], "\nthreads=", "\n");
+        /* this line begins with the number of threads */
+        cut_out(texts[i], "\nkernels=cpu: ", ", ");
+    }
+    for (int i = 0; i < 2 && selection; i++)
+        cut_out(texts[i], "\ntrain.only=", "\n");
+    return strcmp(was, is) == 0;
+}
+
+/* Names the first tensor that differs in the modules of the run and of the job; "": not known. */
+static void name_tensor_of_run(const struct setup *self, const manifest *found, const char *run_dir,
+                               char *text, size_t capacity)
+{
+    const module_spec *is = self->job->module;
+    job *was = is ? job_read_of_run(run_dir, (uint32_t)size_max(found->world_size, 1)) : NULL;
+    text[0] = '\0';
+    if (was && was->module)
+        name_tensor(was->module, is, text, capacity);
+    job_destroy(was);
+}
+
+int setupi_check_identity(const struct setup *self, const manifest *found, const char *run_dir,
+                          bool borrows)
+{
+    char differences[640], tensors[640];
+    bool other_ranks = size_max(found->world_size, 1) != self->ranks.world;
+    if (found->fingerprint == self->fingerprint || is_same_but(self, found, other_ranks, borrows))
+        return 0;
+    if (setup_is_imported(found))
+        return check_import(found, self->identity, run_dir);
+    name_tensor_of_run(self, found, run_dir, tensors, sizeof tensors);
+    list_differences(found->identity, self->identity, tensors, differences, sizeof differences);
+    return err_set(ERR_INPUT,
+                   "the run in %s was made with other settings: %s; go on with its own, or begin "
+                   "%s",
+                   run_dir, differences,
+                   borrows ? "from an export of that run (model.hf)" : "in another run.dir");
 }

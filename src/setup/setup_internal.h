@@ -17,19 +17,16 @@ int setupi_make_identity(struct setup *self) MUST_CHECK;
 #define SETUPI_TENSORS_KEY "model.module.tensors="
 /* Copies the value of the line that begins with `key`, or "". */
 void setupi_identity_value(const char *identity, const char *key, char *value, size_t capacity);
-/* Writes the differences of two identities, as many as fit: "model.num_layers was 12 and is 24;
- * ...". `tensors`: what to write in place of two hashes of a module's tensors; "": these. */
-void setupi_list_differences(const char *was, const char *is, const char *tensors, char *text,
-                             size_t capacity);
-/* Names the first tensor that differs in two modules; "": all are equal. */
-void setupi_name_tensor(const module_spec *was, const module_spec *is, char *text, size_t capacity);
-/* Writes the part of an identity that an imported checkpoint keeps. */
-void setupi_import_identity(const char *identity, char text[MANIFEST_TEXT_BYTES]);
-/* ERR_INPUT, which names what differs, if a job of this identity cannot continue from the
- * import. */
-int setupi_check_import(const manifest *found, const char *identity,
-                        const char *run_dir) MUST_CHECK;
+/* ERR_INPUT, which names what differs, if the job cannot go on from `found`, the last commit of the
+ * run in `run_dir`. `borrows`: the state comes from another run. */
+int setupi_check_identity(const struct setup *self, const manifest *found, const char *run_dir,
+                          bool borrows) MUST_CHECK;
 
+/* ---- the inputs of the plan ---- */
+
+/* Fills self->plan and what it points to, without budgets, machine and drives. Call it when the
+ * model is made. */
+int setupi_make_plan_inputs(struct setup *self, const struct setup_options *options) MUST_CHECK;
 /* The streams code (base/tile.h) of the job's optimizer state. All streams are fp32 with
  * params_alone. */
 uint32_t setupi_state_streams(const struct job *asked, bool params_alone);
