@@ -3,11 +3,11 @@
  *   for each lane: next op in order --(dependencies done, room)--> submit --> poll --> done
  *
  * Ops of a lane are issued in program order. An op is issued when its dependencies are complete, or
- * are in flight on the worker that will also run this op: so a worker always has its next ops
- * queued.
+ * are in flight on the worker that will also run this op. (A worker is a thread that runs the ops
+ * of one or more lanes, see lane.h.) So a worker always has its next ops queued.
  *
  * Conditional ops (op.if_applied) belong to an update that may be skipped after an overflow of its
- * gradients; *is_skipped is then true. The program alone decides which value of it counts, never
+ * gradients; *is_skipped is then true. Which value of it counts follows from the program, not from
  * timing:
  *   - An op that comes after an OP_NORM of its program, through dependencies or the order of its
  *     lane, takes the value at the completion of that norm. It is not issued before.
@@ -17,10 +17,10 @@
  *     the decision. They always run, and what they brought is dropped with the update. So they may
  *     write transients only; executor_create refuses a program in which one writes a home.
  * A skipped op never reaches its lane. It completes when everything that it would have waited for
- * is complete: its dependencies, and on a chain lane the ops before it. So its dependents, and the
- * ops that reuse its memory, start no sooner than if it had run. It moves no bytes and leaves no
- * trace event, and its targets keep their content. So an op that reads a transient that a
- * conditional op writes must be conditional too.
+ * is complete: its dependencies, and on a chain (program.h, ORDERING) the ops before it. So its
+ * dependents, and the ops that reuse its memory, start no sooner than if it had run. It moves no
+ * bytes and leaves no trace event, and its targets keep their content. So an op that reads a
+ * transient that a conditional op writes must be conditional too.
  *
  * Ops that depend on a hit (program.h) wait until the router's op is complete, and are skipped in
  * the same manner if their unit is not hit.
@@ -40,8 +40,8 @@
  *     one program to the next.
  *   - The target of an OP_READ becomes 0xff before the read is issued.
  *   - A transient that is not carried out becomes 0xff when its last user is complete, before
- *     anything that waited for that op is issued. For this, no worker is fed ahead: chain lanes
- *     have one op in flight. */
+ *     anything that waited for that op is issued. For this, no worker gets its next op ahead:
+ *     chains have one op in flight. */
 #ifndef SLUICE_SWAP_EXECUTOR_H
 #define SLUICE_SWAP_EXECUTOR_H
 

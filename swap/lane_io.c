@@ -130,7 +130,7 @@ static const io_request *find_first(const lane_request *request)
  * is complete. */
 static int submit_write(lane_io *self, io_slot *slot)
 {
-    bool is_summed = slot->entry || (self->config.verify && !self->config.compares_not);
+    bool is_summed = slot->entry || (self->config.verify && !self->config.trusts_reads);
     slot->transfer.is_held = is_summed && !self->config.sums_nothing;
     slot->job.extent.sum = 0;
     TRY(io_submit(self->config.transport, &slot->transfer));
@@ -227,7 +227,7 @@ static bool push_comparison(lane_io *self, io_slot *slot)
     bool is_unread = slot->entry && (slot->entry->is_unread || request->prog->kind == PROGRAM_LOAD);
     /* Bytes that another process has written are always compared once: they may be from an older
      * slab. */
-    bool compares = (!self->config.compares_not || is_unread) && !self->config.sums_nothing;
+    bool compares = (!self->config.trusts_reads || is_unread) && !self->config.sums_nothing;
     if (slot->entry)
         slot->entry->is_unread = 0;
     if (!compares || (slot->entry ? !slot->entry->has_sum[slot->which] : !self->config.verify))
@@ -244,7 +244,7 @@ static int keep_sum(lane_io *self, io_slot *slot)
         place_written(slot->entry, slot->which, slot->job.extent.sum);
         return 0;
     }
-    if (!self->config.verify || self->config.compares_not || self->config.sums_nothing)
+    if (!self->config.verify || self->config.trusts_reads || self->config.sums_nothing)
         return 0;
     int rc = checksum_put(self->config.verify, &slot->job.extent);
     return rc == -ENOENT ? 0 : rc;
@@ -364,7 +364,7 @@ static int make_parts(lane_io *self)
     if (self->epoll_fd < 0)
         return err_errno(errno, "lane nvme: making its epoll set");
     TRY(watch(self, io_event_fd(config->transport)));
-    if (!config->places && (!config->verify || config->compares_not))
+    if (!config->places && (!config->verify || config->trusts_reads))
         return 0;
     uint32_t thread_count = (uint32_t)size_max(config->sum_thread_count, 1);
     TRY(swapi_sum_thread_create(thread_count, config->start_thread, config->user, &self->sums));

@@ -21,7 +21,7 @@ struct lane_io_config {
     place_table *places;
     /* Do not compare reads (io.verify_reads false), except those of PROGRAM_LOAD from places.
      * Writes to places are still summed, for the manifest; other writes are not. */
-    bool compares_not;
+    bool trusts_reads;
     bool sums_nothing; /* the drives keep no bytes: all sums are 0, and nothing is compared */
     uint32_t sum_thread_count; /* see lane_io_sum_threads; 0: 1; at most LANE_IO_SUM_THREADS_MAX */
     /* Called first on each thread that sums, for example to bind cores. May be NULL. */

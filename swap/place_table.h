@@ -1,5 +1,5 @@
-/* The places of optimizer state on the slab: each extent has two, an extent of frozen params has
- * one.
+/* The places of optimizer state on the slab. Each extent has two places; an extent of frozen params
+ * needs only one.
  *
  *   program      names a tile by its address in the nvme arena (logical_offset), which is fixed
  *   this table   says where its bytes are:   offset[0]  or  offset[1]

@@ -47,11 +47,11 @@
  * ORDERING. Ops are stored in issue order, which is a topological order of all dependencies,
  * including those from the reuse of memory: every dependency of op i has an index below i. An op
  * starts when its dependencies are complete and the ops before it on its lane have been issued. The
- * lanes `read` and `write` keep many requests in flight, which complete in any order; on the other
- * lanes an op completes before the next one starts. If reads and writes compete for the drives, the
- * plan decides which goes first (op.behind). Offsets are static and only timing is dynamic, so no
- * timing corrupts memory. And since dependencies and op.behind point backward only, nothing
- * deadlocks.
+ * lanes `read` and `write` keep many requests in flight, which complete in any order. The other
+ * lanes are chains: an op completes before the next one starts. If reads and writes compete for the
+ * drives, the plan decides which goes first (op.behind). Offsets are static and only timing is
+ * dynamic, so no timing corrupts memory. And since dependencies and op.behind point backward only,
+ * nothing deadlocks.
  *
  * HITS. A unit of experts (of a mixture) is hit if some token chose one of its experts. Hits are
  * data: one byte per unit, in a home in host memory. The forward of a router writes those of its

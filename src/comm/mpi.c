@@ -93,7 +93,7 @@ static bool has_shared_memory(const commi_launch *launch)
 /* The ranks of Open MPI listen on all addresses of their host, and a stranger who connects there
  * can stop MPI's progress. On one host they need no network: nothing listens without the two
  * transports that use TCP, and with the messaging layer that brings no network of its own. MPI
- * reads these variables in MPI_Init. What the user has set about either stays. */
+ * reads these variables in MPI_Init. Variables that the user has set stay. */
 static void ask_for_shared_memory(const commi_launch *launch)
 {
     if (getenv("OMPI_MCA_btl") || getenv("OMPI_MCA_pml") || !has_shared_memory(launch))

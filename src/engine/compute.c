@@ -82,8 +82,9 @@ static enum kept kept_by(const struct engine *self, const op *item)
     return kept_at_home(setup->homes[STATE_INNER_ACTIVATIONS][item->unit]);
 }
 
-/* A pass whose unit is not hit has no params, since they were not fetched. A pass that finds out
- * hits gets their place; the first micro-batch of a round begins them. Counts what was hit. */
+/* A pass whose unit is not hit gets no params, since they were not fetched. The pass of a router,
+ * which finds out the hits, gets their place; the first micro-batch of a round clears it. Counts
+ * the passes that read a hit, and those of them whose unit was hit. */
 static void fill_hits(struct engine *self, const program *prog, const op *item, model_call *call)
 {
     const operand *hits = op_operand(item, ROLE_HITS);

@@ -244,7 +244,7 @@ static int make_io(struct engine *self, const struct engine_options *options)
                               .depth = io_lane_depth(queue_depth, self->disk->drive_count),
                               .verify = self->sums,
                               .places = self->places,
-                              .compares_not = !asked->io.verify_reads,
+                              .trusts_reads = !asked->io.verify_reads,
                               .sums_nothing = keeps_no_bytes(options),
                               .sum_thread_count = count_sum_threads(self->setup),
                               .start_thread = enginei_start_io_thread,

@@ -77,7 +77,7 @@ static int choose_masking(evaluator *self)
                        "the records have answers, but a model of the %s family fills in all "
                        "tokens: give plain text, or records with one text each",
                        model_family_name(asked->model.family));
-    self->source.has_bytes = false; /* the losses are of few of the bytes */
+    self->source.has_bytes = false; /* the masked tokens, which have losses, are few of the bytes */
     return masking_init(&self->mask, asked->data.masked, asked->model.vocab_size,
                         asked->data.mask_token, self->source.words);
 }

@@ -85,7 +85,7 @@ struct infer_evaluate_options {
 
 struct infer_evaluate_result {
     /* Predicted and counted tokens, each once: all but the first of each document; only the answers
-     * of conversations; of a model that fills in masked tokens, only these. */
+     * of conversations; of a model that fills in masked tokens, only the masked ones. */
     uint64_t tokens;
     /* bytes that these tokens stand for; 0: not known (ids without a tokenizer) */
     uint64_t text_bytes;

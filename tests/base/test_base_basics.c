@@ -164,7 +164,7 @@ static const char *visible(const char *text, const char *kept, size_t room)
     return out;
 }
 
-/* What a file holds cannot control the terminal that a message is shown on. */
+/* The content of a file cannot control the terminal on which a message is shown. */
 static void text_is_made_visible(void **state)
 {
     assert_string_equal(visible("plain \xc3\xa9 \xf0\x9f\x99\x82", "", 64),

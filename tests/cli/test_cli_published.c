@@ -105,8 +105,8 @@ static void jobs_on_drives(void **state)
     }
 }
 
-/* What the papers use their tiers for does not fit without them: 20B with its params on one GPU, and
- * 1T without drives. */
+/* The papers' models do not fit without the tiers that the papers use: 20B with its params on one
+ * GPU, and 1T without drives. */
 static void refusals(void **state)
 {
     static const char *const jobs[] = {
@@ -125,7 +125,8 @@ static void refusals(void **state)
 
 /* ---- the largest models ---- */
 
-/* GPT-2: 12 h^2 + 13 h for a block, embeddings of 50257 tokens and 1024 positions, the last norm. */
+/* GPT-2: 12 h^2 + 13 h for a block; the embeddings of 50257 tokens and of 1024 positions; the last
+ * norm. */
 static double gpt2_params(double layers, double hidden)
 {
     return layers * (12 * hidden * hidden + 13 * hidden) + (50257 + 1024) * hidden + 2 * hidden;

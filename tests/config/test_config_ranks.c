@@ -245,7 +245,7 @@ static double peek(const char *text, const char *set)
     return job_peek_timeout(test_file, NULL, &set, set ? 1 : 0);
 }
 
-/* The timeout is known before the job is read. What is wrong with a job is said later. */
+/* The timeout is known before the job is read. Errors of the job are reported later. */
 static void the_timeout_is_known_early(void **state)
 {
     static const char given[] = SMALL_WITH("'comm': {'timeout_seconds': 12}, // a remark\n");

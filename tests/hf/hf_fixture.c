@@ -45,6 +45,22 @@ float hf_fixture_value(const char *stored_name, uint64_t idx)
     return (float)steps / 1024.0f;
 }
 
+hf_fixture_shape hf_fixture_shape_of(const job *asked)
+{
+    const model_spec *from = &asked->model;
+    return (hf_fixture_shape){.family = from->family,
+                              .layers = from->num_layers,
+                              .hidden = from->hidden_size,
+                              .heads = from->num_heads,
+                              .kv_heads = from->num_kv_heads,
+                              .ffn = from->ffn_size,
+                              .vocab = from->vocab_size,
+                              .positions = from->seq_length,
+                              .tied = from->tie_embeddings,
+                              .max_part_bytes = from->max_part_bytes,
+                              .type = asked->type};
+}
+
 model *hf_fixture_model(const hf_fixture_shape *shape)
 {
     const model_spec spec = {

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "base/dtype.h"
+#include "config/job.h"
 #include "model/model.h"
 
 extern char hf_dir[256]; /* of this test's own */
@@ -63,6 +64,8 @@ typedef struct hf_fixture_shape hf_fixture_shape;
         .vocab = (VOCAB), .positions = 24, .tied = false, .experts = 6,                            \
     }
 
+/* The shape of a job's model, without experts. */
+hf_fixture_shape hf_fixture_shape_of(const job *asked);
 model *hf_fixture_model(const hf_fixture_shape *shape); /* the caller destroys it */
 
 struct hf_fixture_form {

@@ -1,6 +1,6 @@
-/* Checkpoints of gpt-oss: experts of a block together, each matrix transposed and gate and up by
- * turns, or in mxfp4, where matrices are not transposed. Any range of a unit is read, with strips
- * that hold a matrix at most. What each element is, this test says by itself. */
+/* Checkpoints of gpt-oss. All experts of a block lie in one tensor: each matrix transposed, with
+ * the rows of gate and up by turns; or in mxfp4, where matrices are not transposed. Any range of a
+ * unit is read, in strips of at most one matrix. The test computes each expected element itself. */
 #include <math.h>
 
 #include "base/rng.h"

@@ -14,23 +14,6 @@
 static const fixture_model gpt2 = {.family = "gpt2", .layers = 3, .hidden = 64};
 static const fixture_model llama = {.family = "llama", .bf16 = true, .layers = 3, .hidden = 64};
 
-/* The fixture's models as the checkpoint's maker sees them. */
-static hf_fixture_shape shape_of(const job *asked)
-{
-    const model_spec *from = &asked->model;
-    return (hf_fixture_shape){.family = from->family,
-                              .layers = from->num_layers,
-                              .hidden = from->hidden_size,
-                              .heads = from->num_heads,
-                              .kv_heads = from->num_kv_heads,
-                              .ffn = from->ffn_size,
-                              .vocab = from->vocab_size,
-                              .positions = from->seq_length,
-                              .tied = from->tie_embeddings,
-                              .max_part_bytes = from->max_part_bytes,
-                              .type = asked->type};
-}
-
 /* XXH3 of all master weights, as a run of this checkpoint begins. */
 static uint64_t expected_hash(const hf_fixture_shape *shape, const hf_fixture_form *form)
 {
@@ -75,7 +58,7 @@ static hf_fixture_shape write_weights(const char *dir, const char *name, const f
                                       const fixture_sets *sets, const hf_fixture_form *form)
 {
     job *asked = fixture_job(name, kind, sets);
-    const hf_fixture_shape shape = shape_of(asked);
+    const hf_fixture_shape shape = hf_fixture_shape_of(asked);
     job_destroy(asked);
     hf_fixture_write(dir, &shape, form);
     return shape;

@@ -46,15 +46,7 @@ static void train_and_export(const char *name, const fixture_model *kind, uint32
         run.jobs[r]->world = world;
     }
     const job *asked = run.jobs[0];
-    const hf_fixture_shape shape = {.family = kind->family[0] == 'l' ? MODEL_LLAMA : MODEL_GPT2,
-                                    .layers = asked->model.num_layers,
-                                    .hidden = asked->model.hidden_size,
-                                    .heads = asked->model.num_heads,
-                                    .kv_heads = asked->model.num_kv_heads,
-                                    .ffn = asked->model.ffn_size,
-                                    .vocab = asked->model.vocab_size,
-                                    .positions = asked->model.seq_length,
-                                    .tied = asked->model.tie_embeddings};
+    const hf_fixture_shape shape = hf_fixture_shape_of(asked);
     const hf_fixture_form form = {.type = asked->type, .shards = 2};
     char dir[FIXTURE_PATH_BYTES + 16], run_dir[FIXTURE_PATH_BYTES + 16];
     char again[FIXTURE_PATH_BYTES + 16];

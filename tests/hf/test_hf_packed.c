@@ -16,7 +16,7 @@
 
 enum { SEED = 77, RANGES = 24, ROWS_MAX = 1024, STATE_BYTES = 256 };
 
-/* What is wrong with the checkpoint. */
+/* The faults of a checkpoint. */
 enum fault {
     NO_FAULT,
     NO_SCALES,
@@ -273,7 +273,7 @@ static model *make_model(enum shape shape, enum stored_format format)
     return net;
 }
 
-/* What the checkpoint's matrix expands to, elements of the whole tensor of the model. */
+/* The values to which the checkpoint's matrix expands, for the model's whole tensor. */
 static void expected(const model *net, const model_tensor *tensor, float *values)
 {
     hf_layout layout = hf_layout_of(net, tensor, false);

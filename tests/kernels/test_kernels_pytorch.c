@@ -249,8 +249,8 @@ static void rope_of_glm4(const struct backend *b)
     expect("glm4", case_of("ropes", "glm4"), "y", last, (size_t)HEADS * DIM, 1e-6);
 }
 
-/* Puts [heads, TOKENS, WIDTH] side by side into rows of `stride` elements from column `first` on, or
- * takes them from there. */
+/* Copies [heads, TOKENS, WIDTH] side by side into rows of `stride` elements, from column `first`
+ * on; or back from there. */
 static void turn_heads(float *heads, int count, float *rows, int stride, int first, bool is_back)
 {
     enum { TOKENS = 5 };

@@ -1,6 +1,6 @@
-/* Attention of the reference backend, with windows, soft caps, both directions, documents and sinks:
- * its results against the definition, and its gradients against finite differences. The heads of
- * latent attention. */
+/* Attention of the reference backend, with windows, soft caps, both directions, documents and
+ * sinks. Its results are compared with the definition, and its gradients with finite differences.
+ * And the heads of latent attention. */
 #include <math.h>
 
 #include "kernels/dropout_mask.h"

@@ -15,7 +15,8 @@ enum { BACKENDS = 3 };
 static json_t *document;
 static kernel_context contexts[BACKENDS];
 
-/* The ops of backend b, and its context: the reference, and the CPU's with two counts of threads. */
+/* The ops of backend b, and its context: the reference, or the CPU's kernels with one of two
+ * numbers of threads. */
 static const kernel_ops *backend(int b, kernel_context **context)
 {
     static const kernel_ops cpu = {.stored_expand = cpui_stored_expand,

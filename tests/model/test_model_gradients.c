@@ -112,8 +112,8 @@ static void expect_close(const char *what, const kernel_ops *ops, enum dtype typ
     assert_true(loss_error < tolerance);
 }
 
-/* The tolerance of bf16. Dropout leaves sums of fewer and larger terms, latents are narrow, and some
- * tokens choose other experts than in fp32. */
+/* The tolerance of bf16. Dropout leaves sums of fewer and larger terms, latents are narrow, and
+ * some tokens choose other experts than in fp32. */
 static double rounding(void)
 {
     bool is_rough = strstr(instance, "-dropout") != NULL || family == MODEL_DEEPSEEK;

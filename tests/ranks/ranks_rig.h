@@ -103,8 +103,8 @@ void rig_end(rig *self);
 /* Begin and end, all well: every process ends with 0 (75 where a stop was asked for). */
 void rig_run_good(rig *self);
 
-/* Until rank 0 has done that many steps, or has ended, or 20 seconds and one for each rank are over.
- * Under mpirun steps of runs before count until it has begun. */
+/* Waits until rank 0 has done that many steps or has ended, at most 20 seconds and one more for
+ * each rank. Under mpirun the steps of earlier runs count until this one has begun. */
 void rig_await_step(const rig *self, uint64_t step);
 void rig_sleep(double seconds);
 

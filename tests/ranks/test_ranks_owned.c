@@ -5,7 +5,7 @@
  * those of ZeRO by rounding, since blocks of a unit's vector hold other experts. A run goes on
  * after a stop, on as many ranks or on one. The bytes sent are those of the plan, exactly so where
  * every token has all experts. The same holds with adapters of experts and with packed experts.
- * What is exported is that of a run with ZeRO, byte for byte.
+ * An export is that of a run with ZeRO, byte for byte.
  *
  * test_ranks_owned RANKS [NAME OF A TEST] */
 #include <math.h>

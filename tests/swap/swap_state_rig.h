@@ -176,7 +176,7 @@ static void rig_open(state_rig *self)
 
 struct lanes_config {
     const io_faults *faults;
-    bool no_places, no_sums, compares_not;
+    bool no_places, no_sums, trusts_reads;
 };
 
 static void lanes_close(state_rig *self)
@@ -201,7 +201,7 @@ static void lanes_open(state_rig *self, struct lanes_config wanted)
                              .sum_thread_count = 3,
                              .verify = wanted.no_sums ? NULL : self->sums,
                              .places = wanted.no_places ? NULL : self->places,
-                             .compares_not = wanted.compares_not};
+                             .trusts_reads = wanted.trusts_reads};
     assert_int_equal(lane_io_create(&config, &self->io_lane), 0);
     executor_config exec = {.lanes = {self->io_lane, self->io_lane},
                             .programs = self->programs,

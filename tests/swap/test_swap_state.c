@@ -196,7 +196,7 @@ static void wrong_bytes_are_found_where_they_count(void **state)
         flip(&r, newest_at, byte);
         expect_corrupt(&r, i, newest_at, item->sum[item->newest]);
         /* Not compared, or nothing to compare with: it goes through. */
-        lanes_open(&r, (struct lanes_config){.compares_not = true});
+        lanes_open(&r, (struct lanes_config){.trusts_reads = true});
         assert_int_equal(read_extent(&r, i), 0);
         assert_false(has_content(target(&r, i), 20 + i));
         lanes_open(&r, (struct lanes_config){0});
@@ -280,8 +280,8 @@ static void places_and_sums_go_together(void **state)
 {
     for (unsigned which = 0; which < 8; which++) {
         struct lanes_config config = {
-            .no_places = which & 1, .no_sums = which & 2, .compares_not = which & 4};
-        bool verifies = !config.no_sums && !config.compares_not;
+            .no_places = which & 1, .no_sums = which & 2, .trusts_reads = which & 4};
+        bool verifies = !config.no_sums && !config.trusts_reads;
         state_rig r;
         rig_open(&r);
         lanes_open(&r, config);
@@ -298,7 +298,7 @@ static void places_and_sums_go_together(void **state)
             assert_true(!has_place || !slab_has(&r, logical, 100 + i));
             must_read(&r, i, 100 + i);
             flip(&r, at, 17);
-            bool seen = has_place ? !config.compares_not : verifies;
+            bool seen = has_place ? !config.trusts_reads : verifies;
             int rc = read_extent(&r, i);
             if (rc != (seen ? ERR_CORRUPT : 0))
                 fail_msg("case %u, extent %u: code %d", which, i, rc);
@@ -307,7 +307,7 @@ static void places_and_sums_go_together(void **state)
             must_read(&r, i, 100 + i);
         }
         /* A sum of the table does not outlive a write that is not summed. */
-        lanes_open(&r, (struct lanes_config){.compares_not = true});
+        lanes_open(&r, (struct lanes_config){.trusts_reads = true});
         must_write(&r, PARAMS, 200);
         lanes_open(&r, (struct lanes_config){0});
         must_read(&r, PARAMS, 200);
@@ -357,7 +357,7 @@ static void writes_do_not_overtake_each_other(void **state)
 {
     state_rig r;
     rig_open(&r);
-    lanes_open(&r, (struct lanes_config){.compares_not = true});
+    lanes_open(&r, (struct lanes_config){.trusts_reads = true});
     must_write(&r, 1, 11);
     draw_content(source(&r, 0), 12);
     draw_content(source(&r, PARAMS), 13);

@@ -46,8 +46,8 @@ static void check_plan(const struct setup_summary *plan, bool is_layer_major)
     assert_true(plan->all_hit_seconds >= 0.95 * plan->step_seconds);
 }
 
-/* The plans may let inner activations wait at different places. What goes to the device for them
- * came from there. */
+/* Bytes of inner activations that the lane moved. Plans may let them wait at different places.
+ * Those that go to the device have come from it. */
 static uint64_t parked_bytes(const fixture_result *result, int kind)
 {
     return kind == LANE_H2D ? result->summary.lanes[LANE_D2H].bytes : 0;

@@ -4,7 +4,8 @@
  * masters, placements, tiles, lookahead and budgets.
  *
  * Argument: FAMILY-DTYPE[-tied|-untied][-cut][-unclipped][-lion|-adagrad|-muon][-m16|-m8]
- * [-documents][-dropout][-lora]. It names the numeric fingerprint that the runs of a group share. */
+ * [-documents][-dropout][-lora]. It names the numeric fingerprint that the runs of a group
+ * share. */
 #include "base/rng.h"
 #include "tests/train/train_fixture.h"
 #include "tests/unit.h"

@@ -164,17 +164,7 @@ static void runs_live_with_it(void **state)
 {
     static const char *const moments[] = {"fp32", "bf16", "8bit"};
     job *asked = fixture_job("model", &shape, NULL);
-    const model_spec *from = &asked->model;
-    const hf_fixture_shape hf = {.family = MODEL_LLAMA,
-                                 .layers = from->num_layers,
-                                 .hidden = from->hidden_size,
-                                 .heads = from->num_heads,
-                                 .kv_heads = from->num_kv_heads,
-                                 .ffn = from->ffn_size,
-                                 .vocab = from->vocab_size,
-                                 .positions = from->seq_length,
-                                 .tied = from->tie_embeddings,
-                                 .type = asked->type};
+    const hf_fixture_shape hf = hf_fixture_shape_of(asked);
     char dir[PATH_BYTES];
     hf_fixture_write(path_of("model.hf", dir), &hf, &form);
     hf_fixture_config(dir, &hf);
