@@ -68,14 +68,14 @@ static void inspect_print(const char *run_dir, const struct state_inspect_summar
     char size[SIZE_TEXT_BYTES], stripe[SIZE_TEXT_BYTES], extents[SIZE_TEXT_BYTES];
     printf("run          %s\n", run_dir);
     printf("state        %s, step %" PRIu64 ", generation %" PRIu64 "\n", sum->state,
-           sum->record.step, sum->record.generation);
+           sum->record.point.step, sum->record.generation);
     inspect_print_slots(sum);
     if (strcmp(sum->state, "damaged") != 0) {
         printf("uuid         %s\n", sum->uuid);
         printf("samples      %" PRIu64 " windows; seed of the weights %" PRIu64 "\n",
-               sum->record.window_count, sum->record.seed);
-        printf("loss scale   %g; %" PRIu64 " steps skipped\n", sum->record.loss_scale,
-               sum->record.skipped_count);
+               sum->record.point.window_count, sum->record.point.seed);
+        printf("loss scale   %g; %" PRIu64 " steps skipped\n", sum->record.point.loss_scale,
+               sum->record.point.skipped_count);
         printf("tiles        %" PRIu64 ", %s; up to %" PRIu64 " elements of ",
                sum->record.extent_count, size_format(sum->extents_bytes, extents),
                sum->record.tile_elems);
@@ -172,13 +172,13 @@ static int inspect_print_json(const char *run_dir, const struct state_inspect_su
         const char *key;
         uint64_t value;
     } numbers[] = {
-        {"step", sum->record.step},
+        {"step", sum->record.point.step},
         {"world_size", sum->record.world_size},
         {"zero_stage", sum->record.zero_stage},
         {"generation", sum->record.generation},
-        {"window_count", sum->record.window_count},
-        {"skipped_count", sum->record.skipped_count},
-        {"seed", sum->record.seed},
+        {"window_count", sum->record.point.window_count},
+        {"skipped_count", sum->record.point.skipped_count},
+        {"seed", sum->record.point.seed},
         {"state_streams", sum->state_streams},
         {"matrix_tiles", sum->matrix_tiles},
         {"tile_elems", sum->record.tile_elems},
@@ -195,7 +195,7 @@ static int inspect_print_json(const char *run_dir, const struct state_inspect_su
         json_object_set_new(object, numbers[i].key, json_integer((json_int_t)numbers[i].value));
     json_object_set_new(object, "state_formats", json_string(sum->state_formats));
     json_object_set_new(object, "replicated", json_boolean(sum->record.is_replicated));
-    json_object_set_new(object, "loss_scale", json_real(sum->record.loss_scale));
+    json_object_set_new(object, "loss_scale", json_real(sum->record.point.loss_scale));
     json_object_set_new(
         object, "slots",
         json_pack("[o, o]", inspect_slot_json(&sum->slots[0]), inspect_slot_json(&sum->slots[1])));

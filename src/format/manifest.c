@@ -262,7 +262,7 @@ static int read_slot(const char *state_dir, unsigned slot, manifest *out, manife
     TRY(rc);
     view->outcome = rc ? MANIFEST_SLOT_VALID : MANIFEST_SLOT_DAMAGED;
     view->generation = out->generation;
-    view->step = out->step;
+    view->step = out->point.step;
     view->other_version = reason.other_version;
     memcpy(view->reason, reason.text, sizeof view->reason);
     return 0;
@@ -309,9 +309,9 @@ static int check_kinship(const char *state_dir, const manifest *one, const manif
                    "the manifests in %s are of two runs: manifest-%u of step %" PRIu64
                    " with slabs in %s, manifest-%u of step %" PRIu64
                    " with slabs in %s; remove the one that was put there by mistake",
-                   state_dir, (unsigned)(one->generation % MANIFESTI_SLOTS), one->step,
+                   state_dir, (unsigned)(one->generation % MANIFESTI_SLOTS), one->point.step,
                    one->slabs.drives[0], (unsigned)(other->generation % MANIFESTI_SLOTS),
-                   other->step, other->slabs.drives[0]);
+                   other->point.step, other->slabs.drives[0]);
 }
 
 static const char *view_text(const manifest_slot *view)
@@ -334,7 +334,8 @@ static int pass_over(const char *state_dir, unsigned damaged, const manifest_slo
              " (generation %" PRIu64 "). If the damaged one was whole once, the run may have "
              "overwritten extents of this one since then: their checksums will show it",
              state_dir, damaged, view->reason, 1 - damaged,
-             used->state == MANIFEST_COMMITTED ? "commit" : "record", used->step, used->generation);
+             used->state == MANIFEST_COMMITTED ? "commit" : "record", used->point.step,
+             used->generation);
     return 0;
 }
 

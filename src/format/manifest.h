@@ -92,6 +92,20 @@ enum { MANIFEST_UUID_TEXT_BYTES = 2 * MANIFEST_UUID_BYTES + 1 };
 /* Writes the uuid of the slabs as it stands in their paths, 32 hex digits. Returns `text`. */
 const char *manifest_uuid_text(const manifest_slabs *slabs, char text[MANIFEST_UUID_TEXT_BYTES]);
 
+/* A point of a run between two steps: the counters that a commit stores and a resume restores. */
+struct manifest_point {
+    uint64_t seed;         /* of the initial weights */
+    uint64_t step;         /* optimizer steps completed */
+    uint64_t window_count; /* sampler position */
+    uint64_t skipped_count;
+    /* The state of setup/loss_scale.h: */
+    double loss_scale;              /* of the next step */
+    uint64_t scale_iteration;       /* steps that the loss scaler has counted */
+    int64_t scale_last_overflow;    /* the last of them that overflowed, from 0; -1: none */
+    uint64_t scale_hysteresis_left; /* overflows until the scale is halved */
+};
+typedef struct manifest_point manifest_point;
+
 /* About 290 KiB: keep it in static or heap memory.
  *
  * manifest_write and manifest_read check each record (manifest_check.c), so that other code can
@@ -119,16 +133,8 @@ struct manifest {
     /* Slabs that are no longer in use, or not yet in use: the reader of this record removes their
      * files before the run continues. drive_count 0: there are none. */
     manifest_slabs leftover;
-    uint64_t fingerprint;  /* XXH3-64 of `identity` */
-    uint64_t step;         /* optimizer steps completed */
-    uint64_t window_count; /* sampler position */
-    uint64_t seed;
-    uint64_t skipped_count;
-    /* The state of setup/loss_scale.h: */
-    double loss_scale;              /* of the next step */
-    uint64_t scale_iteration;       /* steps that the loss scaler has counted */
-    int64_t scale_last_overflow;    /* the last of them that overflowed, from 0; -1: none */
-    uint64_t scale_hysteresis_left; /* overflows until the scale is halved */
+    uint64_t fingerprint; /* XXH3-64 of `identity` */
+    manifest_point point;
     uint64_t tile_elems;
     uint64_t total_bytes, stripe_bytes; /* of each rank's slab */
     uint32_t world_size; /* ranks of the run; 0 acts as 1; slabs.rank_count is the same */

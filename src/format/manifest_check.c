@@ -126,16 +126,16 @@ static bool identity_is_possible(const manifest *self, manifesti_reason *reason)
 /* Checks what loss_scaler_load (setup/loss_scale.h) requires. */
 static bool scaler_is_possible(const manifest *self, manifesti_reason *reason)
 {
-    if (isfinite(self->loss_scale) && self->loss_scale > 0.0 &&
-        self->scale_iteration <= INT64_MAX && self->scale_last_overflow >= -1 &&
-        self->scale_last_overflow < (int64_t)self->scale_iteration &&
-        self->scale_hysteresis_left >= 1)
+    if (isfinite(self->point.loss_scale) && self->point.loss_scale > 0.0 &&
+        self->point.scale_iteration <= INT64_MAX && self->point.scale_last_overflow >= -1 &&
+        self->point.scale_last_overflow < (int64_t)self->point.scale_iteration &&
+        self->point.scale_hysteresis_left >= 1)
         return true;
     return manifesti_wrong(reason,
                            "it has a loss scale of %g after %" PRIu64 " steps, the last overflow "
                            "at %" PRId64 " and a hysteresis of %" PRIu64,
-                           self->loss_scale, self->scale_iteration, self->scale_last_overflow,
-                           self->scale_hysteresis_left);
+                           self->point.loss_scale, self->point.scale_iteration,
+                           self->point.scale_last_overflow, self->point.scale_hysteresis_left);
 }
 
 /* Until the slabs are made their size is not known: both numbers are 0. */
@@ -373,12 +373,13 @@ bool manifesti_is_possible(const manifest *self, manifesti_reason *reason)
     }
     if (self->generation > INT64_MAX)
         return manifesti_wrong(reason, "generation %" PRIu64 " is not possible", self->generation);
-    if (self->skipped_count > self->step)
+    if (self->point.skipped_count > self->point.step)
         return manifesti_wrong(reason, "it has skipped %" PRIu64 " of %" PRIu64 " steps",
-                               self->skipped_count, self->step);
-    if (self->state == MANIFEST_BEGUN && self->step != 0)
-        return manifesti_wrong(
-            reason, "a run that has not committed cannot have done %" PRIu64 " steps", self->step);
+                               self->point.skipped_count, self->point.step);
+    if (self->state == MANIFEST_BEGUN && self->point.step != 0)
+        return manifesti_wrong(reason,
+                               "a run that has not committed cannot have done %" PRIu64 " steps",
+                               self->point.step);
     return slabs_are_possible(&self->slabs, "drives", reason) &&
            slabs_are_possible(&self->leftover, "leftover slabs", reason) &&
            ranks_are_possible(&self->slabs, "slabs", reason) &&

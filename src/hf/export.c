@@ -477,7 +477,7 @@ static int export_adapters_alone(exporter *self, enum dtype type)
     TRY(hfi_adapters_write(&self->adapters, self->context, from, asked->hf_dir, type, &tensor_count,
                            &out->written_bytes));
     TRY(hfi_remove_whole(asked->hf_dir, from));
-    out->step = self->view.record.step;
+    out->step = self->view.record.point.step;
     out->param_count = out->written_bytes / dtype_bytes(type);
     out->tensor_count = tensor_count;
     out->file_count = 1;
@@ -517,7 +517,7 @@ static int export_all(exporter *self)
     json_decref(quantization);
     TRY(rc);
     TRY(hfi_remove_adapters(asked->hf_dir));
-    out->step = self->view.record.step;
+    out->step = self->view.record.point.step;
     out->param_count = self->list.elem_count;
     out->tensor_count = self->list.count;
     out->file_count = self->list.file_count;

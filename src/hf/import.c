@@ -203,7 +203,7 @@ static int take_directory(importer *self)
         rc = err_set(ERR_INPUT,
                      "%s holds a run with a commit of step %" PRIu64
                      ": name another directory, or remove that run (sluice remove %s)",
-                     path, found->step, path);
+                     path, found->point.step, path);
     else if (rc > 0)
         rc = state_run_dir_clear(&self->dir, found);
     manifest_fini(found);
@@ -254,7 +254,7 @@ static int lay_out(importer *self)
     record->tile_elems = TILE_ELEMS;
     record->world_size = 1;
     record->zero_stage = self->job->zero_stage;
-    record->seed = self->job->run.seed;
+    record->point.seed = self->job->run.seed;
     loss_scaler scaler;
     loss_scaler_init(&scaler, self->job);
     loss_scaler_save(&scaler, record);

@@ -99,8 +99,8 @@ static int read_tile(struct lane *self, const manifest_extent *extent, struct sl
     if (extent->param_bytes != 0)
         return read_constants(self, extent, slot);
     if (!hf_weights_has_all(asked->from, extent->unit)) /* adapters begin as the model says */
-        model_init_elems(asked->net, extent->unit, asked->record->seed, extent->elem_begin, elems,
-                         slot->data);
+        model_init_elems(asked->net, extent->unit, asked->record->point.seed, extent->elem_begin,
+                         elems, slot->data);
     TRY(hf_weights_read_alone(asked->from, extent->unit, extent->elem_begin, elems, self->room,
                               slot->data));
     uint64_t used = sizeof(float) * elems;

@@ -78,20 +78,21 @@ int loss_scaler_update(loss_scaler *self, bool overflow)
 
 void loss_scaler_save(const loss_scaler *self, manifest *record)
 {
-    record->loss_scale = self->scale;
-    record->scale_iteration = self->iteration;
-    record->scale_last_overflow = self->last_overflow;
-    record->scale_hysteresis_left = self->hysteresis_left;
+    record->point.loss_scale = self->scale;
+    record->point.scale_iteration = self->iteration;
+    record->point.scale_last_overflow = self->last_overflow;
+    record->point.scale_hysteresis_left = self->hysteresis_left;
 }
 
 int loss_scaler_load(loss_scaler *self, const manifest *found)
 {
-    bool possible = isfinite(found->loss_scale) && found->loss_scale > 0.0 &&
-                    found->scale_iteration <= INT64_MAX && found->scale_last_overflow >= -1 &&
-                    found->scale_last_overflow < (int64_t)found->scale_iteration &&
-                    found->scale_hysteresis_left >= 1;
+    bool possible = isfinite(found->point.loss_scale) && found->point.loss_scale > 0.0 &&
+                    found->point.scale_iteration <= INT64_MAX &&
+                    found->point.scale_last_overflow >= -1 &&
+                    found->point.scale_last_overflow < (int64_t)found->point.scale_iteration &&
+                    found->point.scale_hysteresis_left >= 1;
     if (!self->is_dynamic) {
-        self->iteration = found->scale_iteration;
+        self->iteration = found->point.scale_iteration;
         return 0;
     }
     if (!possible)
@@ -99,11 +100,11 @@ int loss_scaler_load(loss_scaler *self, const manifest *found)
                        "the manifest of step %" PRIu64 " has a loss scale of %g after %" PRIu64
                        " steps, the last overflow at %" PRId64 " and a hysteresis of %" PRIu64
                        ": no run leaves such numbers",
-                       found->step, found->loss_scale, found->scale_iteration,
-                       found->scale_last_overflow, found->scale_hysteresis_left);
-    self->scale = found->loss_scale;
-    self->iteration = found->scale_iteration;
-    self->last_overflow = found->scale_last_overflow;
-    self->hysteresis_left = size_min(found->scale_hysteresis_left, self->hysteresis);
+                       found->point.step, found->point.loss_scale, found->point.scale_iteration,
+                       found->point.scale_last_overflow, found->point.scale_hysteresis_left);
+    self->scale = found->point.loss_scale;
+    self->iteration = found->point.scale_iteration;
+    self->last_overflow = found->point.scale_last_overflow;
+    self->hysteresis_left = size_min(found->point.scale_hysteresis_left, self->hysteresis);
     return 0;
 }

@@ -91,7 +91,7 @@ void state_name_run(const struct setup *setup, manifest *record)
 {
     memcpy(record->identity, setup->identity, sizeof record->identity);
     record->fingerprint = setup->fingerprint;
-    record->seed = setup->job->run.seed;
+    record->point.seed = setup->job->run.seed;
     record->tile_elems = setup->set.tile_elems;
     record->state_streams = setup->plan.state_streams;
     record->world_size = setup->ranks.world;
@@ -120,32 +120,6 @@ int state_record_init(state_commit *commit)
     return 0;
 }
 
-void state_point_take(state_point *self, const manifest *from)
-{
-    *self = (state_point){
-        .seed = from->seed,
-        .step = from->step,
-        .window_count = from->window_count,
-        .skipped_count = from->skipped_count,
-        .loss_scale = from->loss_scale,
-        .scale_iteration = from->scale_iteration,
-        .scale_hysteresis_left = from->scale_hysteresis_left,
-        .scale_last_overflow = from->scale_last_overflow,
-    };
-}
-
-void state_point_put(const state_point *self, manifest *record)
-{
-    record->seed = self->seed;
-    record->step = self->step;
-    record->window_count = self->window_count;
-    record->skipped_count = self->skipped_count;
-    record->loss_scale = self->loss_scale;
-    record->scale_iteration = self->scale_iteration;
-    record->scale_hysteresis_left = self->scale_hysteresis_left;
-    record->scale_last_overflow = self->scale_last_overflow;
-}
-
 /* Lists this rank's newest places and their sums. */
 static int list_placed(const state_commit *commit, struct state_placed *own)
 {
@@ -155,7 +129,7 @@ static int list_placed(const state_commit *commit, struct state_placed *own)
         if (from->newest == PLACE_NONE || !from->has_sum[from->newest])
             return err_set(ERR_INTERNAL,
                            "a commit of step %llu, but tile %u of unit %u was never written",
-                           (unsigned long long)commit->record.step, from->tile, from->unit);
+                           (unsigned long long)commit->record.point.step, from->tile, from->unit);
         own[i] = (struct state_placed){from->offset[from->newest], from->sum[from->newest]};
     }
     return 0;
@@ -222,7 +196,7 @@ int state_fill_extents(state_commit *commit)
 
 static void note_commit(state_commit *self)
 {
-    self->committed_step = self->record.step;
+    self->committed_step = self->record.point.step;
     self->has_commit = true;
 }
 
@@ -296,7 +270,8 @@ int state_run_commit(void *user, const program *prog, const op *item)
     state_commit *self = user;
     int rc = commit_record(self);
     if (rc < 0)
-        return err_prefix(rc, "the commit of step %llu", (unsigned long long)self->record.step);
+        return err_prefix(rc, "the commit of step %llu",
+                          (unsigned long long)self->record.point.step);
     return state_keep_commit(self, &self->record);
 }
 

@@ -150,7 +150,7 @@ int state_look_at_run(const char *path, state_view *view, state_found_run *out,
     int there = look_at_record(&look, path);
     if (there >= 0) {
         out->state = name_state(view, there);
-        out->step = view->record.step;
+        out->step = view->record.point.step;
     }
     state_view_close(view);
     if (there < 0 && there != ERR_INPUT)

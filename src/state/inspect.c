@@ -100,7 +100,7 @@ static bool is_kept(const char *path, state_view *scratch, uint64_t *step)
 {
     int rc = state_view_open(scratch, path, false);
     bool is_whole = rc == 0 && scratch->has_record && scratch->record.state == MANIFEST_COMMITTED;
-    *step = scratch->record.step;
+    *step = scratch->record.point.step;
     state_view_close(scratch);
     return is_whole;
 }

@@ -321,13 +321,11 @@ static int write_note(state_keeper *self, const manifest *record)
     manifest *note = &self->record;
     note->state = MANIFEST_BEGUN;
     note->generation = record->generation - 1;
-    note->step = note->window_count = note->skipped_count = 0;
+    note->point.step = note->point.window_count = note->point.skipped_count = 0;
     int rc = manifest_write(self->state_dir, note);
     note->state = record->state;
     note->generation = record->generation;
-    note->step = record->step;
-    note->window_count = record->window_count;
-    note->skipped_count = record->skipped_count;
+    note->point = record->point;
     TRY(rc);
     TRY(file_sync_directory(self->step_dir));
     TRY(file_sync_directory(self->keep_dir));
@@ -390,7 +388,7 @@ static int prepare(state_keeper *self, const manifest *record)
         return err_set(ERR_INTERNAL,
                        "a commit of %" PRIu64 " extents cannot be kept: there is room for %" PRIu64,
                        record->extent_count, self->extent_capacity);
-    TRY(name_step(self, record->step));
+    TRY(name_step(self, record->point.step));
     self->record = *record;
     memset(&self->record.leftover, 0, sizeof self->record.leftover);
     self->record.slabs.drive_count = 0; /* until name_drives has named them */
@@ -447,22 +445,23 @@ static void warn(const manifest *record, const err_record *failure)
 {
     static const char *const rest = "the run goes on, and its own commit of that step is intact";
     if (failure->code != -ENOSPC && failure->code != -EDQUOT) {
-        log_warn("the commit of step %" PRIu64 " is not kept: %s; %s", record->step, failure->text,
-                 rest);
+        log_warn("the commit of step %" PRIu64 " is not kept: %s; %s", record->point.step,
+                 failure->text, rest);
         return;
     }
     char size[SIZE_TEXT_BYTES], space[KEEP_TEXT_BYTES];
     describe_space(record, space);
     log_warn("the commit of step %" PRIu64 " is not kept: %s; it needs %s, free are %s: "
              "make room, remove kept commits that nobody needs, or keep fewer (run.keep); %s",
-             record->step, failure->text, size_format(extents_bytes(record), size), space, rest);
+             record->point.step, failure->text, size_format(extents_bytes(record), size), space,
+             rest);
 }
 
 static void log_copy(state_keeper *self, uint64_t copied_bytes)
 {
     char size[SIZE_TEXT_BYTES];
     size_format(copied_bytes, size);
-    log_debug("the commit of step %" PRIu64 " is kept in %s: %s copied", self->record.step,
+    log_debug("the commit of step %" PRIu64 " is kept in %s: %s copied", self->record.point.step,
               self->step_dir, size);
     if (copied_bytes == 0 || self->has_logged_size)
         return;
@@ -553,7 +552,7 @@ int state_keep_record(state_keeper *self, const manifest *record, int outcome)
 int state_keep(state_keeper *self, const struct ranks *ranks, const slab *disk,
                const manifest *record)
 {
-    if (!state_is_kept(self->asked, record->step))
+    if (!state_is_kept(self->asked, record->point.step))
         return 0;
     int begins = ranks->rank == 0 ? state_keep_begin(self, record) : 0;
     TRY(ranks_agree(ranks, "keeping of the commit", begins < 0 ? begins : 0));

@@ -170,7 +170,7 @@ static int collect(const recut *self, recut_side *side)
             return err_prefix(io_request_error(of, done[i]),
                               "moving the commit of step %" PRIu64
                               " to another layout: unit %u, tile %u of %s",
-                              self->work->found->step, tile->unit, tile->tile, side->name);
+                              self->work->found->point.step, tile->unit, tile->tile, side->name);
         slot->phase = tile->entry ? RECUT_FREE : RECUT_READ;
         if (tile->entry)
             place_written(tile->entry, 0, tile->checksum);
@@ -224,7 +224,7 @@ static int check_sum(const recut *self, const recut_slot *slot)
         " cannot be moved; sluice verify on the run directory lists all that is damaged; "
         "go on from a commit that was kept (run.keep), or begin anew with --fresh",
         tile->unit, tile->tile, tile->size_bytes, file_offset, path, sum, tile->checksum,
-        work->found->step);
+        work->found->point.step);
 }
 
 /* Begins reads of the next old tiles, as far as there is memory. */
@@ -357,7 +357,7 @@ static int copy_elems(recut *self, const recut_tile *tile, unsigned char *data,
         return err_set(ERR_CORRUPT,
                        "the commit of step %" PRIu64 " has %u values per parameter of unit %u and "
                        "the run's optimizer %u: its manifest is of another run",
-                       self->work->found->step, tile_stream_count(old), tile->unit,
+                       self->work->found->point.step, tile_stream_count(old), tile->unit,
                        tile_stream_count(streams));
     for (uint32_t s = 0; s < tile_stream_count(streams); s++) {
         uint64_t target = tile_stream_offset(streams, tile->elem_count, s) +
@@ -409,12 +409,12 @@ static void report(recut *self, bool is_end)
     if (is_end)
         log_info("the commit of step %" PRIu64 " is in its new layout: %s in %" PRIu64
                  " tiles, were %" PRIu64 ", in %.1f s (%.2f GB/s read and written)",
-                 self->work->found->step, size_format(self->done_bytes, done),
+                 self->work->found->point.step, size_format(self->done_bytes, done),
                  self->fresh.tile_count, self->old.tile_count, seconds, rate);
     else
         log_info("moving the commit of step %" PRIu64
                  " to its new layout: %s of %s (%.2f GB/s read and written)",
-                 self->work->found->step, size_format(self->done_bytes, done),
+                 self->work->found->point.step, size_format(self->done_bytes, done),
                  size_format(self->total_bytes, total), rate);
 }
 
@@ -427,7 +427,7 @@ static int check_stop(const recut *self)
         ERR_STOPPED,
         "stopped on request while the commit of step %" PRIu64
         " was being moved to another layout; it is as it was: resume with the same command",
-        self->work->found->step);
+        self->work->found->point.step);
 }
 
 static int stream(recut *self)

@@ -168,7 +168,7 @@ static int check_covered(const recut *self)
                            "the commit of step %" PRIu64
                            " has no extents of unit %u from element %" PRIu64
                            " on, of which the model has %" PRIu64,
-                           work->found->step, unit, reached, work->unit_elems[unit]);
+                           work->found->point.step, unit, reached, work->unit_elems[unit]);
     }
     return 0;
 }
@@ -218,7 +218,7 @@ static int check_units(const recut *self)
             rc = err_set(ERR_CORRUPT,
                          "the commit of step %" PRIu64
                          " has more units than the model: its manifest is of another model",
-                         found->step);
+                         found->point.step);
     }
     for (uint32_t u = 0; rc == 0 && u < work->unit_count; u++) {
         uint64_t expected = whole_elems(work->unit_elems[u], self->old_world);
@@ -226,13 +226,13 @@ static int check_units(const recut *self)
             rc = err_set(ERR_CORRUPT,
                          "the commit of step %" PRIu64
                          " has fewer units than the model: its manifest is of another model",
-                         found->step);
+                         found->point.step);
         else if (elems[u] != expected)
             rc = err_set(ERR_CORRUPT,
                          "the commit of step %" PRIu64 " has %" PRIu64
                          " elements of unit %u where the model has %" PRIu64
                          ": its manifest is of another model",
-                         found->step, elems[u], u, expected);
+                         found->point.step, elems[u], u, expected);
     }
     mem_free(elems);
     return rc;
@@ -251,12 +251,12 @@ int recut_check_work(const recut *self)
             "the commit of step %" PRIu64
             " has %u values per parameter and the run's optimizer %u: its manifest is of "
             "another optimizer",
-            work->found->step, tile_stream_count(found), count);
+            work->found->point.step, tile_stream_count(found), count);
     if (found != work->state_streams && !(setup_is_imported(work->found) && found == count))
         return err_set(ERR_CORRUPT,
                        "the commit of step %" PRIu64 " has state in %s and the run in %s: its "
                        "manifest is of another run",
-                       work->found->step, setup_formats_text(found, was),
+                       work->found->point.step, setup_formats_text(found, was),
                        setup_formats_text(work->state_streams, is));
     for (uint64_t i = 0; i < self->old.tile_count; i++)
         if (self->old.tiles[i].param_bytes != 0 &&
@@ -264,7 +264,7 @@ int recut_check_work(const recut *self)
             return err_set(ERR_CORRUPT,
                            "the commit of step %" PRIu64 " has frozen params of %u bytes, and the "
                            "run's are %s: its manifest is of another dtype",
-                           work->found->step, self->old.tiles[i].param_bytes,
+                           work->found->point.step, self->old.tiles[i].param_bytes,
                            dtype_name(work->param_type));
     TRY(check_fresh(self));
     TRY(check_units(self));

@@ -308,9 +308,7 @@ static int copy_extents(struct state_run *self, const manifest *found, slab *old
     TRY(ranks_agree(&self->ranks, "move of the commit", state_recut_copy(&work)));
     place_table_commit(engine->places);
     manifest *record = &self->commit.record;
-    state_point point;
-    state_point_take(&point, found);
-    state_point_put(&point, record);
+    record->point = found->point;
     record->state = MANIFEST_COMMITTED;
     return state_fill_extents(&self->commit);
 }
@@ -422,7 +420,7 @@ static int recut(struct state_run *self, const manifest *found, manifest *scratc
         TRY(ranks_agree(&self->ranks, "slabs of the commit", state_recut_check(&part)));
     if (self->is_borrowed) {
         if (self->ranks.rank == 0)
-            log_info("the commit of step %" PRIu64 " in %s is copied", found->step,
+            log_info("the commit of step %" PRIu64 " in %s is copied", found->point.step,
                      self->from.path);
         rc = state_draw_uuid(&self->ranks, uuid);
         if (rc == 0)
@@ -432,7 +430,7 @@ static int recut(struct state_run *self, const manifest *found, manifest *scratc
         if (self->ranks.rank == 0)
             log_info("the commit of step %" PRIu64
                      " is moved: other drives, tile size, layout or ranks than before",
-                     found->step);
+                     found->point.step);
         scratch->generation = found->generation;
         rc = name_new_slabs(self, found, scratch, uuid);
         set_store_aside(self);

@@ -28,7 +28,7 @@ int state_check_committed(const manifest *record, const char *run_dir)
         return err_set(ERR_INPUT,
                        "the run in %s has one place per extent (run.commit_every 0) and was not "
                        "stopped cleanly: its state was changed in place after step %" PRIu64,
-                       run_dir, record->step);
+                       run_dir, record->point.step);
     return 0;
 }
 

@@ -81,7 +81,7 @@ static int read_older(const struct state_slab_age *asked, manifest *older)
     mem_free(bytes);
     return rc == 0 && older->state == MANIFEST_COMMITTED &&
            older->extent_count == asked->newest->extent_count &&
-           older->step < asked->newest->step &&
+           older->point.step < asked->newest->point.step &&
            memcmp(older->slabs.uuid, asked->newest->slabs.uuid, sizeof older->slabs.uuid) == 0;
 }
 
@@ -101,7 +101,7 @@ static int compare_samples(sampler *self, const uint64_t *idx, uint32_t count)
     int is_older = read_older(self->asked, older);
     for (uint32_t i = 0; is_older > 0 && i < count; i++)
         is_older = is_as_committed(self, older, idx[i]);
-    uint64_t step = older->step;
+    uint64_t step = older->point.step;
     if (is_older > 0)
         *self->older_step = step;
     manifest_fini(older);
@@ -111,7 +111,7 @@ static int compare_samples(sampler *self, const uint64_t *idx, uint32_t count)
                        "the slab %s is an old copy: it holds the commit of step %" PRIu64
                        ", and the run is at step %" PRIu64
                        "; put the newer slab back, or the run directory of the slab's time too",
-                       path, step, newest->step);
+                       path, step, newest->point.step);
     if (is_older < 0 || count < 2)
         return is_older < 0 ? is_older : 0; /* one tile may be damaged */
     return err_set(
@@ -119,7 +119,7 @@ static int compare_samples(sampler *self, const uint64_t *idx, uint32_t count)
         "the slab %s is not that of the run's commit of step %" PRIu64
         ": none of %u tiles that were compared is as committed, so it is an old copy or was "
         "overwritten; put the right slab back, or the run directory of the slab's time too",
-        path, newest->step, count);
+        path, newest->point.step, count);
 }
 
 static int sample(sampler *self)

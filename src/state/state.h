@@ -26,19 +26,6 @@
 #include "engine/engine.h"
 #include "state/run_dir.h"
 
-/* A point of a run between two steps: the counters that a commit stores and a resume restores. */
-struct state_point {
-    uint64_t seed; /* seed of the initial weights */
-    uint64_t step, window_count, skipped_count;
-    double loss_scale;
-    uint64_t scale_iteration, scale_hysteresis_left;
-    int64_t scale_last_overflow;
-};
-typedef struct state_point state_point;
-/* take: reads the point from a manifest. put: writes it into one. Neither is collective. */
-void state_point_take(state_point *self, const manifest *from);
-void state_point_put(const state_point *self, manifest *record);
-
 struct state_keeper; /* the copies of commits; see kept_commits.c */
 typedef struct state_keeper state_keeper;
 struct state_placed;

@@ -381,7 +381,7 @@ static int verify_all(verifier *self)
     TRY(state_view_open(&self->view, self->asked->run_dir, true));
     look_at_slots(self);
     TRY(check_record(self));
-    self->out->step = record->step;
+    self->out->step = record->point.step;
     self->out->extent_count = record->extent_count;
     self->out->world_size = self->world = rank_slabs_world(record);
     self->net = self->world > 1 ? model_of(self) : NULL;

@@ -32,19 +32,17 @@ static int write_trace(const struct loop *self)
 int loop_commit_now(struct loop *self)
 {
     state_commit *commit = &self->run.commit;
-    if (commit->has_commit && commit->committed_step == self->run.record.step)
+    if (commit->has_commit && commit->committed_step == self->run.record.point.step)
         return 0;
     TRY(loop_apply_pending(self));
-    state_point now;
-    state_point_take(&now, &self->run.record);
-    state_point_put(&now, &commit->record);
-    return engine_run(self->run.engine, PROGRAM_SAVE, self->run.record.step, NULL);
+    commit->record.point = self->run.record.point;
+    return engine_run(self->run.engine, PROGRAM_SAVE, self->run.record.point.step, NULL);
 }
 
 int loop_is_evaluated(const struct loop *self, bool *is_done)
 {
     uint8_t is_last = self->resumed && self->run.ranks.rank == 0 &&
-                      metrics_file_ends_evaluated(&self->metrics, self->run.record.step);
+                      metrics_file_ends_evaluated(&self->metrics, self->run.record.point.step);
     TRY(ranks_from_rank0(&self->run.ranks, "last evaluation", &is_last, sizeof is_last));
     *is_done = is_last;
     return 0;
@@ -121,5 +119,5 @@ int loop_rescue(struct loop *self, int failed)
     if (self->spoiled || failed == ERR_CORRUPT || loop_commit_now(self) < 0)
         return tell_last_commit(self, &first); /* here also if the engine itself failed */
     return err_set(failed, "%s; the state after step %" PRIu64 " is committed", first.text,
-                   self->run.record.step);
+                   self->run.record.point.step);
 }

@@ -28,7 +28,7 @@ static void put_counters(const struct loop *self, uint32_t *counters)
     if (!model_has_dropout(&net->spec))
         return;
     for (uint64_t i = 0; i < count; i++) {
-        counters[2 * i] = (uint32_t)(self->run.record.step + 1);
+        counters[2 * i] = (uint32_t)(self->run.record.point.step + 1);
         counters[2 * i + 1] = (uint32_t)((self->run.ranks.rank * count + i) * net->micro_batch);
     }
 }

@@ -90,8 +90,8 @@ static int commit_older(struct loop *self)
     uint64_t step = self->before.step;
     if (!finds_older(self) || !is_due(self, step) || !state_is_kept(self->run.job, step))
         return 0;
-    state_point_put(&self->before, &self->run.commit.record);
-    return engine_run(self->run.engine, PROGRAM_SAVE, self->run.record.step, NULL);
+    self->run.commit.record.point = self->before;
+    return engine_run(self->run.engine, PROGRAM_SAVE, self->run.record.point.step, NULL);
 }
 
 int loop_apply_pending(struct loop *self)
@@ -100,7 +100,7 @@ int loop_apply_pending(struct loop *self)
         return 0;
     TRY(commit_older(self));
     self->pending = false;
-    return engine_run(self->run.engine, PROGRAM_FLUSH, self->run.record.step, NULL);
+    return engine_run(self->run.engine, PROGRAM_FLUSH, self->run.record.point.step, NULL);
 }
 
 /* True if any rank was asked to stop. All ranks learn it at the same step. */
@@ -165,7 +165,7 @@ int loop_evaluate(struct loop *self, bool is_last)
         if (is_stopped(self) && !is_last)
             return 0; /* stop at once; an unfinished evaluation has no result */
         TRY(loop_load_windows(self, self->valid_data, false, r * windows));
-        TRY(engine_run(self->run.engine, PROGRAM_EVAL, self->run.record.step, NULL));
+        TRY(engine_run(self->run.engine, PROGRAM_EVAL, self->run.record.point.step, NULL));
         TRY(mean_loss(self, &losses));
         double mean = losses.tokens;
         uint64_t targets = self->run.engine->step.target_count;
@@ -176,7 +176,8 @@ int loop_evaluate(struct loop *self, bool is_last)
     }
     /* Programs have the same weight, unless some targets do not count. */
     double weight = mixture_has_uncounted(self->valid_data) ? (double)counted : (double)runs;
-    struct train_eval eval = {.step = self->run.record.step, .loss = counted ? sum / weight : NAN};
+    struct train_eval eval = {.step = self->run.record.point.step,
+                              .loss = counted ? sum / weight : NAN};
     self->summary->eval_loss = eval.loss;
     self->summary->eval_given = true;
     metrics_line line = {
@@ -308,23 +309,21 @@ static int note_overflow(struct loop *self, double loss)
 
 /* The state that the next steady step would commit: the state at its begin, which lacks a pending
  * update, or the state with all updates. */
-static const state_point *state_to_commit(const struct loop *self, state_point *now)
+static const manifest_point *state_to_commit(const struct loop *self)
 {
-    state_point_take(now, &self->run.record);
-    return finds_older(self) ? &self->before : now;
+    return finds_older(self) ? &self->before : &self->run.record.point;
 }
 
 /* Before a steady step: decides if it commits, and which state. */
 static void decide_commit(struct loop *self)
 {
     state_commit *commit = &self->run.commit;
-    state_point now;
     if (self->run.setup->set.commit == PLAN_COMMIT_APART)
         return;
-    const state_point *state = state_to_commit(self, &now);
+    const manifest_point *state = state_to_commit(self);
     self->run.engine->is_committing = is_due(self, state->step);
     if (self->run.engine->is_committing)
-        state_point_put(state, &commit->record);
+        commit->record.point = *state;
 }
 
 /* Between steps: makes a due commit that no step can make beside its work. If updates are left for
@@ -332,16 +331,16 @@ static void decide_commit(struct loop *self)
  * next step does not commit the state at its begin. */
 static int commit_between(struct loop *self)
 {
-    if (!is_due(self, self->run.record.step) && !is_due(self, self->before.step))
+    if (!is_due(self, self->run.record.point.step) && !is_due(self, self->before.step))
         return 0;
     bool apart = self->run.setup->set.commit == PLAN_COMMIT_APART;
     if (!apart && !(engine_leaves_update(self->run.setup) && !self->pending))
         return 0;
-    if (apart && !is_due(self, self->run.record.step))
+    if (apart && !is_due(self, self->run.record.point.step))
         return 0;
     if (self->run.engine->step.skip) /* the skipped step changed nothing */
         TRY(commit_older(self));
-    return is_due(self, self->run.record.step) || is_due(self, self->before.step)
+    return is_due(self, self->run.record.point.step) || is_due(self, self->before.step)
                ? loop_commit_now(self)
                : 0;
 }
@@ -351,7 +350,7 @@ static int run_step_program(struct loop *self, run_totals *run, enum program_kin
 {
     struct engine *engine = self->run.engine;
     bool leaves_update = engine_leaves_update(self->run.setup);
-    engine->step.step = self->run.record.step + 1;
+    engine->step.step = self->run.record.point.step + 1;
     engine->step.loss_scale = self->scaler.scale;
     if (!leaves_update)
         engine->step.skip = false; /* until the norm is known */
@@ -410,10 +409,10 @@ static int watch_step(struct loop *self, const run_totals *run, enum program_kin
  * nothing else has changed. */
 static int leave_step(struct loop *self)
 {
-    state_point_take(&self->before, &self->run.record);
+    self->before = self->run.record.point;
     self->run.engine->step.is_given_up = false;
     self->was_left = true;
-    return err_set(-ECANCELED, "step %" PRIu64 " was given up", self->run.record.step + 1);
+    return err_set(-ECANCELED, "step %" PRIu64 " was given up", self->run.record.point.step + 1);
 }
 
 static int one_step(struct loop *self)
@@ -424,19 +423,19 @@ static int one_step(struct loop *self)
     uint64_t events_begin = engine->ring.written;
     enum program_kind kind;
     struct loop_losses losses;
-    TRY(loop_load_windows(self, self->train_data, true, self->run.record.window_count));
+    TRY(loop_load_windows(self, self->train_data, true, self->run.record.point.window_count));
     run_totals run;
     self->run.engine->step.is_given_up = false;
     TRY(run_step_program(self, &run, &kind));
     if (self->run.engine->step.is_given_up)
         return leave_step(self);
     bool skipped = self->run.engine->step.skip;
-    state_point_take(&self->before, &self->run.record);
-    self->run.record.step++;
-    self->run.record.window_count += loop_step_windows(self);
-    self->run.record.skipped_count += skipped;
+    self->before = self->run.record.point;
+    self->run.record.point.step++;
+    self->run.record.point.window_count += loop_step_windows(self);
+    self->run.record.point.skipped_count += skipped;
     TRY(mean_loss(self, &losses));
-    if (is_warm_up(self, self->run.record.step))
+    if (is_warm_up(self, self->run.record.point.step))
         TRY(loop_apply_pending(self));
     if (self->run.engine->step.target_count == 0 && self->run.ranks.rank == 0)
         log_warn("step %" PRIu64 ": not one of its %" PRIu64
@@ -469,7 +468,7 @@ int loop_step(struct loop *self)
 void loop_begin_steps(struct loop *self)
 {
     self->begin_ns = clock_ns();
-    self->begin_step = self->run.record.step;
+    self->begin_step = self->run.record.point.step;
 }
 
 static void check_seal(struct loop *self, bool last)
@@ -497,7 +496,7 @@ static void check_seal(struct loop *self, bool last)
 /* A stop comes before an evaluation that is due, so a resumed run makes that evaluation first. */
 static int evaluate_missed(struct loop *self)
 {
-    uint64_t every = self->run.job->run.eval_every, step = self->run.record.step;
+    uint64_t every = self->run.job->run.eval_every, step = self->run.record.point.step;
     bool is_due = every && self->resumed && step > 0 && step % every == 0, is_done;
     if (!is_due || step >= self->run.job->run.steps)
         return 0;
@@ -515,12 +514,12 @@ int loop_run_steps(struct loop *self)
     int rc = loop_share_step(self, &none, &none); /* a stop that was requested before */
     if (rc == 0)
         rc = evaluate_missed(self);
-    while (rc == 0 && self->run.record.step < self->run.job->run.steps && !is_stopped(self)) {
+    while (rc == 0 && self->run.record.point.step < self->run.job->run.steps && !is_stopped(self)) {
         rc = loop_step(self);
-        if (rc == 0 && every && self->run.record.step % every == 0 &&
-            self->run.record.step < self->run.job->run.steps)
+        if (rc == 0 && every && self->run.record.point.step % every == 0 &&
+            self->run.record.point.step < self->run.job->run.steps)
             rc = loop_evaluate(self, false);
-        if (!sealed && self->run.record.step - self->begin_step >= SEAL_AFTER_STEPS) {
+        if (!sealed && self->run.record.point.step - self->begin_step >= SEAL_AFTER_STEPS) {
             sealed = true;
             check_seal(self, false);
         }
@@ -530,5 +529,5 @@ int loop_run_steps(struct loop *self)
     self->summary->seconds = (double)(clock_ns() - self->begin_ns) * 1e-9;
     if (rc < 0)
         return rc;
-    return is_stopped(self) && self->run.record.step < self->run.job->run.steps;
+    return is_stopped(self) && self->run.record.point.step < self->run.job->run.steps;
 }

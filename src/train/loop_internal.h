@@ -24,9 +24,9 @@ struct step_word;
 
 struct loop {
     const struct train_options *options;
-    struct state_run run; /* ranks, setup, engine, run directory, manifest record, commit */
-    manifest found;       /* the manifest that the run starts from; freed when the state is made */
-    state_point before;   /* step and counters one step earlier */
+    struct state_run run;  /* ranks, setup, engine, run directory, manifest record, commit */
+    manifest found;        /* the manifest that the run starts from; freed when the state is made */
+    manifest_point before; /* step and counters one step earlier */
     struct hf_first_weights first;
     /* train_data NULL: random tokens. valid_data NULL: no evaluation. */
     mixture *train_data, *valid_data;

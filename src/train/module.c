@@ -39,7 +39,7 @@ int loop_evaluate_module(struct loop *self, double *loss)
     engine->step.is_given_up = false;
     self->module_losses[0] = (double)NAN;
     engine->step.target_count = self->run.ranks.world;
-    int rc = engine_run(engine, PROGRAM_EVAL, self->run.record.step, NULL);
+    int rc = engine_run(engine, PROGRAM_EVAL, self->run.record.point.step, NULL);
     if (rc < 0)
         return rc;
     bool is_given_up = engine->step.is_given_up;
@@ -56,7 +56,7 @@ int loop_evaluate_module(struct loop *self, double *loss)
     self->summary->eval_given = true;
     const metrics_line line = {
         .is_eval = true,
-        .step = self->run.record.step,
+        .step = self->run.record.point.step,
         .valid_loss = (float)*loss,
         .tokens = self->run.ranks.world,
         .seconds = (double)(clock_ns() - begin_ns) * 1e-9,

@@ -157,10 +157,10 @@ static int open_all(struct loop *self)
     if (rc < 0 && is_to_be_undone(self))
         return remove_failed(self, rc);
     if (rc == ERR_CORRUPT && exists)
-        return err_prefix(rc, "the commit of step %" PRIu64 " in %s cannot be resumed", found->step,
-                          self->run.dir.path);
+        return err_prefix(rc, "the commit of step %" PRIu64 " in %s cannot be resumed",
+                          found->point.step, self->run.dir.path);
     if (rc < 0 && exists && (!self->run.is_borrowed || self->run.is_moved))
-        return name_commit(rc, found->step);
+        return name_commit(rc, found->point.step);
     TRY(rc);
     self->summary->was_resumed = self->resumed;
     return 0;
@@ -176,7 +176,7 @@ static int run_all(struct loop *self)
         return end_trial(self, stopped);
     if (stopped < 0)
         return loop_rescue(self, stopped);
-    self->summary->step = self->run.record.step;
+    self->summary->step = self->run.record.point.step;
     int finished = loop_finish(self, stopped == 1);
     if (finished < 0)
         return loop_rescue(self, finished);
@@ -186,7 +186,7 @@ static int run_all(struct loop *self)
         return err_set(ERR_STOPPED,
                        "stopped on request after step %" PRIu64 " of %" PRIu64
                        "; state is committed, resume with the same command (without --fresh)",
-                       self->run.record.step, self->run.job->run.steps);
+                       self->run.record.point.step, self->run.job->run.steps);
     return 0;
 }
 
@@ -315,10 +315,10 @@ int train_step(train_session *self, struct train_progress *progress)
 {
     TRY(check_usable(self));
     struct loop *loop = self->loop;
-    if (loop->run.record.step >= loop->run.job->run.steps)
+    if (loop->run.record.point.step >= loop->run.job->run.steps)
         return err_set(ERR_USAGE,
                        "step %" PRIu64 " is the run's last (run.steps): raise it to go on",
-                       loop->run.record.step);
+                       loop->run.record.point.step);
     TRY(note(self, leave_commit(loop)));
     int rc = loop_step(loop);
     TRY(loop->was_left ? rc : note(self, rc));
@@ -348,7 +348,7 @@ int train_commit(train_session *self, uint64_t *step)
         return err_set(ERR_USAGE, "this run is temporary: it makes no commits");
     TRY(note(self, ranks_meet(&self->loop->run.ranks, "a commit between steps")));
     TRY(note(self, loop_commit_now(self->loop)));
-    *step = self->loop->run.record.step;
+    *step = self->loop->run.record.point.step;
     return 0;
 }
 
@@ -436,7 +436,7 @@ void train_get_summary(const train_session *self, struct train_summary *summary,
                        struct setup_summary *plan)
 {
     *summary = self->summary;
-    summary->step = self->loop->run.record.step;
+    summary->step = self->loop->run.record.point.step;
     setup_summarize(self->loop->run.setup, plan);
 }
 

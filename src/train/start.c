@@ -19,9 +19,9 @@ static int refuse_fresh(const struct loop *self, const manifest *found, bool is_
     if (is_read && found->state == MANIFEST_RUNNING)
         snprintf(what, sizeof what,
                  "a run of one place per extent, stopped or killed after step %" PRIu64,
-                 found->step);
+                 found->point.step);
     else if (is_read)
-        snprintf(what, sizeof what, "a run with a commit of step %" PRIu64, found->step);
+        snprintf(what, sizeof what, "a run with a commit of step %" PRIu64, found->point.step);
     return err_set(ERR_INPUT,
                    "a fresh run needs a new or empty run.dir, but %s holds %s: name another "
                    "run.dir, or remove that one (%s %s)",
@@ -97,7 +97,7 @@ static int look_at_run(struct loop *self, manifest *found, int *there)
                        "stopped cleanly after step %" PRIu64
                        ": its state was changed in place and cannot be resumed; begin in another "
                        "run.dir, with run.commit_every above 0 to be able to go on",
-                       self->run.dir.path, found->step);
+                       self->run.dir.path, found->point.step);
     return 0;
 }
 
@@ -191,7 +191,7 @@ static void tell_settings(const struct loop *self, const manifest *found)
     char text[TEXT_BYTES];
     uint64_t tokens = 0, has = self->train_data ? mixture_token_count(self->train_data) : 0;
     job *was = job_read_of_run(self->run.dir.path, found->world_size ? found->world_size : 1);
-    if (was && job_list_changes(was, self->run.job, found->step, text, sizeof text) > 0)
+    if (was && job_list_changes(was, self->run.job, found->point.step, text, sizeof text) > 0)
         log_warn("the run in %s goes on with other settings: %s", self->run.dir.path, text);
     if (read_tokens(self->run.dir.path, &tokens) && tokens != has &&
         (!was || has_same_files(was, self->run.job)))
@@ -214,28 +214,28 @@ static bool is_kept_commit(const manifest *found)
 static void tell_changes(const struct loop *self, const manifest *found)
 {
     const struct job *asked = self->run.job;
-    if (found->seed != asked->run.seed && !setup_is_imported(found))
+    if (found->point.seed != asked->run.seed && !setup_is_imported(found))
         log_warn("run.seed is %" PRIu64 ", but the weights began with %" PRIu64
                  ": it changes nothing in a run that goes on",
-                 asked->run.seed, found->seed);
+                 asked->run.seed, found->point.seed);
     if (!self->run.is_borrowed) {
         if (!setup_is_imported(found)) /* an import has made no step with other settings */
             tell_settings(self, found);
         if (self->options->from)
             log_info("the run in %s has already begun: --from %s is ignored", self->run.dir.path,
                      self->options->from);
-        if (is_kept_commit(found) && found->step < asked->run.steps)
+        if (is_kept_commit(found) && found->point.step < asked->run.steps)
             log_warn(
                 "%s is a kept commit: the run goes on from it and it is not kept any more; --from "
                 "with another run.dir leaves it unchanged",
                 self->run.dir.path);
     }
-    if (found->step >= asked->run.steps)
-        log_line(found->step > asked->run.steps ? LOG_WARN : LOG_INFO,
+    if (found->point.step >= asked->run.steps)
+        log_line(found->point.step > asked->run.steps ? LOG_WARN : LOG_INFO,
                  "nothing to train: the run in %s is at step %" PRIu64
                  ", and run.steps is %" PRIu64,
-                 self->run.is_borrowed ? self->run.from.path : self->run.dir.path, found->step,
-                 asked->run.steps);
+                 self->run.is_borrowed ? self->run.from.path : self->run.dir.path,
+                 found->point.step, asked->run.steps);
 }
 
 /* ---- start ---- */
@@ -243,18 +243,16 @@ static void tell_changes(const struct loop *self, const manifest *found)
 /* Sets the engine and the loop to the point of the commit. */
 static int take_point(struct loop *self, const manifest *found)
 {
-    state_point point;
-    state_point_take(&point, found);
+    self->run.record.point = found->point;
     if (setup_is_imported(found)) /* its weights were not drawn, and no step was made */
-        point.seed = self->run.job->run.seed;
-    state_point_put(&point, &self->run.record);
+        self->run.record.point.seed = self->run.job->run.seed;
     TRY(loss_scaler_load(&self->scaler, found));
     self->resumed = true;
     self->run.commit.has_commit = true;
-    self->run.commit.committed_step = found->step;
-    self->run.engine->step.step = found->step;
-    self->run.engine->step.applied = found->step - found->skipped_count;
-    self->run.engine->step.seed = point.seed;
+    self->run.commit.committed_step = found->point.step;
+    self->run.engine->step.step = found->point.step;
+    self->run.engine->step.applied = found->point.step - found->point.skipped_count;
+    self->run.engine->step.seed = self->run.record.point.seed;
     return 0;
 }
 
@@ -285,7 +283,7 @@ int loop_start(struct loop *self, manifest *found)
         self->run.commit.record.generation = self->run.record.generation;
     }
     self->run.engine->step.loss_scale = self->scaler.scale;
-    state_point_take(&self->before, &self->run.record);
+    self->before = self->run.record.point;
     return 0;
 }
 
@@ -293,7 +291,7 @@ static int open_metrics(struct loop *self)
 {
     char path[FILE_PATH_BYTES + 16];
     snprintf(path, sizeof path, "%s/metrics.jsonl", self->run.dir.path);
-    uint64_t step = self->resumed ? self->run.record.step : 0;
+    uint64_t step = self->resumed ? self->run.record.point.step : 0;
     TRY(metrics_file_open(&self->metrics, path, self->run.job->run.mode, step));
     const char *board = self->run.job->run.tensorboard;
     if (board[0] == '\0' || self->options->is_trial)
@@ -347,13 +345,12 @@ int loop_make_state(struct loop *self)
     TRY(ranks_agree(&self->run.ranks, "files of the run", write_files(self)));
     commit->metrics_fd = self->metrics.fd;
     if (self->resumed) {
-        log_info("resuming %s at step %" PRIu64, self->run.dir.path, self->run.record.step);
-        TRY(engine_run(self->run.engine, PROGRAM_LOAD, self->run.record.step, NULL));
+        log_info("resuming %s at step %" PRIu64, self->run.dir.path, self->run.record.point.step);
+        TRY(engine_run(self->run.engine, PROGRAM_LOAD, self->run.record.point.step, NULL));
     }
     if (self->run.job->run.commit_every == 0 && loop_is_kept(self)) {
-        state_point point; /* one place per extent: from here on the state is changed in place */
-        state_point_take(&point, &self->run.record);
-        state_point_put(&point, &commit->record);
+        /* one place per extent: from here on the state is changed in place */
+        commit->record.point = self->run.record.point;
         TRY(state_write_slot(&self->run.commit, MANIFEST_RUNNING));
         commit->has_commit = false;
     }

@@ -107,7 +107,7 @@ static void impossible_headers_are_found(void **state)
         {152, 8, 0, "loss scale"},
         {152, 8, UINT64_MAX, "loss scale"},
         {160, 8, (uint64_t)-2, "loss scale"},
-        {160, 8, record.scale_iteration, "loss scale"},
+        {160, 8, record.point.scale_iteration, "loss scale"},
         {168, 8, 0, "hysteresis of 0"},
         {176, 8, 0, "lengths"},
         {176, 8, UINT64_MAX - 7, "lengths"},
@@ -117,7 +117,7 @@ static void impossible_headers_are_found(void **state)
         {208, 4, 17, "leftover slabs are not whole"},
         {212, 4, 1, "not 0"},
     };
-    if (record.skipped_count == 0)
+    if (record.point.skipped_count == 0)
         put(bytes, 88, 8, 1); /* or a step of 0 would be possible */
     expect_broken(values, sizeof values / sizeof values[0], 0, count);
     manifest_fini(&record);
@@ -334,8 +334,8 @@ static void assert_possible(const manifest *record)
     if (record->identity[0])
         assert_int_equal(record->fingerprint,
                          XXH3_64bits(record->identity, strlen(record->identity)));
-    assert_true(record->skipped_count <= record->step);
-    assert_true(record->loss_scale > 0.0 && record->loss_scale < INFINITY);
+    assert_true(record->point.skipped_count <= record->point.step);
+    assert_true(record->point.loss_scale > 0.0 && record->point.loss_scale < INFINITY);
     if (record->state == MANIFEST_COMMITTED)
         assert_true(record->total_bytes > 0 && record->extent_count > 0 &&
                     record->slabs.drive_count > 0);

@@ -336,14 +336,16 @@ static void check_record(const manifest *self, unsigned slot)
     FUZZ_CHECK(!is_commit || (self->slabs.drive_count > 0 && self->extent_count > 0 &&
                               self->total_bytes > 0 && self->stripe_bytes > 0),
                "an empty commit");
-    FUZZ_CHECK(self->state != MANIFEST_BEGUN || self->step == 0, "step of a run that has begun");
+    FUZZ_CHECK(self->state != MANIFEST_BEGUN || self->point.step == 0,
+               "step of a run that has begun");
     FUZZ_CHECK((self->total_bytes == 0) == (self->stripe_bytes == 0), "total and stripe");
     FUZZ_CHECK(self->stripe_bytes == 0 || self->total_bytes % self->stripe_bytes == 0, "stripes");
-    FUZZ_CHECK(self->skipped_count <= self->step, "skipped steps");
-    FUZZ_CHECK(isfinite(self->loss_scale) && self->loss_scale > 0, "scale %g", self->loss_scale);
-    FUZZ_CHECK(self->scale_last_overflow >= -1 && self->scale_hysteresis_left >= 1 &&
-                   (self->scale_last_overflow < 0 ||
-                    (uint64_t)self->scale_last_overflow < self->scale_iteration),
+    FUZZ_CHECK(self->point.skipped_count <= self->point.step, "skipped steps");
+    FUZZ_CHECK(isfinite(self->point.loss_scale) && self->point.loss_scale > 0, "scale %g",
+               self->point.loss_scale);
+    FUZZ_CHECK(self->point.scale_last_overflow >= -1 && self->point.scale_hysteresis_left >= 1 &&
+                   (self->point.scale_last_overflow < 0 ||
+                    (uint64_t)self->point.scale_last_overflow < self->point.scale_iteration),
                "the scaler");
     FUZZ_CHECK(tile_streams_is_valid(self->state_streams), "streams %08x", self->state_streams);
     FUZZ_CHECK(self->world_size > 0 && self->slabs.rank_count == self->world_size, "world");
@@ -367,13 +369,8 @@ static void check_same_slabs(const manifest_slabs *a, const manifest_slabs *b)
 static void check_same(const manifest *a, const manifest *b)
 {
     FUZZ_CHECK(a->state == b->state && a->generation == b->generation &&
-                   a->fingerprint == b->fingerprint && a->step == b->step &&
-                   a->window_count == b->window_count && a->seed == b->seed &&
-                   a->skipped_count == b->skipped_count &&
-                   memcmp(&a->loss_scale, &b->loss_scale, sizeof a->loss_scale) == 0 &&
-                   a->scale_iteration == b->scale_iteration &&
-                   a->scale_last_overflow == b->scale_last_overflow &&
-                   a->scale_hysteresis_left == b->scale_hysteresis_left &&
+                   a->fingerprint == b->fingerprint &&
+                   memcmp(&a->point, &b->point, sizeof a->point) == 0 &&
                    a->tile_elems == b->tile_elems && a->total_bytes == b->total_bytes &&
                    a->stripe_bytes == b->stripe_bytes && a->state_streams == b->state_streams &&
                    a->extent_count == b->extent_count && a->world_size == b->world_size &&

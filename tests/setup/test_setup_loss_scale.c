@@ -213,28 +213,28 @@ static void impossible_states_are_refused(void **state)
 {
     static manifest good, bad;
     loss_scaler self = make(8, 4, 3, false, 1), before = self;
-    good = (manifest){.step = 12,
-                      .loss_scale = 64,
-                      .scale_iteration = 12,
-                      .scale_last_overflow = 11,
-                      .scale_hysteresis_left = 1};
+    good.point = (manifest_point){.step = 12,
+                                  .loss_scale = 64,
+                                  .scale_iteration = 12,
+                                  .scale_last_overflow = 11,
+                                  .scale_hysteresis_left = 1};
     static const double scales[] = {0, -1, INFINITY, NAN};
     for (size_t i = 0; i < sizeof scales / sizeof scales[0]; i++) {
         bad = good;
-        bad.loss_scale = scales[i];
+        bad.point.loss_scale = scales[i];
         assert_int_equal(loss_scaler_load(&self, &bad), ERR_CORRUPT);
     }
     static const int64_t lasts[] = {12, -2, INT64_MAX, INT64_MIN};
     for (size_t i = 0; i < sizeof lasts / sizeof lasts[0]; i++) {
         bad = good;
-        bad.scale_last_overflow = lasts[i];
+        bad.point.scale_last_overflow = lasts[i];
         assert_int_equal(loss_scaler_load(&self, &bad), ERR_CORRUPT);
     }
     bad = good;
-    bad.scale_iteration = UINT64_MAX;
+    bad.point.scale_iteration = UINT64_MAX;
     assert_int_equal(loss_scaler_load(&self, &bad), ERR_CORRUPT);
     bad = good;
-    bad.scale_hysteresis_left = 0;
+    bad.point.scale_hysteresis_left = 0;
     assert_error(loss_scaler_load(&self, &bad), ERR_CORRUPT, "step 12");
     assert_memory_equal(&self, &before, sizeof self);
     assert_ok(loss_scaler_load(&self, &good));
@@ -245,10 +245,10 @@ static void impossible_states_are_refused(void **state)
 static void the_job_rules_on_resume(void **state)
 {
     static manifest record;
-    record = (manifest){.loss_scale = 64,
-                        .scale_iteration = 12,
-                        .scale_last_overflow = -1,
-                        .scale_hysteresis_left = 7};
+    record.point = (manifest_point){.loss_scale = 64,
+                                    .scale_iteration = 12,
+                                    .scale_last_overflow = -1,
+                                    .scale_hysteresis_left = 7};
     loss_scaler self = make(8, 4, 3, false, 1);
     assert_ok(loss_scaler_load(&self, &record));
     assert_int_equal(self.hysteresis_left, 3);

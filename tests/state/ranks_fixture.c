@@ -158,7 +158,7 @@ void ranks_make_old(uint32_t world, bool is_sharded, uint64_t tile_elems)
         (struct ranks_run){.world = world, .is_sharded = is_sharded, .tile_elems = tile_elems};
     manifest *record = &ranks_old.record;
     record->state = MANIFEST_COMMITTED;
-    record->step = 77;
+    record->point.step = 77;
     record->world_size = world;
     record->is_replicated = world > 1 && !is_sharded;
     record->state_streams = RANKS_STREAMS;

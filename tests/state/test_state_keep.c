@@ -147,12 +147,12 @@ static void make_record(void)
     manifest *record = &rig.record;
     *record = (manifest){.state = MANIFEST_COMMITTED,
                          .generation = GENERATION,
-                         .step = STEP,
-                         .seed = 3,
+                         .point = {.step = STEP,
+                                   .seed = 3,
+                                   .loss_scale = 1,
+                                   .scale_last_overflow = -1,
+                                   .scale_hysteresis_left = 1},
                          .identity = "test=1\n",
-                         .loss_scale = 1,
-                         .scale_last_overflow = -1,
-                         .scale_hysteresis_left = 1,
                          .tile_elems = TILE_ELEMS_STEP,
                          .total_bytes = rig.disk.total_bytes,
                          .stripe_bytes = rig.disk.stripe_bytes,
@@ -258,7 +258,7 @@ static void check_copy(int turn)
     const manifest *read = &rig.read;
     assert_int_equal(read->state, MANIFEST_COMMITTED);
     assert_int_equal(read->generation, GENERATION);
-    assert_int_equal(read->step, STEP);
+    assert_int_equal(read->point.step, STEP);
     assert_int_equal(read->fingerprint, rig.record.fingerprint);
     assert_int_equal(read->leftover.drive_count, 0);
     assert_int_equal(read->slabs.drive_count, DRIVES);
@@ -294,11 +294,11 @@ static void which_steps(void **state)
 
 static void a_copy_is_a_run(void **state)
 {
-    rig.record.step = 51; /* not one to keep */
+    rig.record.point.step = 51; /* not one to keep */
     uint64_t count = count_all();
     keep();
     assert_int_equal(count_all(), count);
-    rig.record.step = STEP;
+    rig.record.point.step = STEP;
     keep();
     check_copy(0);
     check_extents(&rig.disk, 0);
@@ -307,10 +307,10 @@ static void a_copy_is_a_run(void **state)
     write_to(path_of("run/job.json"), "{}");
     keep(); /* there already: left alone */
     check_copy(0);
-    rig.record.step = 75;
+    rig.record.point.step = 75;
     rig.record.generation++;
     keep(); /* a second one beside it */
-    rig.record.step = STEP;
+    rig.record.point.step = STEP;
     rig.record.generation--;
     check_copy(0);
     assert_true(exists(path_of("run/keep/step-000000075/state/manifest-0")));
@@ -502,7 +502,7 @@ static void others_are_left_alone(void **state)
     manifest gone_on = rig.record; /* trained on in the copy */
     gone_on.leftover.drive_count = 0;
     gone_on.generation++;
-    gone_on.step = 60;
+    gone_on.point.step = 60;
     assert_ok(manifest_write(path_of("run/keep/step-000000050/state"), &gone_on));
     assert_int_equal(mkdir(path_of("run/keep/step-7"), 0777), 0); /* not a name of ours */
     uint64_t count = count_all();

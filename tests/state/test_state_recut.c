@@ -189,7 +189,7 @@ static void start(uint32_t old_drives, uint32_t new_drives)
     make_places();
     memset(&rig.found, 0, sizeof rig.found);
     rig.found.state = MANIFEST_COMMITTED;
-    rig.found.step = 77;
+    rig.found.point.step = 77;
     rig.found.state_streams = rig.streams;
     rig.found.total_bytes = rig.old.disk.total_bytes;
     rig.found.extents = rig.old.extents;

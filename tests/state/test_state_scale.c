@@ -202,7 +202,7 @@ static void check_record(const struct state_inspect_summary *found, uint64_t par
     }
     assert_int_equal(record->extent_count, extents);
     assert_int_equal(record->state, MANIFEST_COMMITTED);
-    assert_int_equal(record->step, 0);
+    assert_int_equal(record->point.step, 0);
     assert_int_equal(record->world_size, world);
     assert_true(elems >= param_count); /* and the padding of shards: 4096 elements at the most */
     assert_true(elems - param_count < (uint64_t)found->unit_count * (world + 1) * 4096);

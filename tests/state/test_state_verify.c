@@ -86,7 +86,7 @@ static void flip_in_extent(const struct opened *run, uint64_t round, uint64_t ha
     assert_string_equal(damage->unit_name, names[extent->unit]);
     assert_true(report->sum.weights_hash == 0);
     flip(file, at, bit);
-    assert_intact(fixture_path("run", NULL), record->step, hash);
+    assert_intact(fixture_path("run", NULL), record->point.step, hash);
 }
 
 static void flips_in_extents_are_found(void **state)
@@ -133,7 +133,7 @@ static void flips_in_extents_are_found(void **state)
     file = byte_place(run, first,
                       tile_stream_offset(run->record.state_streams, first->elem_count, 1) - 1, &at);
     flip(file, at, 3);
-    assert_intact(fixture_path("run", NULL), run->record.step, hash);
+    assert_intact(fixture_path("run", NULL), run->record.point.step, hash);
     close_run(run);
 }
 
@@ -152,7 +152,7 @@ static void flips_in_headers_are_found(void **state)
         assert_int_equal(report->damages[0].size_bytes, SLAB_HEADER_BYTES);
         flip(file, at, (unsigned)(round % 8));
     }
-    assert_intact(fixture_path("run", NULL), run->record.step, hash);
+    assert_intact(fixture_path("run", NULL), run->record.point.step, hash);
     close_run(run);
 }
 
@@ -203,7 +203,7 @@ static void flips_in_manifests_are_found(void **state)
     struct state_inspect_summary sum;
     assert_ok(state_inspect(fixture_path("run", NULL), &sum));
     assert_string_equal(sum.state, "committed");
-    assert_int_equal(sum.record.step, STEPS);
+    assert_int_equal(sum.record.point.step, STEPS);
     int newer = sum.slots[1].generation > sum.slots[0].generation;
     uint64_t older_step = sum.slots[!newer].step;
     assert_int_equal(sum.slots[0].outcome, MANIFEST_SLOT_VALID);
@@ -224,7 +224,7 @@ static void flips_in_manifests_are_found(void **state)
         assert_int_equal(report->sum.weights_hash == hash, !is_newer);
         assert_non_null(strstr(report->error, "is whole"));
         assert_ok(state_inspect(fixture_path("run", NULL), &sum));
-        assert_int_equal(sum.record.step, is_newer ? older_step : STEPS);
+        assert_int_equal(sum.record.point.step, is_newer ? older_step : STEPS);
         assert_int_equal(sum.slots[is_newer ? newer : !newer].outcome, MANIFEST_SLOT_DAMAGED);
         assert_true(sum.slots[is_newer ? newer : !newer].reason[0] != '\0');
         state_inspect_fini(&sum);

@@ -55,9 +55,9 @@ static void inspection_agrees(void **state)
     const manifest *record = &run->record;
     struct state_inspect_summary sum;
     assert_ok(state_inspect(fixture_path("run", NULL), &sum));
-    assert_int_equal(sum.record.step, STEPS);
+    assert_int_equal(sum.record.point.step, STEPS);
     assert_int_equal(sum.record.generation, record->generation);
-    assert_int_equal(sum.record.seed, 7);
+    assert_int_equal(sum.record.point.seed, 7);
     assert_int_equal(sum.record.tile_elems, record->tile_elems);
     assert_int_equal(sum.record.extent_count, record->extent_count);
     assert_int_equal(sum.file_count, 2);
@@ -118,7 +118,7 @@ static void kept_commits_are_runs(void **state)
         assert_int_equal(report->sum.step, step);
         assert_true(report->sum.weights_hash != 0 && report->sum.weights_hash != kept_hash);
         assert_ok(state_inspect(sum.kept[i].path, &copy));
-        assert_int_equal(copy.record.step, step);
+        assert_int_equal(copy.record.point.step, step);
         assert_string_equal(copy.units[0].name, "embed");
         state_inspect_fini(&copy);
     }

@@ -78,9 +78,9 @@ static void write_run(void)
     struct state_run_dir dir;
     assert_ok(state_run_dir_open(&dir, run_dir(), FILE_PRIVATE));
     ranks_old.record.generation = 4;
-    ranks_old.record.loss_scale = 1;
-    ranks_old.record.scale_last_overflow = -1;
-    ranks_old.record.scale_hysteresis_left = 1;
+    ranks_old.record.point.loss_scale = 1;
+    ranks_old.record.point.scale_last_overflow = -1;
+    ranks_old.record.point.scale_hysteresis_left = 1;
     snprintf(ranks_old.record.identity, sizeof ranks_old.record.identity, "test=1\n");
     ranks_old.record.fingerprint =
         XXH3_64bits(ranks_old.record.identity, strlen(ranks_old.record.identity));

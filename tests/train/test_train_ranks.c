@@ -196,7 +196,7 @@ static void a_decided_commit_counts_though_a_rank_is_gone(void **state)
     read_manifest("decided", &found);
     assert_int_equal(found.state, MANIFEST_COMMITTED);
     char last[64];
-    snprintf(last, sizeof last, "the last good commit is of step %" PRIu64, found.step);
+    snprintf(last, sizeof last, "the last good commit is of step %" PRIu64, found.point.step);
     manifest_fini(&found);
     if (!strstr(run.told->text, last))
         fail_msg("'%s' does not say that %s", run.told->text, last);

@@ -91,7 +91,7 @@ static void look_at(const char *name, const char *formats, struct life *out)
     struct state_inspect_summary seen;
     assert_ok(state_inspect(run, &seen));
     assert_string_equal(seen.state, "committed");
-    assert_int_equal(seen.record.step, STEPS);
+    assert_int_equal(seen.record.point.step, STEPS);
     assert_string_equal(seen.state_formats, formats);
     state_inspect_fini(&seen);
     struct state_verify_options asked = {.run_dir = run};
