@@ -147,32 +147,11 @@ static void rot_is_found(void **state)
         uint64_t i = found.extent_count;
         while (found.extents[--i].param_bytes == 0)
             ;
-        char path[PARTS_SLAB_PATH_BYTES];
-        parts_slab(&found, path);
-        uint64_t at = SLAB_HEADER_BYTES + found.extents[i].offset_bytes;
-        flip(path, at + found.extents[i].size_bytes - 1);
-
         struct state_damage damage;
-        char run_dir[FIXTURE_PATH_BYTES + 16];
-        snprintf(run_dir, sizeof run_dir, "%s", fixture_path("parts", NULL));
-        struct state_verify_options asked = {
-            .run_dir = run_dir, .on_damage = note_damage, .user = &damage};
-        struct state_verify_summary sum;
-        assert_int_equal(state_verify(&asked, &sum), ERR_CORRUPT);
-        assert_int_equal(sum.damage_count, 1);
-        assert_int_equal(damage.unit, found.extents[i].unit);
-        assert_int_equal(damage.tile, found.extents[i].tile);
-        assert_int_equal(damage.file_offset, at);
-        assert_int_equal(fixture_run("parts", &shape, &sets, NULL, &result), ERR_CORRUPT);
-        assert_non_null(strstr(result.error, "rank-0-drive-0.slab"));
-        if (!strstr(result.error, "of step 4"))
-            fail_msg("%s", result.error);
-
-        flip(path, at + found.extents[i].size_bytes - 1); /* repaired, it goes on */
-        fixture_train_good("parts", &shape, &sets, &result);
+        parts_find_rot(&sets, &found, &found.extents[i], found.extents[i].size_bytes - 1, &damage);
+        fixture_train_good("parts", &shape, &sets, &result); /* repaired, it goes on */
         fixture_assert_same(whole, &result);
-        assert_ok(state_verify(&asked, &sum));
-        assert_true(sum.weights_hash == whole->weights_hash);
+        parts_verify("parts", whole->weights_hash);
         manifest_fini(&found);
         fixture_remove("parts");
     }

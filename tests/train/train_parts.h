@@ -124,6 +124,42 @@ static inline void parts_slab(const manifest *found, char path[PARTS_SLAB_PATH_B
              fixture_path("parts", ".nvme"), manifest_uuid_text(&found->slabs, uuid));
 }
 
+/* The run is as it was committed, and has these weights. */
+static inline void parts_verify(const char *name, uint64_t hash)
+{
+    struct state_verify_options asked = {.run_dir = fixture_path(name, NULL)};
+    struct state_verify_summary sum;
+    if (state_verify(&asked, &sum) != 0)
+        fail_msg("%s: %s", name, err_text());
+    assert_true(sum.weights_hash == hash);
+}
+
+/* Damages a byte of an extent of the last commit of "parts". Verify finds it and fills *damage; a
+ * resume refuses the commit and names the slab. Then the byte is as before. */
+static inline void parts_find_rot(const fixture_sets *sets, const manifest *found,
+                                  const manifest_extent *extent, uint64_t byte,
+                                  struct state_damage *damage)
+{
+    static fixture_result result;
+    const uint64_t at = SLAB_HEADER_BYTES + extent->offset_bytes;
+    char path[PARTS_SLAB_PATH_BYTES], text[32];
+    parts_slab(found, path);
+    struct state_verify_options asked = {
+        .run_dir = fixture_path("parts", NULL), .on_damage = note_damage, .user = damage};
+    struct state_verify_summary sum;
+    flip(path, at + byte);
+    assert_int_equal(state_verify(&asked, &sum), ERR_CORRUPT);
+    assert_int_equal(sum.damage_count, 1);
+    assert_int_equal(damage->unit, extent->unit);
+    assert_int_equal(damage->tile, extent->tile);
+    assert_int_equal(damage->file_offset, at);
+    assert_int_equal(fixture_run("parts", &shape, sets, NULL, &result), ERR_CORRUPT);
+    snprintf(text, sizeof text, "of step %llu", (unsigned long long)found->point.step);
+    if (!strstr(result.error, "rank-0-drive-0.slab") || !strstr(result.error, text))
+        fail_msg("%s", result.error);
+    flip(path, at + byte);
+}
+
 /* ---- stopped and moved ---- */
 
 /* Sets of a test for this tier and update. */
@@ -209,16 +245,6 @@ static inline uint64_t parts_train_ranks(const char *name, parts_make *make,
     comm_fixture_expect_ok(&ranks);
     assert_int_equal(all.end->step, row->steps);
     return all.end->weights_hash;
-}
-
-/* The run is as it was committed, and has these weights. */
-static inline void parts_verify(const char *name, uint64_t hash)
-{
-    struct state_verify_options asked = {.run_dir = fixture_path(name, NULL)};
-    struct state_verify_summary sum;
-    if (state_verify(&asked, &sum) != 0)
-        fail_msg("%s: %s", name, err_text());
-    assert_true(sum.weights_hash == hash);
 }
 
 #endif
