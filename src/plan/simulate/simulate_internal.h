@@ -73,6 +73,7 @@ struct plani_space {
     uint64_t count, capacity;   /* without pieces `count` is that of live buffers */
     struct plani_gap *gaps;     /* sorted, none empty */
     uint64_t gap_count, gap_capacity;
+    uint64_t gap_recent; /* where the last place was found */
     struct plani_space_class *classes;
     uint32_t class_count, class_capacity, class_recent;
     uint64_t floor_bytes, budget_bytes; /* transients live in [floor, budget) */

@@ -42,8 +42,8 @@ void plani_space_fini(struct plani_space *space)
 static struct plani_space_class *class_of(struct plani_space *space, uint64_t size_bytes,
                                           uint64_t residue, uint64_t from_bytes)
 {
-    for (uint32_t tried = 0; tried < space->class_count; tried++) {
-        uint32_t i = (space->class_recent + tried) % space->class_count;
+    for (uint32_t tried = 0, i = space->class_recent; tried < space->class_count; tried++, i++) {
+        i = i < space->class_count ? i : 0;
         struct plani_space_class *item = &space->classes[i];
         if (item->size_bytes == size_bytes && item->residue == residue &&
             item->from_bytes == from_bytes) {
@@ -95,6 +95,11 @@ static uint64_t gap_above(const struct plani_space *space, uint64_t address)
     return low;
 }
 
+static bool is_in_gap(const struct plani_space *space, uint64_t idx, uint64_t begin, uint64_t end)
+{
+    return idx < space->gap_count && space->gaps[idx].begin <= begin && end <= space->gaps[idx].end;
+}
+
 /* Replaces `old_count` gaps from `first` on by `fresh`. */
 static void replace_gaps(struct plani_space *space, uint64_t first, uint64_t old_count,
                          const struct plani_gap *fresh, uint64_t fresh_count)
@@ -138,13 +143,16 @@ int plani_space_find(struct plani_space *space, uint64_t size_bytes, uint64_t re
     if (!sought)
         return -ENOMEM;
     TRY(grow_gaps(space));
-    uint64_t lowest = sought->lowest;
+    const uint64_t lowest = sought->lowest;
+    if (lowest == UINT64_MAX)
+        return 0;
     sought->lowest = UINT64_MAX;
     for (uint64_t i = gap_above(space, lowest); i < space->gap_count; i++) {
         const struct plani_gap *gap = &space->gaps[i];
         uint64_t place = size_max(plani_align_offset(gap->begin, residue), lowest);
         if (place + size_bytes <= gap->end) {
             sought->lowest = place;
+            space->gap_recent = i;
             break;
         }
     }
@@ -156,16 +164,16 @@ bool plani_space_is_free(const struct plani_space *space, uint64_t begin, uint64
 {
     if (!space->gaps) /* new */
         return space->floor_bytes <= begin && end <= space->budget_bytes;
-    uint64_t idx = gap_above(space, begin);
-    return idx < space->gap_count && space->gaps[idx].begin <= begin && end <= space->gaps[idx].end;
+    return is_in_gap(space, gap_above(space, begin), begin, end);
 }
 
-/* Takes [begin, end) out of the gap that it lies in. */
+/* Takes [begin, end) out of the gap that it lies in, which mostly is the one found last. */
 static void cut_gap(struct plani_space *space, uint64_t begin, uint64_t end)
 {
-    uint64_t idx = gap_above(space, begin), count = 0;
-    assert(idx < space->gap_count && space->gaps[idx].begin <= begin &&
-           end <= space->gaps[idx].end);
+    uint64_t idx = space->gap_recent, count = 0;
+    if (!is_in_gap(space, idx, begin, end))
+        idx = gap_above(space, begin);
+    assert(is_in_gap(space, idx, begin, end));
     const struct plani_gap old = space->gaps[idx];
     struct plani_gap rest[2];
     if (old.begin < begin)
