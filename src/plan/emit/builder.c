@@ -88,6 +88,7 @@ void plani_builder_fini(plani_builder *b)
     mem_free(b->briefs);
     mem_free(b->buffers);
     mem_free(b->edges);
+    mem_free(b->first_uses);
     *b = (plani_builder){0};
 }
 
@@ -144,7 +145,9 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
     fresh->if_commits = b->if_commits;
     bool follows_reduce = kind == OP_GRAD_ADD || kind == OP_GRAD_CLOSE || kind == OP_UPDATE;
     b->briefs[b->op_count] =
-        (struct plani_brief){.if_commits = b->if_commits,
+        (struct plani_brief){.kind = (uint8_t)kind,
+                             .lane = (uint8_t)lane,
+                             .if_commits = b->if_commits,
                              .is_chained = lane == LANE_COMPUTE && !b->if_commits &&
                                            !(plani_world(b->job) > 1 && follows_reduce)};
     return (uint32_t)b->op_count++;
@@ -273,12 +276,13 @@ static void put_access(struct plani_buffer *target, uint32_t begin, uint32_t end
  * a unit's many tiles are not looked at again for each of them. */
 static void note_access(plani_builder *b, struct plani_buffer *target, struct plani_access fresh)
 {
-    if (target->recent_count == target->recent_capacity)
+    if (target->recent_count == target->recent_capacity) {
         target->recent_gap = target->recent_count;
-    b->error = plani_pool_grow(&b->lists, (void **)&target->recent, target->recent_count,
-                               &target->recent_capacity, sizeof *target->recent);
-    if (b->error < 0)
-        return;
+        b->error = plani_pool_grow(&b->lists, (void **)&target->recent, &target->recent_capacity,
+                                   sizeof *target->recent);
+        if (b->error < 0)
+            return;
+    }
     uint32_t own = size_class(&fresh);
     bool placed = false;
     if (target->recent_count == 1) { /* most transients are used as a whole, by one op at a time */
@@ -324,6 +328,33 @@ static void note_access(plani_builder *b, struct plani_buffer *target, struct pl
     target->recent_classes |= UINT64_C(1) << own;
 }
 
+/* Lists a transient that the newest op is the first to use. */
+static int list_first_use(plani_builder *b, uint32_t op_idx, uint32_t buffer_idx)
+{
+    TRY(grow((void **)&b->first_uses, b->first_use_count, &b->first_use_capacity,
+             sizeof *b->first_uses, "plan first uses"));
+    struct plani_first_use *at = &b->first_uses[b->first_use_count++];
+    assert((uint64_t)op_idx + 1 == b->op_count);
+    for (; at > b->first_uses && at[-1].op_idx == op_idx && at[-1].buffer_idx > buffer_idx; at--)
+        *at = at[-1];
+    *at = (struct plani_first_use){buffer_idx, op_idx};
+    return 0;
+}
+
+/* Lists the newest op among the users of a transient, which does not list it yet. */
+static int list_user(plani_builder *b, uint32_t op_idx, uint32_t buffer_idx)
+{
+    struct plani_buffer *used = &b->buffers[buffer_idx];
+    if (used->user_count == 0)
+        TRY(list_first_use(b, op_idx, buffer_idx));
+    if (used->user_count == used->user_capacity)
+        TRY(plani_pool_grow(&b->lists, (void **)&used->users, &used->user_capacity,
+                            sizeof *used->users));
+    used->users[used->user_count++] = op_idx;
+    b->use_count++;
+    return 0;
+}
+
 void plani_use_bytes(plani_builder *b, uint32_t op_idx, uint32_t buffer_idx, uint64_t offset_bytes,
                      uint64_t size_bytes, enum operand_role role, enum operand_access access)
 {
@@ -348,11 +379,9 @@ void plani_use_bytes(plani_builder *b, uint32_t op_idx, uint32_t buffer_idx, uin
         return;
     if (used->user_count > 0 && used->users[used->user_count - 1] == op_idx)
         return;
-    b->error = plani_pool_grow(&b->lists, (void **)&used->users, used->user_count,
-                               &used->user_capacity, sizeof *used->users);
+    b->error = list_user(b, op_idx, buffer_idx);
     if (b->error < 0)
         return;
-    used->users[used->user_count++] = op_idx;
     uint64_t *bytes = &b->op_bytes[used->base.arena];
     *bytes += used->base.size_bytes;
     if (*bytes > b->room_bytes[used->base.arena])

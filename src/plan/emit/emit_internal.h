@@ -39,8 +39,8 @@ struct plani_pool {
     char *chunk; /* the newest one; the first bytes of each point to the one before it */
     uint64_t used_bytes, chunk_bytes;
 };
-/* Makes room in the list for one more element; 0 or -ENOMEM. New elements are not set. */
-int plani_pool_grow(struct plani_pool *pool, void **list, uint32_t count, uint32_t *capacity,
+/* Makes room in a full list for one more element; 0 or -ENOMEM. New elements are not set. */
+int plani_pool_grow(struct plani_pool *pool, void **list, uint32_t *capacity,
                     size_t elem_bytes) MUST_CHECK;
 void plani_pool_fini(struct plani_pool *pool);
 
@@ -78,12 +78,18 @@ struct plani_buffer {
  * so much larger that such a walk would wait for memory. */
 struct plani_brief {
     uint32_t dependent; /* the last op that got an edge from it, 0: none */
+    uint8_t kind, lane; /* as in op */
     bool if_commits;
     /* It keeps its place among the others of the compute lane. All other ops start in any order
      * that their dependencies allow: those of other lanes, those that only committing runs have,
      * and, with several ranks, closing and updating, since computing goes on while gradients are
      * reduced that are added or closed later. */
     bool is_chained;
+};
+
+/* A transient, and the op that uses it first. */
+struct plani_first_use {
+    uint32_t buffer_idx, op_idx;
 };
 
 struct plani_edge {
@@ -115,6 +121,8 @@ struct plani_builder {
     uint32_t carried_in, carried_out;
     uint32_t commit_op; /* the program's OP_COMMIT, PROGRAM_NONE before it */
     uint64_t op_count, buffer_count, home_count, edge_count;
+    uint64_t first_use_count;  /* transients that are used */
+    uint64_t use_count;        /* the users of all of them */
     struct plani_graph *graph; /* of the finished ops, made when it is first needed; or NULL */
     struct plani_pool lists;   /* `recent` and `users` of all buffers */
     /* matrix_work.c: the tiles of a unit with matrices whose update has begun, in order. */
@@ -132,7 +140,8 @@ struct plani_builder {
     struct plani_brief *briefs; /* by op */
     struct plani_buffer *buffers;
     struct plani_edge *edges;
-    uint64_t op_capacity, brief_capacity, buffer_capacity, edge_capacity;
+    struct plani_first_use *first_uses; /* by op, then by buffer */
+    uint64_t op_capacity, brief_capacity, buffer_capacity, edge_capacity, first_use_capacity;
 };
 typedef struct plani_builder plani_builder;
 

@@ -32,18 +32,15 @@ static char *take(struct plani_pool *pool, uint64_t bytes)
     return taken;
 }
 
-int plani_pool_grow(struct plani_pool *pool, void **list, uint32_t count, uint32_t *capacity,
-                    size_t elem_bytes)
+int plani_pool_grow(struct plani_pool *pool, void **list, uint32_t *capacity, size_t elem_bytes)
 {
-    if (count < *capacity)
-        return 0;
     assert(*capacity < UINT32_MAX / 2);
     uint32_t wanted = *capacity ? *capacity * 2 : FIRST_COUNT;
     char *fresh = take(pool, size_round_up(wanted * (uint64_t)elem_bytes, 16));
     if (!fresh)
         return -ENOMEM;
-    if (count > 0)
-        memcpy(fresh, *list, count * elem_bytes);
+    if (*capacity > 0)
+        memcpy(fresh, *list, *capacity * elem_bytes);
     *list = fresh;
     *capacity = wanted;
     return 0;

@@ -38,9 +38,9 @@
  * carried out. */
 enum { QUEUE_ALWAYS, QUEUE_SAVES, QUEUE_CARRIED, QUEUES };
 
-/* A transient that is used, and the op that uses it first. */
-struct used {
-    uint32_t idx, first_user;
+struct listed { /* a buffer's last uses in `last_uses`; count 0: they are not listed yet */
+    uint64_t begin;
+    uint32_t count;
 };
 
 struct list { /* transients by first use: those from `next` on have no place yet */
@@ -51,7 +51,7 @@ struct list { /* transients by first use: those from `next` on have no place yet
 struct walk {
     plani_builder *b;
     const struct plani_graph *graph;
-    struct used *sorted; /* all transients that are used */
+    struct plani_first_use *sorted; /* of all transients that are used */
     /* In `sorted`, by arena; the last list has those that are carried in. */
     struct list lists[TIER_COUNT][QUEUES + 1], *waiting;
     int arena;
@@ -64,9 +64,11 @@ struct walk {
     uint32_t *uses;           /* the arena's transients that ops use, op by op */
     uint64_t *use_begin;      /* [op_count + 2] where those of op i begin in `uses` */
     uint32_t *marks;          /* [2 * op_count] scratch of outer_uses */
-    uint32_t *ends;           /* [2 * op_count] */
-    uint32_t fresh_idx;       /* the first uses of this buffer are in the second half of `ends` */
-    uint32_t after_count;
+    uint32_t *first_uses;     /* [op_count] of the buffer fresh_idx */
+    uint32_t fresh_idx, first_count;
+    uint32_t *last_uses; /* of the buffers whose bytes others took over, one list after the other */
+    uint64_t last_count;
+    struct listed *listed; /* [buffer_count] */
     uint32_t stamp;
     uint64_t at;      /* the op at hand */
     uint64_t at_save; /* the first op from there on that only committing runs have */
@@ -103,20 +105,32 @@ static uint32_t outer_uses(struct walk *w, const struct plani_buffer *item, bool
     return count;
 }
 
+/* Where the buffer's last uses are listed. Many smaller ones may take over the bytes of a large
+ * one. */
+static struct listed list_last_uses(struct walk *w, uint32_t idx)
+{
+    struct listed *found = &w->listed[idx];
+    if (found->count == 0) {
+        found->begin = w->last_count;
+        found->count = outer_uses(w, &w->b->buffers[idx], true, w->last_uses + found->begin);
+        w->last_count += found->count;
+    }
+    return *found;
+}
+
 /* Orders all last uses of `held` before all first uses of `fresh`, which takes over bytes of it. */
 static int order_buffers(void *context, uint32_t held_idx, uint32_t fresh_idx)
 {
     struct walk *w = context;
-    uint32_t *before = w->ends, *after = w->ends + w->b->op_count;
-    uint32_t before_count = outer_uses(w, &w->b->buffers[held_idx], true, before);
+    const struct listed before = list_last_uses(w, held_idx);
     if (fresh_idx != w->fresh_idx) {
-        w->after_count = outer_uses(w, &w->b->buffers[fresh_idx], false, after);
+        w->first_count = outer_uses(w, &w->b->buffers[fresh_idx], false, w->first_uses);
         w->fresh_idx = fresh_idx;
     }
-    for (uint32_t i = 0; i < before_count; i++)
-        for (uint32_t j = 0; j < w->after_count; j++)
-            if (!plani_in_one_order(w->b, before[i], after[j]))
-                TRY(plani_add_edge(w->b, before[i], after[j]));
+    for (uint64_t i = before.begin; i < before.begin + before.count; i++)
+        for (uint32_t j = 0; j < w->first_count; j++)
+            if (!plani_in_one_order(w->b, w->last_uses[i], w->first_uses[j]))
+                TRY(plani_add_edge(w->b, w->last_uses[i], w->first_uses[j]));
     return 0;
 }
 
@@ -128,7 +142,7 @@ static bool is_waited_for(const struct walk *w, int queue)
 /* The op that uses the next transient of a queue first. */
 static uint32_t next_user(const struct walk *w, int queue)
 {
-    return w->sorted[w->waiting[queue].next].first_user;
+    return w->sorted[w->waiting[queue].next].op_idx;
 }
 
 /* Finds a place for a transient; UINT64_MAX: there is none now. */
@@ -171,10 +185,10 @@ static int reserve_one(struct walk *w, uint32_t idx)
 /* The same for the next one of a queue. */
 static int reserve_next(struct walk *w, int queue)
 {
-    const struct used next = w->sorted[w->waiting[queue].next];
-    int rc = reserve_one(w, next.idx);
+    const struct plani_first_use next = w->sorted[w->waiting[queue].next];
+    int rc = reserve_one(w, next.buffer_idx);
     if (rc > 0) {
-        w->reach_ops = size_max(w->reach_ops, next.first_user - size_min(w->at, next.first_user));
+        w->reach_ops = size_max(w->reach_ops, next.op_idx - size_min(w->at, next.op_idx));
         w->waiting[queue].next++;
     }
     return rc;
@@ -307,16 +321,16 @@ static void fill_uses(struct walk *w)
     const uint64_t first = w->waiting[0].begin, last = w->waiting[QUEUES].end;
     memset(begin, 0, (b->op_count + 2) * sizeof *begin);
     for (uint64_t i = first; i < last; i++) {
-        const struct plani_buffer *item = &b->buffers[w->sorted[i].idx];
+        const struct plani_buffer *item = &b->buffers[w->sorted[i].buffer_idx];
         for (uint32_t u = 0; u < item->user_count; u++)
             begin[item->users[u] + 2]++;
     }
     for (uint64_t i = 0; i <= b->op_count; i++)
         begin[i + 1] += begin[i];
     for (uint64_t i = first; i < last; i++) {
-        const struct plani_buffer *item = &b->buffers[w->sorted[i].idx];
+        const struct plani_buffer *item = &b->buffers[w->sorted[i].buffer_idx];
         for (uint32_t u = 0; u < item->user_count; u++)
-            w->uses[begin[item->users[u] + 1]++] = w->sorted[i].idx;
+            w->uses[begin[item->users[u] + 1]++] = w->sorted[i].buffer_idx;
     }
 }
 
@@ -360,6 +374,7 @@ int plani_check_room(const plani_builder *b, const uint64_t budget_bytes[TIER_CO
     }
     for (uint64_t i = b->home_count; i < b->buffer_count; i++) {
         const struct plani_buffer *item = &b->buffers[i];
+        assert(item->user_count > 0 || item->base.carried);
         if (item->user_count == 0)
             continue;
         uint64_t *of_arena = more + item->base.arena * stride;
@@ -377,36 +392,23 @@ int plani_check_room(const plani_builder *b, const uint64_t budget_bytes[TIER_CO
     return rc;
 }
 
-/* QUEUES: none, since it has its place from the start. */
-static int queue_of(const plani_builder *b, const struct plani_buffer *item)
+/* The list that the transient belongs to. */
+static struct list *list_of(struct walk *w, const struct plani_first_use *first)
 {
-    if (item->base.carried & CARRIED_IN)
-        return QUEUES;
-    if (item->base.carried)
-        return QUEUE_CARRIED;
-    return b->briefs[item->users[0]].if_commits ? QUEUE_SAVES : QUEUE_ALWAYS;
+    const buffer *item = &w->b->buffers[first->buffer_idx].base;
+    int queue = w->b->briefs[first->op_idx].if_commits ? QUEUE_SAVES : QUEUE_ALWAYS;
+    if (item->carried) /* what is carried in has its place from the start */
+        queue = item->carried & CARRIED_IN ? QUEUES : QUEUE_CARRIED;
+    return &w->lists[item->arena][queue];
 }
 
 /* Lists all transients that are used, by arena, then by queue, then by first use, then by index. */
 static void sort_transients(struct walk *w)
 {
     const plani_builder *b = w->b;
-    uint32_t *begin = w->ends; /* [op_count + 1] how many of `order` are used before an op */
-    uint32_t *order = w->uses; /* the transients by first use */
-    for (uint64_t i = b->home_count; i < b->buffer_count; i++) {
-        const struct plani_buffer *item = &b->buffers[i];
-        assert(item->user_count > 0 || item->base.carried);
-        if (item->user_count == 0)
-            continue;
-        begin[item->users[0] + 1]++;
-        w->lists[item->base.arena][queue_of(b, item)].end++; /* counts for now */
-    }
-    for (uint64_t i = 0; i < b->op_count; i++)
-        begin[i + 1] += begin[i];
-    for (uint64_t i = b->home_count; i < b->buffer_count; i++)
-        if (b->buffers[i].user_count > 0)
-            order[begin[b->buffers[i].users[0]]++] = (uint32_t)i;
     uint64_t count = 0;
+    for (uint64_t i = 0; i < b->first_use_count; i++)
+        list_of(w, &b->first_uses[i])->end++; /* counts for now */
     for (int a = 0; a < TIER_COUNT; a++)
         for (int queue = 0; queue <= QUEUES; queue++) {
             struct list *list = &w->lists[a][queue];
@@ -414,26 +416,23 @@ static void sort_transients(struct walk *w)
             count += list->end;
             list->end = list->begin;
         }
-    for (uint64_t i = 0; i < count; i++) {
-        const struct plani_buffer *item = &b->buffers[order[i]];
-        w->sorted[w->lists[item->base.arena][queue_of(b, item)].end++] =
-            (struct used){order[i], item->users[0]};
-    }
+    for (uint64_t i = 0; i < count; i++)
+        w->sorted[list_of(w, &b->first_uses[i])->end++] = b->first_uses[i];
 }
 
 static int walk_init(struct walk *w)
 {
     const plani_builder *b = w->b;
-    uint64_t use_count = 0;
-    for (uint64_t i = b->home_count; i < b->buffer_count; i++)
-        use_count += b->buffers[i].user_count;
     w->use_begin = mem_alloc(b->op_count + 2, sizeof *w->use_begin, "plan uses");
-    w->uses = mem_alloc(use_count + 1, sizeof *w->uses, "plan uses");
+    w->uses = mem_alloc(b->use_count + 1, sizeof *w->uses, "plan uses");
     w->uses_left = mem_alloc(b->buffer_count + 1, sizeof *w->uses_left, "plan uses");
     w->marks = mem_alloc(2 * b->op_count + 1, sizeof *w->marks, "plan reserve");
-    w->ends = mem_alloc(2 * b->op_count + 1, sizeof *w->ends, "plan reserve");
-    w->sorted = mem_alloc(b->buffer_count + 1, sizeof *w->sorted, "plan reserve queue");
-    if (!w->uses_left || !w->marks || !w->ends || !w->sorted || !w->use_begin || !w->uses)
+    w->first_uses = mem_alloc(b->op_count + 1, sizeof *w->first_uses, "plan reserve");
+    w->last_uses = mem_alloc(b->use_count + 1, sizeof *w->last_uses, "plan reserve");
+    w->listed = mem_alloc(b->buffer_count + 1, sizeof *w->listed, "plan reserve");
+    w->sorted = mem_alloc(b->first_use_count + 1, sizeof *w->sorted, "plan reserve queue");
+    if (!w->uses_left || !w->marks || !w->first_uses || !w->last_uses || !w->listed || !w->sorted ||
+        !w->use_begin || !w->uses)
         return -ENOMEM;
     sort_transients(w);
     return 0;
@@ -498,7 +497,9 @@ int plani_reserve(plani_builder *b, const struct plani_graph *graph,
     mem_free(w.use_begin);
     mem_free(w.uses);
     mem_free(w.marks);
-    mem_free(w.ends);
+    mem_free(w.first_uses);
+    mem_free(w.last_uses);
+    mem_free(w.listed);
     mem_free(w.sorted);
     return rc;
 }
