@@ -76,7 +76,7 @@ static void choose_cuts(struct bounding *w)
         if (!b->briefs[i].is_chained)
             continue;
         bool is_spaced = !w->phases && seen++ % every == 0;
-        if (b->ops[i].kind == OP_NORM || is_spaced)
+        if (b->briefs[i].kind == OP_NORM || is_spaced)
             w->cut_of[i] = ++w->cut_count;
     }
 }
@@ -244,7 +244,7 @@ static double walk_on(struct bounding *w, struct between *column, uint8_t *marks
             w->cut_end[cut] = w->start[i] + w->alone[i];
         }
         w->start[i] = plani_larger(w->start[i], w->cut_end[w->lo[i]]);
-        if (!w->phases && b->ops[i].kind == OP_COMMIT && counts(w, i))
+        if (!w->phases && b->briefs[i].kind == OP_COMMIT && counts(w, i))
             w->start[i] = plani_larger(w->start[i], start_behind_ancestors(w, i, marks));
         if (counts(w, i))
             end = plani_larger(end, w->start[i] + w->alone[i]);

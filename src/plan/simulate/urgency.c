@@ -94,6 +94,9 @@ static int graph_alloc(struct plani_graph *g, const plani_builder *b)
 
 enum {
     SHARE_SLOTS = 1024, /* a power of 2 */
+    /* Ops are large, so that their demands lie far apart. They are asked of memory so many ops
+     * ahead. */
+    DEMANDS_AHEAD = 8,
     DEMAND_WORDS = sizeof(op_demand) / sizeof(uint64_t),
 };
 static_assert(sizeof(op_demand) % sizeof(uint64_t) == 0, "demands are hashed by words");
@@ -120,6 +123,9 @@ static int fill_shares(struct plani_graph *g, const plani_builder *b)
     uint32_t first_of[SHARE_SLOTS] = {0}; /* 1 + an op that asks for it */
     for (uint64_t i = 0; i < b->op_count; i++) {
         const op_demand *demand = &b->ops[i].demand;
+        const op_demand *ahead = &b->ops[size_min(i + DEMANDS_AHEAD, b->op_count - 1)].demand;
+        __builtin_prefetch(ahead); /* two lines of the cache */
+        __builtin_prefetch(ahead + 1);
         uint64_t words[DEMAND_WORDS];
         memcpy(words, demand, sizeof words);
         uint32_t *first = &first_of[plani_hash_words(words, DEMAND_WORDS) & (SHARE_SLOTS - 1)];
@@ -141,7 +147,7 @@ static void fill_graph(struct plani_graph *g, const plani_builder *b)
         while (edge < b->edge_count && b->edges[edge].to == i)
             edge++;
         const struct plani_share *share = plani_share_of(g, i);
-        g->lanes[i] = b->ops[i].lane;
+        g->lanes[i] = b->briefs[i].lane;
         g->lane_count[g->lanes[i]]++;
         g->lane_work[g->lanes[i]] += share->alone_seconds;
         for (int r = 0; r < RESOURCE_COUNT; r++)
