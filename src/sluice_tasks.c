@@ -13,6 +13,7 @@
 #include "probe/probe.h"
 #include "setup/plan_figures.h"
 #include "sluice_internal.h"
+#include "train/train.h"
 
 /* ---- train ---- */
 
@@ -122,7 +123,9 @@ static int make_plan(const char *job_path, const struct sluice_plan_options *opt
     TRY(job_read(job_path, options->job_text, options->set, (uint32_t)options->set_count, world,
                  &work));
     struct setup_summary *plan = mem_alloc(1, sizeof *plan, "plan");
-    int rc = plan ? setup_plan_on(work, &how, plan) : -ENOMEM;
+    int rc = plan ? train_check_tokens(work) : -ENOMEM;
+    if (rc == 0)
+        rc = setup_plan_on(work, &how, plan);
     job_destroy(work);
     if (rc == 0) {
         json_t *object = setup_plan_object(plan);

@@ -13,6 +13,7 @@
 #include "plan/plan_job.h"
 #include "setup/plan_figures.h"
 #include "setup/summary.h"
+#include "train/train.h"
 
 enum { PLAN_ROWS_MAX = 32 };
 
@@ -102,7 +103,9 @@ static int plan_for(uint32_t world, struct setup_summary *out)
     job *work;
     const struct setup_plan_options how = plan_options(world);
     TRY(read_job(world, &work));
-    int rc = setup_plan_on(work, &how, out);
+    int rc = train_check_tokens(work);
+    if (rc == 0)
+        rc = setup_plan_on(work, &how, out);
     cli_progress_clear(&screen.line);
     job_destroy(work);
     return rc;

@@ -33,6 +33,7 @@ enum {
     MEMORY_PER_BYTE = 16,
     WORKER_BYTES = 3 << 20,
     FILE_BYTES = 3 << 20, /* the buffers of the token file */
+    FIXED_BYTES = TOKENIZE_STREAM_BYTES + FILE_BYTES,
 };
 
 #define REPORT_NS ((uint64_t)5 * 1000 * 1000 * 1000)
@@ -249,23 +250,36 @@ static int find_before(prepi_maker *self)
     return 0;
 }
 
+static uint64_t memory_of(const prepare_options *options)
+{
+    uint64_t half = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
+    return options->memory_bytes ? options->memory_bytes : half;
+}
+
+int prepare_check_memory(const prepare_work *work, const prepare_options *options)
+{
+    uint64_t memory = memory_of(options);
+    uint64_t least = FIXED_BYTES + WORKER_BYTES + MEMORY_PER_BYTE * (uint64_t)BATCH_BYTES_LEAST;
+    char has[SIZE_TEXT_BYTES], needs[SIZE_TEXT_BYTES];
+    if (memory >= least)
+        return 0;
+    return err_set(ERR_NO_FIT,
+                   "does not fit: making tokens of %s needs %" PRIu64 " bytes (%s) of host, and "
+                   "has %" PRIu64 " (%s); fits with tiers.host.budget=%" PRIu64
+                   "; token files need no such memory (sluice data tokenize)",
+                   work->path, least, size_format(least, needs), memory, size_format(memory, has),
+                   least);
+}
+
 /* Sizes of the buffers and the number of threads, by the memory that is allowed. */
 static int choose_sizes(prepi_maker *self)
 {
-    uint64_t half = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
-    uint64_t memory = self->options->memory_bytes ? self->options->memory_bytes : half;
-    uint64_t fixed = TOKENIZE_STREAM_BYTES + FILE_BYTES;
-    uint64_t least = fixed + WORKER_BYTES + MEMORY_PER_BYTE * (uint64_t)BATCH_BYTES_LEAST;
-    char has[SIZE_TEXT_BYTES], needs[SIZE_TEXT_BYTES];
-    if (memory < least)
-        return err_set(ERR_NO_FIT,
-                       "tiers.host.budget is %s, and to make tokens of %s takes at least %s: "
-                       "give it that much, or token files (sluice data tokenize)",
-                       size_format(memory, has), self->work->path, size_format(least, needs));
+    uint64_t memory = memory_of(self->options);
+    TRY(prepare_check_memory(self->work, self->options));
     uint64_t threads =
         size_max(1, size_min((uint64_t)omp_get_max_threads(), memory / 4 / WORKER_BYTES));
     self->threads = (int)threads;
-    self->capacity_most = (memory - fixed - threads * WORKER_BYTES) / MEMORY_PER_BYTE;
+    self->capacity_most = (memory - FIXED_BYTES - threads * WORKER_BYTES) / MEMORY_PER_BYTE;
     self->capacity = size_min(BATCH_BYTES, self->capacity_most);
     return 0;
 }

@@ -60,7 +60,7 @@ struct prepare_options {
     uint64_t vocab_size; /* the model's; every token is below it */
     int mode;            /* permissions of files that are made (base/file.h) */
     bool has_no_end;     /* no end token is put after documents of text */
-    /* for all buffers; 0: half of the machine's memory. ERR_NO_FIT if it is too small. */
+    /* for all buffers; 0: half of the machine's memory. See prepare_check_memory. */
     uint64_t memory_bytes;
     const volatile sig_atomic_t *stop; /* not 0: the work ends with ERR_STOPPED; may be NULL */
 };
@@ -102,6 +102,9 @@ typedef struct prepare_sink prepare_sink;
 /* The sink that writes a file of token_file.h. */
 struct token_file;
 prepare_sink prepare_to_file(struct token_file *out);
+
+/* ERR_NO_FIT, which names the setting that fits, if memory_bytes is too small for this work. */
+int prepare_check_memory(const prepare_work *work, const prepare_options *options) MUST_CHECK;
 
 /* Gives all tokens of a file to the sink, with a log line from time to time. ERR_INPUT names file
  * and line; ERR_STOPPED. */

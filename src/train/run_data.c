@@ -200,36 +200,65 @@ static void name_tokenizer(const struct job *asked, char name[MADE_PATH_BYTES])
     snprintf(name, MADE_PATH_BYTES, "%s", given);
 }
 
-static int look_at(struct loop *self, int list, uint32_t idx)
+static int look_at(const struct job *asked, struct loop_data *data, int list, uint32_t idx)
 {
-    struct loop_data *data = self->data;
-    const struct job_files *files = list_of(self->run.job, list);
+    const struct job_files *files = list_of(asked, list);
     prepare_work *work = &data->work[list][idx];
     data->options.field = files->field[idx];
-    TRY(prepare_look(files->path[idx], self->run.job->data.format, &data->options, work));
+    TRY(prepare_look(files->path[idx], asked->data.format, &data->options, work));
     data->words[list][idx] = (struct file_word){.key = work->key, .is_made = work->is_needed};
     data->is_late = data->is_late || work->is_needed;
     return 0;
 }
 
-/* Runs on rank 0 only. */
-static int look_at_all(struct loop *self)
+static int look_at_all(const struct job *asked, struct loop_data *data)
 {
-    struct loop_data *data = self->data;
-    name_tokenizer(self->run.job, data->tokenizer_name);
+    name_tokenizer(asked, data->tokenizer_name);
     TRY(tokenizer_open(data->tokenizer_name, &data->tokens));
     data->end_token = data->tokens ? tokenizer_document_end_id(data->tokens) : -1;
     data->options = (prepare_options){.words = data->tokens,
                                       .tokenizer_name = data->tokenizer_name,
-                                      .chat_template = self->run.job->data.chat_template,
-                                      .vocab_size = self->run.job->model.vocab_size,
-                                      .mode = self->run.job->run.mode,
-                                      .memory_bytes = self->run.job->tiers.host_budget,
-                                      .stop = self->options->stop};
+                                      .chat_template = asked->data.chat_template,
+                                      .vocab_size = asked->model.vocab_size,
+                                      .mode = asked->run.mode,
+                                      .memory_bytes = asked->tiers.host_budget};
     for (int list = 0; list < LISTS; list++)
-        for (uint32_t i = 0; i < list_of(self->run.job, list)->count; i++)
-            TRY(look_at(self, list, i));
+        for (uint32_t i = 0; i < list_of(asked, list)->count; i++)
+            TRY(look_at(asked, data, list, i));
     return 0;
+}
+
+/* True if tokens of this file must still be made. A file of tokens that exists is from an earlier
+ * process, or of a file that is in both lists. */
+static bool is_to_be_made(const struct job *asked, const struct loop_data *data, int list,
+                          uint32_t idx)
+{
+    const prepare_work *work = &data->work[list][idx];
+    char path[MADE_PATH_BYTES];
+    made_path(asked, &data->words[list][idx], path);
+    return work->is_needed && !token_file_is_made(path, work->key);
+}
+
+static int check_memory(const struct job *asked, const struct loop_data *data)
+{
+    for (int list = 0; list < LISTS; list++)
+        for (uint32_t i = 0; i < list_of(asked, list)->count; i++)
+            if (is_to_be_made(asked, data, list, i))
+                TRY(prepare_check_memory(&data->work[list][i], &data->options));
+    return 0;
+}
+
+int train_check_tokens(const struct job *asked)
+{
+    if (asked->module || !may_make(asked))
+        return 0;
+    struct loop_data *data = mem_alloc(1, sizeof *data, "data of the job");
+    if (!data)
+        return -ENOMEM;
+    int rc = look_at_all(asked, data) < 0 ? 0 : check_memory(asked, data);
+    tokenizer_close(data->tokens);
+    mem_free(data);
+    return rc;
 }
 
 /* Rank 0 looks at all files and tells the others what must be made. */
@@ -239,7 +268,9 @@ static int find_what_to_make(struct loop *self)
     self->data = mem_alloc(1, sizeof *self->data, "data of the run");
     int rc = self->data ? 0 : -ENOMEM;
     if (rc == 0 && ranks->rank == 0)
-        rc = look_at_all(self);
+        rc = look_at_all(self->run.job, self->data);
+    if (rc == 0 && ranks->rank == 0 && !self->options->is_trial) /* a trial makes no tokens */
+        rc = check_memory(self->run.job, self->data);
     TRY(ranks_agree(ranks, "data", rc));
     struct loop_data *data = self->data;
     TRY(ranks_from_rank0(ranks, "files to be made into tokens", data->words, sizeof data->words));
@@ -323,26 +354,22 @@ static int make_directory(const struct job *asked)
     return file_make_directories(path, asked->run.mode, NULL);
 }
 
-/* Makes all tokens, on rank 0. A file that exists already is from an earlier process, or of a file
- * that is in both lists. */
+/* Makes all tokens, on rank 0. */
 static int make_all(struct loop *self)
 {
+    const struct job *asked = self->run.job;
     struct loop_data *data = self->data;
     char path[MADE_PATH_BYTES];
-    TRY(make_directory(self->run.job));
-    for (int list = 0; list < LISTS; list++) {
-        const struct job_files *files = list_of(self->run.job, list);
-        for (uint32_t i = 0; i < files->count; i++) {
-            const prepare_work *work = &data->work[list][i];
-            if (!work->is_needed)
+    data->options.stop = self->options->stop;
+    TRY(make_directory(asked));
+    for (int list = 0; list < LISTS; list++)
+        for (uint32_t i = 0; i < list_of(asked, list)->count; i++) {
+            if (!is_to_be_made(asked, data, list, i))
                 continue;
-            made_path(self->run.job, &data->words[list][i], path);
-            if (token_file_is_made(path, work->key))
-                continue;
-            data->options.field = files->field[i];
-            TRY(prepare_make(work, &data->options, path));
+            made_path(asked, &data->words[list][i], path);
+            data->options.field = list_of(asked, list)->field[i];
+            TRY(prepare_make(&data->work[list][i], &data->options, path));
         }
-    }
     return 0;
 }
 

@@ -113,6 +113,11 @@ struct train_options {
  * last commit. The summary is filled as far as the run came. */
 int train_run(const struct train_options *options, struct train_summary *summary) MUST_CHECK;
 
+/* The refusal of train_run that no setup knows (setup_plan_on): ERR_NO_FIT if the run must make
+ * tokens first and tiers.host.budget is too small for that. Files that are not here, or that cannot
+ * be read, are not judged. Makes nothing. */
+int train_check_tokens(const struct job *asked) MUST_CHECK;
+
 /* Training step by step. The session begins with the state with which train_run would begin its
  * first step. One session at a time per process, and all calls from one thread. `options` is
  * copied; what its pointers refer to is borrowed until train_close. is_trial is refused. */

@@ -101,6 +101,22 @@ bytes=$(sed -n 's/.*as they are it fits with \([0-9]*\) bytes .* of device$/\1/p
 good "tiers={\"device\":{\"budget\":\"${bytes:-0}B\"},\"host\":{\"budget\":\"1MiB\"}}"
 rm -rf run drive
 
+# Tokens are made within the host budget, too: `plan` knows it, nothing is left, and a run that has its tokens
+# goes on with less.
+awk '{ print "{\"text\": \"" $0 "\"}" }' text.txt >records.jsonl
+records='data={"train":["records.jsonl"]}'
+refused 3 "making tokens of records.jsonl" "$records" tiers.host.budget=8MiB
+[ ! -e run ] || fail "tokens that do not fit: the run directory was made"
+call "$sluice" plan job.json --set "$records" --set tiers.host.budget=8MiB
+exits 3 "plan of tokens that do not fit"
+one_error "plan of tokens that do not fit" "making tokens of records.jsonl"
+figure=$(sed -n 's/.*; fits with \([^;]*\);.*/\1/p' err)
+good "$records" "${figure:-nothing}"
+good "$records" tiers.host.budget=8MiB run.steps=5
+rm -rf run drive
+call "$sluice" plan job.json --set data.train=nowhere.jsonl --set tiers.host.budget=8MiB
+exits 0 "plan of records that are not here"
+
 # ---- parts, cores
 
 refused 2 "model.max_part_bytes is 100," model.max_part_bytes=100B
