@@ -347,21 +347,12 @@ int loop_open_data(struct loop *self)
 
 /* ---- making ---- */
 
-static int make_directory(const struct job *asked)
-{
-    char path[MADE_PATH_BYTES];
-    TRY(file_join(path, sizeof path, asked->run.dir, "data"));
-    return file_make_directories(path, asked->run.mode, NULL);
-}
-
-/* Makes all tokens, on rank 0. */
-static int make_all(struct loop *self)
+static int make_files(struct loop *self)
 {
     const struct job *asked = self->run.job;
     struct loop_data *data = self->data;
     char path[MADE_PATH_BYTES];
     data->options.stop = self->options->stop;
-    TRY(make_directory(asked));
     for (int list = 0; list < LISTS; list++)
         for (uint32_t i = 0; i < list_of(asked, list)->count; i++) {
             if (!is_to_be_made(asked, data, list, i))
@@ -371,6 +362,19 @@ static int make_all(struct loop *self)
             TRY(prepare_make(&data->work[list][i], &data->options, path));
         }
     return 0;
+}
+
+/* Makes all tokens, on rank 0. If that fails, files that are whole stay for the next start. */
+static int make_all(struct loop *self)
+{
+    const struct job *asked = self->run.job;
+    char path[MADE_PATH_BYTES];
+    TRY(file_join(path, sizeof path, asked->run.dir, "data"));
+    TRY(file_make_directories(path, asked->run.mode, NULL));
+    int rc = make_files(self);
+    if (rc < 0)
+        (void)rmdir(path); /* if it is empty */
+    return rc;
 }
 
 /* Logs each source, and how much of it the run will see. */

@@ -114,6 +114,10 @@ figure=$(sed -n 's/.*; fits with \([^;]*\);.*/\1/p' err)
 good "$records" "${figure:-nothing}"
 good "$records" tiers.host.budget=8MiB run.steps=5
 rm -rf run drive
+echo '{"text": 5}' >>records.jsonl
+refused 2 "records.jsonl:61: " "$records" tiers.host.budget=12MiB
+[ ! -e run/data ] || fail "a record that is no text: its start left run/data"
+no_state "a record that is no text"
 call "$sluice" plan job.json --set data.train=nowhere.jsonl --set tiers.host.budget=8MiB
 exits 0 "plan of records that are not here"
 
