@@ -30,7 +30,9 @@ LIMITS = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WINDOWS = 8
 SMALL = {"num_layers": 2, "hidden_size": 48, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 80}
-LATENT = {**SMALL, "num_kv_heads": 4, "head_dim": 24, "rope_head_dim": 8, "kv_latent_size": 24, "value_head_dim": 12}
+# deepseek: all blocks have a plain feed-forward part.
+LATENT = {**SMALL, "num_kv_heads": 4, "head_dim": 24, "rope_head_dim": 8, "kv_latent_size": 24, "value_head_dim": 12,
+          "first_k_dense_replace": 2}
 LISTS = {"type": "longrope", "factor": 2.5, "original_max_position_embeddings": 32,
          "short_factor": [1.0] * 6, "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0]}
 GEMMA = {"embedding_multiplier": 48**0.5, "attention_multiplier": 24**-0.5, "window": 20, "window_pattern": "wf"}
@@ -167,7 +169,10 @@ def check_family(sluice, name, tokens, windows, scratch):
         made, run, again = (scratch / f"{part}-{dtype}" for part in ("hf", "run", "again"))
         make_checkpoint(FAMILIES[name], scratch / "fp32")
         model = class_of(FAMILIES[name]).from_pretrained(scratch / "fp32", dtype=TORCH[dtype])
-        model.to(TORCH[dtype])  # norms, too, which gpt-oss keeps in fp32 beside fp16
+        # Norms and routers, too, which some families keep in fp32. Corrections of routers are no parameters, and are
+        # fp32 in published checkpoints of any dtype.
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(TORCH[dtype])
         model.save_pretrained(made, max_shard_size="40KB" if dtype == "bf16" else "5GB")
         ours(sluice, "import", made, run, "--quiet", "--set", f"model.seq_length={LENGTH}")
         ours(sluice, "export", run, again, "--quiet", "--shard-size", "40KB" if dtype == "fp32" else "5GB")
