@@ -115,6 +115,10 @@ with 3 "tiers.host.budget=" tiers.host.budget=64KiB
 with 3 "tiers.nvme[].budget=" 'tiers.nvme=[{"path":"drive","budget":"1MiB"}]'
 with 3 "tiers.device.budget=" model.hidden_size=512
 refused 3 "needs" plan good.json --set tiers.device.budget=64KiB
+# Owned experts have no batch-major order that the refusal could advise.
+refused 3 "tiers.device.budget=" plan good.json --ranks 2 --set tiers.device.budget=64KiB \
+    --set model.family=mixtral --set model.num_experts=2 --set model.num_experts_per_tok=1 \
+    --set model.expert_parallel_size=2 --set zero_optimization.stage=1 --set gradient_accumulation_steps=2
 
 # Data and the run directory.
 with 2 "data.train" 'data.train=[]'

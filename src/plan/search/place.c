@@ -420,7 +420,8 @@ int plan_place(const struct plan_place_asked *asked, struct plan_place_found *fo
     found->repeat_count = work.repeat_count;
     plani_search_fini(&self);
     plani_work_fini(&work);
-    bool has_other = job->order == ORDER_LAYER_MAJOR && job->micro_batch_count > 1;
+    bool has_other =
+        job->order == ORDER_LAYER_MAJOR && job->micro_batch_count > 1 && !job->is_owned;
     bool asks = asked->chooses_order || (!asked->only_fits && !job->no_advice);
     return rc == ERR_NO_FIT && has_other && asks ? try_batch_major(asked, rc, found) : rc;
 }
