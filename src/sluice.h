@@ -103,6 +103,11 @@ struct sluice_options {
      * are refused. */
     int (*share)(void *user, void *data, size_t bytes, double timeout_seconds);
     void *share_user;
+    /* For sluice_open of a job with model.module by several ranks: what their programs must have
+     * alike, such as the module's parameters, as lines of text. A rank with a line that is not rank
+     * 0's is refused, and so are all ranks with it; the sentence has the first such line, and rank
+     * 0's. NULL: nothing. */
+    const char *alike;
 };
 
 /* Reads the job file, plans, reserves all memory, and resumes from the last commit of run.dir or

@@ -82,15 +82,15 @@ static session *open_run(PyTypeObject *type, const char *name, const struct slui
 static PyObject *session_open(PyObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"path",    "text",  "set",   "start_from", "machine", "fresh",
-                            "verbose", "first", "share", "temporary",  NULL};
+                            "verbose", "first", "share", "temporary",  "alike",   NULL};
     PyObject *path = NULL, *first = Py_None, *share = Py_None;
     struct native_opening opening;
     struct sluice_options options = {.verbose = 0};
     struct native_texts texts;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&zO&zzpp|OOp", names, PyUnicode_FSConverter,
-                                     &path, &options.job_text, native_texts_convert, &texts,
-                                     &options.from, &options.machine, &options.fresh,
-                                     &options.verbose, &first, &share, &options.temporary))
+    if (!PyArg_ParseTupleAndKeywords(
+            args, keywords, "O&zO&zzpp|OOpz", names, PyUnicode_FSConverter, &path,
+            &options.job_text, native_texts_convert, &texts, &options.from, &options.machine,
+            &options.fresh, &options.verbose, &first, &share, &options.temporary, &options.alike))
         return NULL;
     options.set = texts.items;
     options.set_count = texts.count;

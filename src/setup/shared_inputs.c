@@ -1,6 +1,6 @@
-/* Makes all ranks plan alike: rank 0 reads the job and the others get its text, they exchange the
- * inputs of the plan, and later compare the compiled programs. Collective, on the thread that sets
- * up. */
+/* Makes all ranks plan alike: rank 0 reads the job and the others get its text, they compare what
+ * their programs say of a module, exchange the inputs of the plan, and later compare the compiled
+ * programs. Collective, on the thread that sets up. */
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -87,6 +87,43 @@ int setup_read_job(comm *ranks, const char *path, const char *given, const char 
 failed:
     mem_free(text);
     job_destroy(asked);
+    return rc;
+}
+
+/* ---- what the programs of the ranks must have alike ---- */
+
+static int compare_lines(uint32_t rank, const char *own, const char *first)
+{
+    static const char nothing[] = "nothing more";
+    enum { SHOWN_BYTES = 300 };
+    while (*own || *first) {
+        int own_bytes = (int)strcspn(own, "\n"), first_bytes = (int)strcspn(first, "\n");
+        if (own_bytes != first_bytes || memcmp(own, first, (size_t)own_bytes) != 0)
+            return err_set(ERR_INPUT,
+                           "rank %u has %.*s, and rank 0 has %.*s: all ranks must make the same "
+                           "module, and their first batches must use its units in the same order",
+                           rank, *own ? own_bytes : SHOWN_BYTES, *own ? own : nothing,
+                           *first ? first_bytes : SHOWN_BYTES, *first ? first : nothing);
+        own += own_bytes + (own[own_bytes] != '\0');
+        first += first_bytes + (first[first_bytes] != '\0');
+    }
+    return 0;
+}
+
+int setup_compare_lines(comm *ranks, const char *lines)
+{
+    static const char what[] = "comparing the modules";
+    uint64_t bytes = strlen(lines) + 1;
+    TRY(comm_broadcast(ranks, what, &bytes, sizeof bytes));
+    char *first = mem_alloc(bytes, 1, "rank 0's lines");
+    int rc = comm_agree(ranks, what, first ? 0 : -ENOMEM);
+    if (rc == 0 && comm_get_rank(ranks) == 0)
+        memcpy(first, lines, bytes);
+    if (rc == 0)
+        rc = comm_broadcast(ranks, what, first, bytes);
+    if (rc == 0)
+        rc = comm_agree(ranks, what, compare_lines(comm_get_rank(ranks), lines, first));
+    mem_free(first);
     return rc;
 }
 

@@ -175,6 +175,9 @@ int setup_keep_job_file(const char *path, const char *run_dir) MUST_CHECK;
  * be used. *fresh: run.fresh. The caller destroys *out. Collective. */
 int setup_read_job(struct comm *members, const char *path, const char *text, const char *const *set,
                    uint32_t set_count, struct job **out, bool *fresh) MUST_CHECK;
+/* Compares the lines with rank 0's. ERR_INPUT on all ranks, with the first line that differs,
+ * unless all have the same ones; the comm can still be used. Collective. */
+int setup_compare_lines(struct comm *members, const char *lines) MUST_CHECK;
 
 /* Fills *out from a setup with programs. */
 void setup_summarize(const struct setup *self, struct setup_summary *out);

@@ -25,6 +25,19 @@ import torch, sluice, sluice.torch, test_torch_optimizers as own, torch_models a
 torch.set_num_threads(1)
 """
 
+#: How a module of rank 1 differs: what rank 1 has, and rank 0.
+PLAIN = 'the parameter "extra" (float32, [3], learns)'
+DIFFERENCES = {
+    "dtype": ('the parameter "extra" (bfloat16, [3], learns)', PLAIN),
+    "shape": ('the parameter "extra" (float32, [4], learns)', PLAIN),
+    "frozen": ('the parameter "extra" (float32, [3], frozen)', PLAIN),
+    "name": ('the parameter "other" (float32, [3], learns)', PLAIN),
+    "units": ('"root" (14 parameters, group 0) as unit 0 of the forward',
+              '"root" (4 parameters, group 0) as unit 0 of the forward'),
+    "order": ('"blocks.2" (10 parameters, group 0) as unit 1 of the forward',
+              '"blocks.0" (10 parameters, group 0) as unit 1 of the forward'),
+}
+
 OPTIMIZERS = """
 sluice.torch._optimizer_job.UNIT_ELEMS = 600
 by_mpirun = {{}}  # torch.distributed knows torchrun's ranks by itself
@@ -79,6 +92,21 @@ for way in ("wrapped", "overlapped", "driven", "temporary"):
     sys.stdout.write(f"bits {{way}} {{rank}} {{own.bits(module)}}\\n")  # one write
     optimizer.close()
 torch.distributed.destroy_process_group()
+"""
+
+DIFFERING = """
+own = int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK")))
+for how, (theirs, first) in {differences!r}.items():
+    module = models.make(models.Differing, how=how if own == 1 else None)
+    engine = sluice.torch.Engine(module, device="32MiB", host="32MiB", nvme=[{directory!r} + "/differing"],
+                                 run_dir={directory!r} + "/differing-run", optimizer=sluice.AdamW(lr=1e-3),
+                                 units=["blocks.0", "blocks.1"] if how == "units" and own == 1 else None)
+    try:
+        engine.prepare(models.batches(models.Language, 1)[0])
+    except sluice.WrongJob as error:
+        assert f"rank 1 has {{theirs}}, and rank 0 has {{first}}: all ranks must make" in str(error), error
+        sys.stdout.write(f"differs {{own}} {{how}}\\n")
+    engine.close()
 """
 
 ENGINE = """
@@ -136,12 +164,13 @@ class Ranks(unittest.TestCase):
         launcher = launchers.MPIRUN if name == "mpirun" else launchers.TORCHRUN
         directory = os.path.join(cls.directory, name)
         os.makedirs(directory, exist_ok=True)
-        program, environment, options = BEGIN + OPTIMIZERS + ENGINE, {}, []
+        program, environment, options = BEGIN + OPTIMIZERS + DIFFERING + ENGINE, {}, []
         if name == "restarted":
             program, environment, options = BEGIN + ENGINE, {"DIES": "0"}, ["--max-restarts=1"]
         path = os.path.join(directory, "ranked.py")
         with open(path, "w") as file:
-            file.write(program.format(tests=os.path.dirname(os.path.abspath(__file__)), directory=directory))
+            file.write(program.format(tests=os.path.dirname(os.path.abspath(__file__)), directory=directory,
+                                      differences=DIFFERENCES))
         made = subprocess.run([*launcher, *options, path], capture_output=True, text=True, timeout=240,
                               env={**launchers.environment(launcher), **environment})
         assert made.returncode == 0, made.stderr
@@ -185,6 +214,11 @@ class Ranks(unittest.TestCase):
             train_averaged(again, own, 4, 2)
             self.assertEqual(bits(again), bits(module))
             own.close()
+
+    def test_modules_that_differ_are_refused_on_all_ranks(self):
+        for launcher in ["torchrun"] + ["mpirun"] * launchers.has_mpirun():
+            found = sorted(line[1:] for line in self.launch(launcher)[1] if line[0] == "differs")
+            self.assertEqual(found, sorted([rank, how] for rank in "01" for how in DIFFERENCES))
 
     def test_an_engine_has_the_losses_of_one_process(self):
         found = self.losses("torchrun")

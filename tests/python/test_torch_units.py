@@ -329,14 +329,6 @@ class Refusals(OverTheStandIn):
         self.assert_refused('"blocks.1" after "blocks.2"', engine, data[1])
         self.assert_refused("the order of that step", engine, data[1])  # it takes no more steps
 
-    def test_a_plan_of_another_recording(self):
-        """As if rank 0 had used two units in the other order."""
-        engine, data = self.engine(models.make(Language)), models.batches(Language)
-        engine.prepare(data[0])
-        stages = engine._turns.stages
-        stages[1], stages[2] = stages[2], stages[1]
-        self.assert_refused("the first batches of all ranks", engine, data[0])
-
     def test_often(self):
         class Often(models.Odd):
             count = 33

@@ -245,6 +245,24 @@ class Counting(Odd):
         return torch.view_as_real(turned).flatten(-2) * self.seen * self.scale + 0.1 * kept
 
 
+class Differing(Odd):
+    """What a rank has otherwise than the others."""
+
+    def __init__(self, how=None):
+        super().__init__()
+        self.how = how
+        values = torch.zeros(4 if how == "shape" else 3, dtype=torch.bfloat16 if how == "dtype" else None)
+        self.extra = nn.Parameter(values, requires_grad=how != "frozen")
+        if how == "name":
+            self.other = self.extra
+            del self.extra
+
+    def through(self, x):
+        for block in list(self.blocks)[:: -1 if self.how == "order" else 1]:
+            x = block(x)
+        return x + (self.other if self.how == "name" else self.extra).float().sum()
+
+
 class Peeking(Odd):
     """It uses a parameter of a block outside of the block."""
 

@@ -155,6 +155,7 @@ def open(  # noqa: A001 - the name that people look for
     verbose: bool = False,
     first: Optional[Callable[[int, int, int, int], None]] = None,
     temporary: bool = False,
+    alike: Optional[str] = None,
 ) -> Session:
     """Reads the job, plans, reserves all memory, and resumes from the last commit of run.dir or
     begins a new run.
@@ -169,6 +170,8 @@ def open(  # noqa: A001 - the name that people look for
     temporary: the run ends when it is closed. It makes no commits, and none of its state stays on
         the drives of any host. If it is killed, the small files of its directory stay. The
         directory must be new or hold no commit.
+    alike: lines that all ranks must have alike, for a job with model.module; the first that differs
+        from rank 0's is refused.
     """
     name, text = job_arguments(job)
     check_callable(first, "first")
@@ -185,6 +188,7 @@ def open(  # noqa: A001 - the name that people look for
             first,
             share_of_launcher(),
             temporary,
+            alike,
         )
     )
     note_open(session)

@@ -25,7 +25,7 @@ from ._recording import tensors_in
 from ._turns import Evaluating, Training, Turns, Use
 from ._unchanged import Unchanged
 from ._units import Holder, Policy, Seconds, Slot, Stage, Unit, describe, find_learning
-from ._units import list_stages, make_holders
+from ._units import list_alike, list_stages, make_holders
 from ._values import Values, state_of
 
 
@@ -464,7 +464,8 @@ class Engine(Closing):
         def first(unit: int, begin: int, count: int, address: int) -> None:
             self._values.fill(units[unit], begin, count, address)
 
-        self._core = self._open_core(job, first=first, **self._open_options)
+        alike = list_alike(self.module.named_parameters(), stages)
+        self._core = self._open_core(job, first=first, alike=alike, **self._open_options)
         self._finalizer = weakref.finalize(self, close_at_end, self._core, self._turn_lock)
         self._finalizer.atexit = False  # the run's own end calls it
         self._core.set_at_end(self._finalizer)

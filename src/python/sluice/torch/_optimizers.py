@@ -29,7 +29,7 @@ from ._groups import send_group
 from ._memory import as_tensor, placeholder_of
 from ._optimizer_job import STATES, cut_params, make_job
 from ._turns import BACKWARD, Gradients, Lending, Use
-from ._units import Holder, Slot, Unit
+from ._units import Holder, Slot, Unit, list_alike
 from ._values import Values
 
 _living: "weakref.WeakSet[_Optimizer]" = weakref.WeakSet()
@@ -111,6 +111,7 @@ class _Optimizer(torch.optim.Optimizer):
                 machine=machine,
                 verbose=verbose,
                 temporary=self._own_dir is not None,
+                alike=list_alike(((s.name, s.parameter) for u in self._units for s in u.slots), []),
             )
         except NoFit as error:
             reason, _, advice = str(error).partition("; ")

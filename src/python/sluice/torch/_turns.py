@@ -102,16 +102,7 @@ class Turns:
                 f"the plan's turn is {self._name(use.stage, use.pass_)}, and the module wants "
                 f"{self._name(stage, pass_)}"
             )
-        if stage < len(self.stages):
-            self._check_units(stage, use)
         return use
-
-    def _check_units(self, stage: int, use: Use) -> None:
-        if use.units != tuple(unit.index for unit in self.stages[stage].holder.units):
-            raise WrongJob(
-                f'the plan has other units where "{self.stages[stage].name}" was recorded: rank 0 '
-                "makes the plan, so the first batches of all ranks must use the units alike"
-            )
 
     def finish_turn(self, loss: Optional[float]) -> None:
         if self.use is not None:

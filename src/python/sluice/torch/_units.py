@@ -10,7 +10,19 @@ from __future__ import annotations
 import re
 import zlib
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 import torch
 
@@ -428,6 +440,21 @@ def describe(
     )
     kind = type(getattr(module, "_orig_mod", module))  # what torch.compile has wrapped
     return {"name": _short(kind.__name__), "units": units, "stages": described}
+
+
+def list_alike(named: Iterable[Tuple[str, torch.Tensor]], stages: List[Stage]) -> str:
+    """What all ranks must have alike: their parameters, their units, and the order in which the
+    first batch uses these. Each line says what one rank has, as a refusal names it."""
+    lines = []
+    for name, parameter in named:
+        learns = "learns" if parameter.requires_grad else "frozen"
+        what = f"{str(parameter.dtype)[6:]}, {list(parameter.shape)}, {learns}"
+        lines.append(f'the parameter "{uncompiled(name)}" ({what})')
+    for number, stage in enumerate(stages):
+        for unit in stage.holder.units:
+            what = f"{len(unit.slots)} parameters, group {unit.group}"
+            lines.append(f'"{uncompiled(unit.name)}" ({what}) as unit {number} of the forward')
+    return "\n".join(lines)
 
 
 def list_stages(holders: List[Holder], order: List[Stage]) -> List[Stage]:
