@@ -104,9 +104,8 @@ struct sluice_options {
     int (*share)(void *user, void *data, size_t bytes, double timeout_seconds);
     void *share_user;
     /* For sluice_open of a job with model.module by several ranks: what their programs must have
-     * alike, such as the module's parameters, as lines of text. A rank with a line that is not rank
-     * 0's is refused, and so are all ranks with it; the sentence has the first such line, and rank
-     * 0's. NULL: nothing. */
+     * alike, such as the module's parameters, as lines of text. If a rank's lines are not rank 0's,
+     * all ranks are refused with a sentence that has the first difference. NULL: no lines. */
     const char *alike;
 };
 

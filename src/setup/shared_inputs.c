@@ -100,8 +100,9 @@ static int compare_lines(uint32_t rank, const char *own, const char *first)
         int own_bytes = (int)strcspn(own, "\n"), first_bytes = (int)strcspn(first, "\n");
         if (own_bytes != first_bytes || memcmp(own, first, (size_t)own_bytes) != 0)
             return err_set(ERR_INPUT,
-                           "rank %u has %.*s, and rank 0 has %.*s: all ranks must make the same "
-                           "module, and their first batches must use its units in the same order",
+                           "rank %u has %.*s, and rank 0 has %.*s: all ranks must train the same "
+                           "parameters in the same units and the same order, which is that of the "
+                           "first batch",
                            rank, *own ? own_bytes : SHOWN_BYTES, *own ? own : nothing,
                            *first ? first_bytes : SHOWN_BYTES, *first ? first : nothing);
         own += own_bytes + (own[own_bytes] != '\0');

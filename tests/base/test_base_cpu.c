@@ -43,7 +43,7 @@ static bool has_slow_bf16(void)
     return is_described("GenuineIntel") && is_described("avx512_fp16") && !cpu_has(CPU_AMX);
 }
 
-static enum cpu_isa best(void)
+static enum cpu_isa usual(void)
 {
     enum cpu_isa isa = has_slow_bf16() ? CPU_AVX512 : CPU_AMX;
     while (!cpu_has(isa))
@@ -61,7 +61,8 @@ static bool is_limited_to(enum cpu_isa isa)
     return is_chosen(isa) && cpu_isa_is_limited();
 }
 
-static bool is_free(enum cpu_isa isa)
+/* Libraries are limited to it where the CPU has a set above it. */
+static bool is_usual(enum cpu_isa isa)
 {
     return is_chosen(isa) && cpu_isa_is_limited() == (isa < CPU_ISA_COUNT - 1 && cpu_has(isa + 1));
 }
@@ -82,14 +83,14 @@ static bool is_refused_as_lacking(enum cpu_isa isa)
 /* Setting the variable after the choice changes nothing. */
 static bool stays(enum cpu_isa isa)
 {
-    return is_chosen(isa) && setenv("SLUICE_ISA", "baseline", 1) == 0 && is_free(isa);
+    return is_chosen(isa) && setenv("SLUICE_ISA", "baseline", 1) == 0 && is_usual(isa);
 }
 
-static void the_best_without_a_word(void **state)
+static void the_usual_set_without_a_word(void **state)
 {
-    in_a_process(NULL, is_free, best());
-    in_a_process("", is_free, best());
-    in_a_process(NULL, stays, best());
+    in_a_process(NULL, is_usual, usual());
+    in_a_process("", is_usual, usual());
+    in_a_process(NULL, stays, usual());
 }
 
 static void each_set_by_its_name(void **state)
@@ -117,7 +118,7 @@ static void sets_are_ordered(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_best_without_a_word),
+        cmocka_unit_test(the_usual_set_without_a_word),
         cmocka_unit_test(each_set_by_its_name),
         cmocka_unit_test(an_unknown_word),
         cmocka_unit_test(sets_are_ordered),

@@ -28,7 +28,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", err_text());
         return EXIT_WRONG_USE;
     }
-    if (isa == cpu_isa() || (isa > cpu_isa() && getenv("SLUICE_ISA")) || !cpu_has(isa)) {
+    const char *asked = getenv("SLUICE_ISA");
+    bool is_above = isa > cpu_isa() && asked && *asked;
+    if (isa == cpu_isa() || is_above || !cpu_has(isa)) {
         printf("skipped: %s is not another set of this CPU, whose usual one is %s\n", argv[1],
                cpu_isa_name(cpu_isa()));
         return EXIT_SKIP;

@@ -32,10 +32,9 @@ DIFFERENCES = {
     "shape": ('the parameter "extra" (float32, [4], learns)', PLAIN),
     "frozen": ('the parameter "extra" (float32, [3], frozen)', PLAIN),
     "name": ('the parameter "other" (float32, [3], learns)', PLAIN),
-    "units": ('"root" (14 parameters, group 0) as unit 0 of the forward',
-              '"root" (4 parameters, group 0) as unit 0 of the forward'),
-    "order": ('"blocks.2" (10 parameters, group 0) as unit 1 of the forward',
-              '"blocks.0" (10 parameters, group 0) as unit 1 of the forward'),
+    "units": ('"root" (14 parameters, group 0) as unit 0', '"root" (4 parameters, group 0) as unit 0'),
+    "numbers": ('"blocks.0" (10 parameters, group 0) as unit 3', '"blocks.0" (10 parameters, group 0) as unit 1'),
+    "order": ('"blocks.2" (10 parameters, group 0) as unit 3', '"blocks.0" (10 parameters, group 0) as unit 1'),
 }
 
 OPTIMIZERS = """
@@ -94,19 +93,38 @@ for way in ("wrapped", "overlapped", "driven", "temporary"):
 torch.distributed.destroy_process_group()
 """
 
+#: The units that rank 1 names.
+NAMED = {"units": ["blocks.0", "blocks.1"], "numbers": ["blocks.2", "blocks.1", "blocks.0"]}
+#: The same of optimizers alone.
+OPTIMIZER_DIFFERENCES = {
+    "kind": ("the optimizer Lion", "the optimizer AdamW"),
+    "size": ('the parameter "group0.param0" (float32, [5], learns)',
+             'the parameter "group0.param0" (float32, [4], learns)'),
+    "more": ('the parameter "group0.param1" (float32, [2], learns)', '"group0.0" (1 parameters, group 0) as unit 0'),
+}
+
 DIFFERING = """
 own = int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK")))
 for how, (theirs, first) in {differences!r}.items():
     module = models.make(models.Differing, how=how if own == 1 else None)
     engine = sluice.torch.Engine(module, device="32MiB", host="32MiB", nvme=[{directory!r} + "/differing"],
                                  run_dir={directory!r} + "/differing-run", optimizer=sluice.AdamW(lr=1e-3),
-                                 units=["blocks.0", "blocks.1"] if how == "units" and own == 1 else None)
+                                 units={named!r}.get(how) if own == 1 else None)
     try:
         engine.prepare(models.batches(models.Language, 1)[0])
     except sluice.WrongJob as error:
-        assert f"rank 1 has {{theirs}}, and rank 0 has {{first}}: all ranks must make" in str(error), error
+        assert f"rank 1 has {{theirs}}, and rank 0 has {{first}}: all ranks must train" in str(error), error
         sys.stdout.write(f"differs {{own}} {{how}}\\n")
     engine.close()
+for how, (theirs, first) in {optimizers!r}.items():
+    differs = how if own == 1 else None
+    parameters = [torch.nn.Parameter(torch.zeros(5 if differs == "size" else 4))]
+    parameters += [torch.nn.Parameter(torch.zeros(2))] * (differs == "more")
+    try:
+        (sluice.torch.Lion if differs == "kind" else sluice.torch.AdamW)(parameters, host="64MiB")
+    except sluice.WrongJob as error:
+        assert f"rank 1 has {{theirs}}, and rank 0 has {{first}}: all ranks must train" in str(error), error
+        sys.stdout.write(f"differs {{own}} {{how}}\\n")
 """
 
 ENGINE = """
@@ -170,7 +188,8 @@ class Ranks(unittest.TestCase):
         path = os.path.join(directory, "ranked.py")
         with open(path, "w") as file:
             file.write(program.format(tests=os.path.dirname(os.path.abspath(__file__)), directory=directory,
-                                      differences=DIFFERENCES))
+                                      differences=DIFFERENCES, named=NAMED,
+                                      optimizers=OPTIMIZER_DIFFERENCES))
         made = subprocess.run([*launcher, *options, path], capture_output=True, text=True, timeout=240,
                               env={**launchers.environment(launcher), **environment})
         assert made.returncode == 0, made.stderr
@@ -218,7 +237,7 @@ class Ranks(unittest.TestCase):
     def test_modules_that_differ_are_refused_on_all_ranks(self):
         for launcher in ["torchrun"] + ["mpirun"] * launchers.has_mpirun():
             found = sorted(line[1:] for line in self.launch(launcher)[1] if line[0] == "differs")
-            self.assertEqual(found, sorted([rank, how] for rank in "01" for how in DIFFERENCES))
+            self.assertEqual(found, sorted([rank, how] for rank in "01" for how in [*DIFFERENCES, *OPTIMIZER_DIFFERENCES]))
 
     def test_an_engine_has_the_losses_of_one_process(self):
         found = self.losses("torchrun")

@@ -144,6 +144,7 @@ static void rot_is_found(void **state)
             fixture_set(&sets, "io.verify_reads=false");
         fixture_train_stop("parts", &shape, &sets, 4, &result);
         read_commit("parts", &found);
+        assert_int_equal(found.point.step, 4);
         uint64_t i = found.extent_count;
         while (found.extents[--i].param_bytes == 0)
             ;

@@ -251,6 +251,7 @@ static void rot_of_either_half_is_found(void **state)
         fixture_sets sets = make_sets("split", tiers[t], "in_next_forward");
         fixture_train_stop("parts", &shape, &sets, 4, &result);
         read_commit("parts", &found);
+        assert_int_equal(found.point.step, 4);
         for (int half = 0; half < 2; half++) {
             const manifest_extent *extent = &found.extents[found.extent_count - 2 + half];
             assert_int_equal(extent->param_bytes, half ? 0 : width());

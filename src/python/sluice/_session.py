@@ -170,8 +170,8 @@ def open(  # noqa: A001 - the name that people look for
     temporary: the run ends when it is closed. It makes no commits, and none of its state stays on
         the drives of any host. If it is killed, the small files of its directory stay. The
         directory must be new or hold no commit.
-    alike: lines that all ranks must have alike, for a job with model.module; the first that differs
-        from rank 0's is refused.
+    alike: lines that all ranks must have alike, for a job with model.module. If a rank's are not rank
+        0's, all ranks are refused.
     """
     name, text = job_arguments(job)
     check_callable(first, "first")

@@ -464,7 +464,8 @@ class Engine(Closing):
         def first(unit: int, begin: int, count: int, address: int) -> None:
             self._values.fill(units[unit], begin, count, address)
 
-        alike = list_alike(self.module.named_parameters(), stages)
+        used = [unit for stage in stages for unit in stage.holder.units]
+        alike = list_alike(self.module.named_parameters(), used)
         self._core = self._open_core(job, first=first, alike=alike, **self._open_options)
         self._finalizer = weakref.finalize(self, close_at_end, self._core, self._turn_lock)
         self._finalizer.atexit = False  # the run's own end calls it

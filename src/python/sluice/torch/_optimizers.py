@@ -99,6 +99,7 @@ class _Optimizer(torch.optim.Optimizer):
 
     def _open(self, job: Dict[str, Any], machine: Optional[Path], verbose: bool) -> None:
         values = Values([Holder("", None, self._units)], {})
+        named = ((slot.name, slot.parameter) for unit in self._units for slot in unit.slots)
 
         def first(unit: int, begin: int, count: int, address: int) -> None:
             values.fill(self._units[unit], begin, count, address)
@@ -111,7 +112,7 @@ class _Optimizer(torch.optim.Optimizer):
                 machine=machine,
                 verbose=verbose,
                 temporary=self._own_dir is not None,
-                alike=list_alike(((s.name, s.parameter) for u in self._units for s in u.slots), []),
+                alike=f"the optimizer {type(self).__name__}\n" + list_alike(named, self._units),
             )
         except NoFit as error:
             reason, _, advice = str(error).partition("; ")

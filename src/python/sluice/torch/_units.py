@@ -442,18 +442,17 @@ def describe(
     return {"name": _short(kind.__name__), "units": units, "stages": described}
 
 
-def list_alike(named: Iterable[Tuple[str, torch.Tensor]], stages: List[Stage]) -> str:
-    """What all ranks must have alike: their parameters, their units, and the order in which the
-    first batch uses these. Each line says what one rank has, as a refusal names it."""
+def list_alike(named: Iterable[Tuple[str, torch.Tensor]], units: Iterable[Unit]) -> str:
+    """What all ranks must have alike: their parameters, and their units in the order of use. Each
+    line says what one rank has, as a refusal names it."""
     lines = []
     for name, parameter in named:
         learns = "learns" if parameter.requires_grad else "frozen"
         what = f"{str(parameter.dtype)[6:]}, {list(parameter.shape)}, {learns}"
         lines.append(f'the parameter "{uncompiled(name)}" ({what})')
-    for number, stage in enumerate(stages):
-        for unit in stage.holder.units:
-            what = f"{len(unit.slots)} parameters, group {unit.group}"
-            lines.append(f'"{uncompiled(unit.name)}" ({what}) as unit {number} of the forward')
+    for unit in units:
+        what = f"{len(unit.slots)} parameters, group {unit.group}"
+        lines.append(f'"{uncompiled(unit.name)}" ({what}) as unit {unit.index}')
     return "\n".join(lines)
 
 
