@@ -9,6 +9,7 @@ foreach(behaviour compile split carry scale commit saves ranks place random best
                 TIMEOUT 180)
 endforeach()
 sluice_test(test_plan_scouts LIBS sluice_plan sluice_program sluice_base m LABELS cpu tsan TIMEOUT 300)
+test_line(test_plan_scouts.open COMMAND test_plan_scouts open LABELS cpu TIMEOUT 180)
 sluice_test(test_plan_zero LIBS train_fixture LABELS cpu debug)
 # More draws of the same.
 foreach(behaviour compile commit ranks)

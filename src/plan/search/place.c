@@ -371,6 +371,7 @@ static int place_best(plani_search *self, struct plan_place_found *found)
     TRY(rc);
     fill_found(self, &taken, found);
     self->winner = taken;
+    found->set.scouted_count = self->work->scouted_count;
     rc = plani_give_reasons(self, found);
     if (rc < 0)
         plan_set_fini(&found->set);

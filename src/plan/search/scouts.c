@@ -87,7 +87,8 @@ static int find(const struct question *slot, plani_work *work, struct plani_answ
 {
     *asked = slot->answer;
     work->ops += asked->ops;
-    work->step_ops = asked->step_ops;
+    if (asked->step_ops > 0)
+        work->step_ops = asked->step_ops;
     work->scouted_count++;
     return 0;
 }
@@ -258,23 +259,31 @@ void plani_scouts_end(plani_search *search)
 int plani_ask(plani_work *work, struct plani_answer *asked)
 {
     struct plani_scouts *self = work->scouts;
-    asked->ops = work->ops;
-    if (!self)
-        return 1;
-    pthread_mutex_lock(&self->mutex);
-    if (!self->has_started && work->step_ops >= LONG_STEP)
-        start_scouts(self);
-    int rc =
-        work->scout ? ask_as_scout(self, work->scout, asked) : ask_as_search(self, work, asked);
-    pthread_mutex_unlock(&self->mutex);
+    int rc = 1;
+    if (self) {
+        pthread_mutex_lock(&self->mutex);
+        if (!self->has_started && work->step_ops >= LONG_STEP)
+            start_scouts(self);
+        rc =
+            work->scout ? ask_as_scout(self, work->scout, asked) : ask_as_search(self, work, asked);
+        pthread_mutex_unlock(&self->mutex);
+    }
+    if (rc == 1) {
+        asked->ops = work->ops;
+        asked->step_ops = work->step_ops;
+        work->step_ops = 0;
+    }
     return rc;
 }
 
 void plani_tell(plani_work *work, struct plani_answer *made)
 {
     struct plani_scouts *self = work->scouts;
+    const uint64_t step_ops_before = made->step_ops;
     made->ops = work->ops - made->ops;
     made->step_ops = work->step_ops;
+    if (work->step_ops == 0)
+        work->step_ops = step_ops_before;
     if (!self)
         return;
     pthread_mutex_lock(&self->mutex);

@@ -145,7 +145,8 @@ struct plani_answer {
     int rc;            /* 0; 1: a step is not below the limit; ERR_NO_FIT */
     struct plani_figures step;
     uint64_t peaks[TIER_COUNT];
-    uint64_t ops, step_ops; /* that the work gets more; its step_ops then */
+    uint64_t ops;      /* that the work gets more */
+    uint64_t step_ops; /* of a step that was built to its end; 0: it was not */
 };
 /* Asks for key and limit_ns. 0: *asked is filled, and its work is counted. 1: the caller makes the
  * program, counts its work, fills *asked and calls plani_tell. Waits while another thread makes it.
