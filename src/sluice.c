@@ -112,7 +112,8 @@ int api_inputs_init(struct api_inputs *self, const char *job_path,
     TRY(comm_join(&as_launched, &self->ranks));
     TRY(setup_read_job(self->ranks, job_path, options->job_text, set, set_count, &self->asked,
                        &fresh));
-    TRY(setup_compare_lines(self->ranks, options->alike ? options->alike : ""));
+    if (self->asked->module)
+        TRY(setup_compare_lines(self->ranks, options->alike ? options->alike : ""));
     TRY(read_machine(self, options->machine));
     self->train = (struct train_options){
         .job = self->asked,

@@ -330,8 +330,8 @@ static bool probe_bf16(kernel_context *context)
     return true;
 }
 
-/* oneDNN detects the CPU by itself. Where our choice is not its last set, oneDNN must not exceed
- * it. oneDNN accepts a limit only before its first use in the process. */
+/* oneDNN detects the CPU by itself. If SLUICE_ISA made the choice, oneDNN must not exceed it.
+ * oneDNN accepts a limit only before its first use in the process. */
 static int limit_library(enum cpu_isa isa)
 {
 #if defined(__x86_64__)
@@ -341,7 +341,7 @@ static int limit_library(enum cpu_isa isa)
         [CPU_AVX512] = dnnl_cpu_isa_avx512_core_vnni, /* VNNI only adds 8-bit products */
         [CPU_AVX512_BF16] = dnnl_cpu_isa_avx512_core_bf16,
     };
-    if (!cpu_isa_is_limited() || isa >= CPU_AMX)
+    if (!cpu_isa_is_forced() || isa >= CPU_AMX)
         return 0;
     unsigned limit = limits[isa];
     /* For the second context of a process oneDNN refuses the limit; the first one stays in
@@ -350,7 +350,7 @@ static int limit_library(enum cpu_isa isa)
     unsigned used = dnnl_get_effective_cpu_isa();
     if (used & ~limit)
         return err_set(ERR_BACKEND,
-                       "oneDNN cannot be held to the instruction set %s: %s; it uses %#x",
+                       "oneDNN cannot be held to %s, which SLUICE_ISA asks for: %s; it uses %#x",
                        cpu_isa_name(isa), dnnl_status2str(status), used);
 #else
 #endif

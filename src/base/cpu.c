@@ -26,7 +26,7 @@ static const char *const names[CPU_ISA_COUNT] = {
 /* Written once, by choose. */
 static struct {
     enum cpu_isa isa; /* CPU_ISA_COUNT if SLUICE_ISA cannot be followed */
-    bool is_limited;
+    bool is_forced;
 } choice;
 
 const char *cpu_isa_name(enum cpu_isa isa)
@@ -124,13 +124,13 @@ bool cpu_has(enum cpu_isa isa)
 
 /* ---- the choice ---- */
 
-/* The last set that the CPU has. */
-static enum cpu_isa find_last(void)
+/* The set in which the CPU is fastest. */
+static enum cpu_isa find_usual(void)
 {
     enum cpu_isa isa = CPU_ISA_COUNT - 1;
     while (!cpu_has(isa))
         isa--;
-    return isa;
+    return isa == CPU_AVX512_BF16 && has_slow_bf16() ? CPU_AVX512 : isa;
 }
 
 /* The set of that name, or CPU_ISA_COUNT. */
@@ -152,10 +152,8 @@ static const char *asked_name(void)
 static void choose(void)
 {
     const char *asked = asked_name();
-    enum cpu_isa last = find_last();
-    bool is_slow = last == CPU_AVX512_BF16 && has_slow_bf16();
-    choice.is_limited = asked || is_slow;
-    choice.isa = asked ? find_name(asked) : is_slow ? CPU_AVX512 : last;
+    choice.is_forced = asked != NULL;
+    choice.isa = asked ? find_name(asked) : find_usual();
     if (asked && choice.isa < CPU_ISA_COUNT && !cpu_has(choice.isa))
         choice.isa = CPU_ISA_COUNT;
 }
@@ -197,8 +195,8 @@ enum cpu_isa cpu_isa(void)
     return choice.isa;
 }
 
-bool cpu_isa_is_limited(void)
+bool cpu_isa_is_forced(void)
 {
     choose_once();
-    return choice.is_limited;
+    return choice.is_forced;
 }

@@ -2,10 +2,10 @@
  * variant per set.
  *
  * The sets are ordered: a CPU that has one of them also has those of its architecture that stand
- * before it. A process uses the set in which its CPU is fastest, or the one that the environment
- * variable SLUICE_ISA names. The fastest set is the last one that the CPU has, except where that is
- * avx512_bf16 on an Intel core that was built for AMX (cpu.c). A CPU with more instructions then behaves as one that ends with that set,
- * products of oneDNN included. Nearly all variants give the same bits in every set; matrix
+ * before it. The environment variable SLUICE_ISA may name a set: a CPU with more instructions then
+ * behaves as one that ends with it, products of oneDNN included. Without the variable a process
+ * uses the last set that its CPU has, except avx512_bf16 on Intel cores that were built for AMX:
+ * there avx512 is faster (cpu.c). Nearly all variants give the same bits in every set; matrix
  * products and attention do not.
  *
  * The choice is made once, at the first call of cpu_isa_check or cpu_isa, and never changes. Any
@@ -43,8 +43,8 @@ int cpu_isa_check(void) MUST_CHECK;
 /* The chosen set. Call cpu_isa_check before; it must have returned 0. */
 enum cpu_isa cpu_isa(void);
 
-/* True if SLUICE_ISA made the choice, or if it is not the last set that the CPU has. Libraries that
- * choose an instruction set themselves must then be limited to it. */
-bool cpu_isa_is_limited(void);
+/* True if SLUICE_ISA made the choice. Libraries that choose an instruction set themselves must then
+ * be limited to it. */
+bool cpu_isa_is_forced(void);
 
 #endif

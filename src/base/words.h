@@ -129,7 +129,8 @@ enum fetch {
 
 const char *fetch_name(enum fetch fetch); /* "all", "hit", "auto" */
 
-/* The families of models. src/model/families.c describes each one. */
+/* The families of models, in the order of model.family's words (src/config/keys_model.c).
+ * src/model/families.c describes each one. */
 enum model_family {
     MODEL_GPT2,
     MODEL_LLAMA,

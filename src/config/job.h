@@ -84,7 +84,8 @@ struct job {
     char preset[JOB_NAME_BYTES]; /* model.preset as given, or "" */
     char hf[FILE_PATH_BYTES];    /* model.hf, or "" */
     /* model.module, owned by the job; NULL: the model is one of a family. With a module only
-     * num_layers (its stages), seq_length and vocab_size (1) of `model` are filled. */
+     * num_layers (its stages), seq_length and vocab_size (1) of `model` are filled; its family says
+     * nothing. */
     module_spec *module;
     model_spec model;
     struct job_lora lora;

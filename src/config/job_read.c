@@ -180,7 +180,7 @@ static int check_step(const configi_reader *reader, const job *target)
 {
     static const char micro_path[] = "train_micro_batch_size_per_gpu";
     static const char times_path[] = "gradient_accumulation_steps";
-    /* A pass takes some 20 KB while a step is compiled: 2.6 GB for so many. */
+    /* A pass takes some 20 KB while a step is compiled: 2.6 GB for so many, by one thread. */
     enum { BLOCK_PASSES_MOST = 1 << 17 };
     const configi_key *micro = configi_key_find(micro_path), *times = configi_key_find(times_path);
     if (!configi_in_range(micro, (double)target->micro_batch))

@@ -250,25 +250,33 @@ static int find_before(prepi_maker *self)
     return 0;
 }
 
+/* With less no text can be worked on. */
+static const uint64_t memory_least =
+    FIXED_BYTES + WORKER_BYTES + MEMORY_PER_BYTE * (uint64_t)BATCH_BYTES_LEAST;
+
 static uint64_t memory_of(const prepare_options *options)
 {
     uint64_t half = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
     return options->memory_bytes ? options->memory_bytes : half;
 }
 
+bool prepare_has_memory(const prepare_options *options)
+{
+    return memory_of(options) >= memory_least;
+}
+
 int prepare_check_memory(const prepare_work *work, const prepare_options *options)
 {
     uint64_t memory = memory_of(options);
-    uint64_t least = FIXED_BYTES + WORKER_BYTES + MEMORY_PER_BYTE * (uint64_t)BATCH_BYTES_LEAST;
     char has[SIZE_TEXT_BYTES], needs[SIZE_TEXT_BYTES];
-    if (memory >= least)
+    if (prepare_has_memory(options))
         return 0;
     return err_set(ERR_NO_FIT,
                    "does not fit: making tokens of %s needs %" PRIu64 " bytes (%s) of host, and "
-                   "has %" PRIu64 " (%s); fits with tiers.host.budget=%" PRIu64
+                   "has %" PRIu64 " (%s); that fits with tiers.host.budget=%" PRIu64
                    "; token files need no such memory (sluice data tokenize)",
-                   work->path, least, size_format(least, needs), memory, size_format(memory, has),
-                   least);
+                   work->path, memory_least, size_format(memory_least, needs), memory,
+                   size_format(memory, has), memory_least);
 }
 
 /* Sizes of the buffers and the number of threads, by the memory that is allowed. */

@@ -103,7 +103,9 @@ typedef struct prepare_sink prepare_sink;
 struct token_file;
 prepare_sink prepare_to_file(struct token_file *out);
 
-/* ERR_NO_FIT, which names the setting that fits, if memory_bytes is too small for this work. */
+/* True if memory_bytes is enough for any work. */
+bool prepare_has_memory(const prepare_options *options);
+/* ERR_NO_FIT, which names the setting that fits, if it is not. */
 int prepare_check_memory(const prepare_work *work, const prepare_options *options) MUST_CHECK;
 
 /* Gives all tokens of a file to the sink, with a log line from time to time. ERR_INPUT names file

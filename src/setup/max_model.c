@@ -110,6 +110,7 @@ static int try_shape(struct search *self, uint32_t size, uint64_t layers, bool o
     struct setup *setup;
     work.model = shape(self, size, layers);
     work.module = NULL;
+    work.hf[0] = '\0';
     snprintf(work.preset, sizeof work.preset, "%s, %llu x %llu", self->family->name,
              (unsigned long long)layers, (unsigned long long)work.model.hidden_size);
     found->tries++;

@@ -109,12 +109,16 @@ static int make_budgets(struct setup *self)
     return 0;
 }
 
-/* Ranks that exist plan at the same time, and share the cores of their host. */
-static uint32_t planning_threads(const struct ranks *ranks)
+/* Ranks that exist plan at the same time. */
+static uint32_t planning_threads(const struct setup *self)
 {
     core_set cores;
-    uint32_t count = thread_allowed_cores(&cores) < 0 ? 1 : core_set_count(&cores);
-    return ranks->comm ? count / ranks->local_world : count;
+    uint64_t count = thread_allowed_cores(&cores) < 0 ? 1 : core_set_count(&cores);
+    if (self->ranks.comm && self->ranks.shares_cores)
+        count /= self->ranks.local_world;
+    if (self->job->device.threads > 0)
+        count = size_min(count, self->job->device.threads);
+    return (uint32_t)count;
 }
 
 static int setup_fill(struct setup *self, const struct setup_options *options)
@@ -132,7 +136,7 @@ static int setup_fill(struct setup *self, const struct setup_options *options)
         TRY(make_budgets(self));
     }
     self->plan.watch = options->plan_watch;
-    self->plan.threads = planning_threads(&self->ranks);
+    self->plan.threads = planning_threads(self);
     setup_machine_figures(self, &self->plan.machine);
     const plan_machine *figures = options->figures ? options->figures
                                   : options->test  ? options->test->pace

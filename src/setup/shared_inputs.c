@@ -94,17 +94,18 @@ failed:
 
 static int compare_lines(uint32_t rank, const char *own, const char *first)
 {
-    static const char nothing[] = "nothing more";
     enum { SHOWN_BYTES = 300 };
     while (*own || *first) {
-        int own_bytes = (int)strcspn(own, "\n"), first_bytes = (int)strcspn(first, "\n");
-        if (own_bytes != first_bytes || memcmp(own, first, (size_t)own_bytes) != 0)
+        uint64_t own_bytes = strcspn(own, "\n"), first_bytes = strcspn(first, "\n");
+        if (own_bytes != first_bytes || memcmp(own, first, own_bytes) != 0)
             return err_set(ERR_INPUT,
                            "rank %u has %.*s, and rank 0 has %.*s: all ranks must train the same "
                            "parameters in the same units and the same order, which is that of the "
                            "first batch",
-                           rank, *own ? own_bytes : SHOWN_BYTES, *own ? own : nothing,
-                           *first ? first_bytes : SHOWN_BYTES, *first ? first : nothing);
+                           rank, (int)size_min(*own ? own_bytes : SHOWN_BYTES, SHOWN_BYTES),
+                           *own ? own : "nothing more",
+                           (int)size_min(*first ? first_bytes : SHOWN_BYTES, SHOWN_BYTES),
+                           *first ? first : "nothing more");
         own += own_bytes + (own[own_bytes] != '\0');
         first += first_bytes + (first[first_bytes] != '\0');
     }

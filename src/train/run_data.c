@@ -250,7 +250,8 @@ static int check_memory(const struct job *asked, const struct loop_data *data)
 
 int train_check_tokens(const struct job *asked)
 {
-    if (asked->module || !may_make(asked))
+    const prepare_options allowed = {.memory_bytes = asked->tiers.host_budget};
+    if (asked->module || !may_make(asked) || prepare_has_memory(&allowed))
         return 0;
     struct loop_data *data = mem_alloc(1, sizeof *data, "data of the job");
     if (!data)

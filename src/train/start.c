@@ -209,7 +209,7 @@ static bool is_kept_commit(const manifest *found)
     return found->slabs.drive_count > 0 && strstr(found->slabs.drives[0], ".keep/step-") != NULL;
 }
 
-/* Refuses nothing; setup.c refuses what cannot continue. Call it before job.json and plan.json are
+/* Refuses nothing; setup/identity.c refuses what cannot continue. Call it before job.json and plan.json are
  * written again. */
 static void tell_changes(const struct loop *self, const manifest *found)
 {

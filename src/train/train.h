@@ -113,9 +113,9 @@ struct train_options {
  * last commit. The summary is filled as far as the run came. */
 int train_run(const struct train_options *options, struct train_summary *summary) MUST_CHECK;
 
-/* The refusal of train_run that no setup knows (setup_plan_on): ERR_NO_FIT if the run must make
- * tokens first and tiers.host.budget is too small for that. Files that are not here, or that cannot
- * be read, are not judged. Makes nothing. */
+/* Checks what setup_plan_on does not: ERR_NO_FIT if train_run would first make tokens, and
+ * tiers.host.budget is too small for that. Files that are not here, or that cannot be read, are not
+ * judged. Makes nothing. */
 int train_check_tokens(const struct job *asked) MUST_CHECK;
 
 /* Training step by step. The session begins with the state with which train_run would begin its

@@ -56,15 +56,14 @@ static bool is_chosen(enum cpu_isa isa)
     return cpu_isa_check() == 0 && cpu_isa() == isa;
 }
 
-static bool is_limited_to(enum cpu_isa isa)
+static bool is_forced(enum cpu_isa isa)
 {
-    return is_chosen(isa) && cpu_isa_is_limited();
+    return is_chosen(isa) && cpu_isa_is_forced();
 }
 
-/* Libraries are limited to it where the CPU has a set above it. */
 static bool is_usual(enum cpu_isa isa)
 {
-    return is_chosen(isa) && cpu_isa_is_limited() == (isa < CPU_ISA_COUNT - 1 && cpu_has(isa + 1));
+    return is_chosen(isa) && !cpu_isa_is_forced();
 }
 
 static bool is_refused_as_unknown(enum cpu_isa isa)
@@ -97,7 +96,7 @@ static void each_set_by_its_name(void **state)
 {
     for (enum cpu_isa isa = CPU_BASELINE; isa < CPU_ISA_COUNT; isa++) {
         print_message("%s: %s\n", cpu_isa_name(isa), cpu_has(isa) ? "here" : "not on this CPU");
-        in_a_process(cpu_isa_name(isa), cpu_has(isa) ? is_limited_to : is_refused_as_lacking, isa);
+        in_a_process(cpu_isa_name(isa), cpu_has(isa) ? is_forced : is_refused_as_lacking, isa);
     }
 }
 

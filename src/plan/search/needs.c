@@ -163,6 +163,8 @@ int plani_serial_peaks(const plan_job *job, uint64_t tile_elems, enum program_ki
     if (rc == 1) {
         asked.rc = make_serial(job, &at, kind, asked.peaks, work);
         plani_tell(work, &asked);
+    } else if (rc == 0) {
+        plani_note_work(job, NULL, asked.ops);
     }
     memcpy(peaks, asked.peaks, sizeof asked.peaks);
     return rc < 0 ? rc : asked.rc;

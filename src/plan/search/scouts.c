@@ -24,9 +24,11 @@
 #include "plan/search/search_internal.h"
 
 enum {
-    SCOUTS_MOST = 3,  /* more of them take too much for granted */
-    GRANTED_MOST = 8, /* steps that a scout takes as no gain before they are made */
+    SCOUTS_MOST = 3,  /* more of them assume too much */
+    ASSUMED_MOST = 8, /* steps that a scout takes as no gain before they are made */
     LONG_STEP = 4096, /* ops: for shorter steps, scouts cost more than they gain */
+    /* Ops of a step times scouts: each scout keeps a program of its own, some 1.5 KB an op. */
+    SCOUTED_OPS_MOST = 1 << 19,
     QUESTIONS = 8192, /* a power of 2 */
     QUESTIONS_MOST = QUESTIONS * 3 / 4,
 };
@@ -40,8 +42,8 @@ struct plani_scout {
     pthread_t thread;
     plani_search search;
     plani_work work;
-    struct plani_answer granted[GRANTED_MOST]; /* taken as no gain, and not known yet */
-    uint32_t granted_count;
+    struct plani_answer assumed[ASSUMED_MOST]; /* taken as no gain, and not known yet */
+    uint32_t assumed_count;
 };
 
 struct plani_scouts {
@@ -109,17 +111,17 @@ static int settle(struct plani_scouts *self, struct plani_scout *scout, bool *le
 {
     uint32_t count = 0;
     *leaves = false;
-    for (uint32_t i = 0; i < scout->granted_count; i++) {
-        const struct question *slot = slot_of(self, &scout->granted[i]);
+    for (uint32_t i = 0; i < scout->assumed_count; i++) {
+        const struct question *slot = slot_of(self, &scout->assumed[i]);
         const struct plani_answer *found = &slot->answer;
         if (slot->state != QUESTION_ANSWERED) {
             *leaves = *leaves || slot->state != QUESTION_TAKEN;
-            scout->granted[count++] = scout->granted[i];
+            scout->assumed[count++] = scout->assumed[i];
         } else if (found->rc < 0 || found->step.ns < found->limit_ns) {
             return -EAGAIN;
         }
     }
-    scout->granted_count = count;
+    scout->assumed_count = count;
     return 0;
 }
 
@@ -127,17 +129,17 @@ static int ask_as_scout(struct plani_scouts *self, struct plani_scout *scout,
                         struct plani_answer *asked)
 {
     while (!self->ends && self->question_count < QUESTIONS_MOST) {
-        bool leaves, needs = asked->limit_ns == 0; /* any step would gain */
+        bool leaves, needs = asked->limit_ns == 0; /* serial order, or a step that gains for sure */
         struct question *slot = slot_of(self, asked);
         TRY(settle(self, scout, &leaves));
         if (slot->state == QUESTION_ANSWERED)
             return find(slot, &scout->work, asked);
         if (slot->state != QUESTION_TAKEN && (leaves || needs))
             return take(self, slot, asked);
-        if (!needs && scout->granted_count < GRANTED_MOST) {
+        if (!needs && scout->assumed_count < ASSUMED_MOST) {
             asked->rc = 1;
             asked->step = (struct plani_figures){.ns = UINT64_MAX, .bound_ns = asked->limit_ns};
-            scout->granted[scout->granted_count++] = *asked;
+            scout->assumed[scout->assumed_count++] = *asked;
             scout->work.ops += scout->work.step_ops; /* about */
             return 0;
         }
@@ -161,7 +163,7 @@ static int begin_again(const struct plani_scouts *self, struct plani_scout *scou
         search->job.homes[kind] = search->homes[kind] = homes[kind];
     search->job.watch = NULL;
     search->work = &scout->work;
-    scout->granted_count = 0;
+    scout->assumed_count = 0;
     return plani_work_copy(&scout->work, &self->begin_work);
 }
 
@@ -174,7 +176,7 @@ static void *run_scout(void *argument)
         rc = begin_again(self, scout);
         rc = rc == 0 ? plani_walk_ways(&scout->search) : rc;
         pthread_mutex_lock(&self->mutex);
-        if (rc == 0 && !self->ends) /* right to the end, or with too much taken for granted */
+        if (rc == 0 && !self->ends) /* right to the end, or with too much taken for assumed */
             pthread_cond_wait(&self->changed, &self->mutex);
         rc = self->ends ? -ECANCELED : rc;
         pthread_mutex_unlock(&self->mutex);
@@ -203,9 +205,10 @@ static void free_scout(struct plani_scout *scout)
 }
 
 /* Called by the search's thread. What cannot be started is done without. */
-static void start_scouts(struct plani_scouts *self)
+static void start_scouts(struct plani_scouts *self, uint64_t step_ops)
 {
-    uint32_t count = (uint32_t)size_min(self->begin.job.threads - 1, SCOUTS_MOST);
+    uint64_t count = size_min(self->begin.job.threads - 1, SCOUTED_OPS_MOST / step_ops);
+    count = size_min(count, SCOUTS_MOST);
     self->has_started = true;
     while (self->scout_count < count) {
         struct plani_scout *scout = &self->scouts[self->scout_count];
@@ -263,7 +266,7 @@ int plani_ask(plani_work *work, struct plani_answer *asked)
     if (self) {
         pthread_mutex_lock(&self->mutex);
         if (!self->has_started && work->step_ops >= LONG_STEP)
-            start_scouts(self);
+            start_scouts(self, work->step_ops);
         rc =
             work->scout ? ask_as_scout(self, work->scout, asked) : ask_as_search(self, work, asked);
         pthread_mutex_unlock(&self->mutex);
