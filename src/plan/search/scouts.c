@@ -176,7 +176,7 @@ static void *run_scout(void *argument)
         rc = begin_again(self, scout);
         rc = rc == 0 ? plani_walk_ways(&scout->search) : rc;
         pthread_mutex_lock(&self->mutex);
-        if (rc == 0 && !self->ends) /* right to the end, or with too much taken for assumed */
+        if (rc == 0 && !self->ends) /* to the end, perhaps by a wrong assumption */
             pthread_cond_wait(&self->changed, &self->mutex);
         rc = self->ends ? -ECANCELED : rc;
         pthread_mutex_unlock(&self->mutex);
