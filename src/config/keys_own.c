@@ -145,7 +145,9 @@ const configi_key configi_own_keys[] = {
     KEY("run.commit_every", INT, AT(run.commit_every), "50", "[0,1000000000000]", "steps", FREE,
         "Steps between commits. 0: one commit, when the run ends or is stopped on request, with "
         "one place per extent. That takes 12 bytes per parameter less of nvme, but a killed run "
-        "cannot be resumed.",
+        "cannot be resumed. With schedule.update delayed_one_step, commits (and evaluations) "
+        "change "
+        "the steps that follow.",
         .why = exact_steps),
     KEY("run.keep", STEPS, NOWHERE, "0", "[0,1000000000000]", "steps", FREE,
         "Commits that are kept while the run continues, each as a run directory under "
