@@ -273,7 +273,7 @@ int prepare_check_memory(const prepare_work *work, const prepare_options *option
         return 0;
     return err_set(ERR_NO_FIT,
                    "does not fit: making tokens of %s needs %" PRIu64 " bytes (%s) of host, and "
-                   "has %" PRIu64 " (%s); that fits with tiers.host.budget=%" PRIu64
+                   "has %" PRIu64 " (%s); fits with tiers.host.budget=%" PRIu64
                    "; token files need no such memory (sluice data tokenize)",
                    work->path, memory_least, size_format(memory_least, needs), memory,
                    size_format(memory, has), memory_least);
