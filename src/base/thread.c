@@ -93,6 +93,12 @@ int thread_allowed_cores(core_set *out)
     return 0;
 }
 
+uint32_t thread_allowed_count(void)
+{
+    core_set cores;
+    return thread_allowed_cores(&cores) < 0 ? 1 : core_set_count(&cores);
+}
+
 /* Returns the errno value without a message: not each thread of a team must make one. */
 static int set_affinity(const core_set *cores)
 {

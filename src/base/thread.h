@@ -38,6 +38,9 @@ void thread_ask_short_slice(void);
  * CORE_SET_MAX on are allowed. Allocates nothing. */
 int thread_allowed_cores(core_set *out) MUST_CHECK;
 
+/* How many these are; 1 where they are not known. */
+uint32_t thread_allowed_count(void);
+
 /* Lets the calling thread run on these cores only. -EINVAL for a set without an allowed core; the
  * thread's cores are then unchanged. If a container forbids binding at all, the call warns once and
  * succeeds, because an unbound thread is slower but not wrong. Allocates nothing. */

@@ -139,9 +139,7 @@ static int check_record(exporter *self)
 
 static int make_context(exporter *self)
 {
-    core_set cores;
-    uint32_t count = thread_allowed_cores(&cores) < 0 ? 1 : core_set_count(&cores);
-    const kernel_context_config config = {.thread_count = (int)size_max(1, count)};
+    const kernel_context_config config = {.thread_count = (int)thread_allowed_count()};
     return kernels_cpu.context_create(&config, &self->context);
 }
 

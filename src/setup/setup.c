@@ -112,8 +112,7 @@ static int make_budgets(struct setup *self)
 /* Ranks that exist plan at the same time. */
 static uint32_t planning_threads(const struct setup *self)
 {
-    core_set cores;
-    uint64_t count = thread_allowed_cores(&cores) < 0 ? 1 : core_set_count(&cores);
+    uint64_t count = thread_allowed_count();
     if (self->ranks.comm && self->ranks.shares_cores)
         count /= self->ranks.local_world;
     if (self->job->device.threads > 0)

@@ -491,10 +491,8 @@ int state_sweep(const struct state_sweep_options *options, uint64_t *weights_has
         return -ENOMEM;
     self->asked = options;
     self->record = options->record;
-    core_set cores;
-    uint32_t core_count = thread_allowed_cores(&cores) < 0 ? 1 : core_set_count(&cores);
     self->summer_count =
-        (uint32_t)size_max(1, size_min(core_count / CORES_PER_SUMMER, SUMMERS_MAX));
+        (uint32_t)size_max(1, size_min(thread_allowed_count() / CORES_PER_SUMMER, SUMMERS_MAX));
     pthread_mutex_init(&self->mutex, NULL);
     pthread_cond_init(&self->wake, NULL);
     self->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

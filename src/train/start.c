@@ -209,8 +209,8 @@ static bool is_kept_commit(const manifest *found)
     return found->slabs.drive_count > 0 && strstr(found->slabs.drives[0], ".keep/step-") != NULL;
 }
 
-/* Refuses nothing; setup/identity.c refuses what cannot continue. Call it before job.json and plan.json are
- * written again. */
+/* Refuses nothing; setup/identity.c refuses what cannot continue. Call it before job.json and
+ * plan.json are written again. */
 static void tell_changes(const struct loop *self, const manifest *found)
 {
     const struct job *asked = self->run.job;

@@ -38,7 +38,7 @@ static int compile_kind(const plan_job *job, const struct plani_point *point,
                         plani_work *work)
 {
     const uint32_t stages = out->held_stages, passes = out->held_passes;
-    struct plani_request asked = {.kind = kind, .whole = true, .work = work};
+    struct plani_request asked = {.kind = kind, .whole = true, .builder = &work->builder};
     if (kind == (job->only_eval ? PROGRAM_EVAL : PROGRAM_STEADY))
         memcpy(asked.ahead, point->ahead, sizeof asked.ahead);
     asked.bounds = kind == PROGRAM_STEADY ? out : NULL;
@@ -49,6 +49,7 @@ static int compile_kind(const plan_job *job, const struct plani_point *point,
         out->held_stages = stages;
         out->held_passes = passes;
     }
+    plani_count_work(work, asked.ops, asked.step_ops);
     return rc == 0 ? program_check(&out->programs[kind]) : rc;
 }
 
@@ -111,6 +112,7 @@ int plani_compile_point(const plan_job *job, const struct plani_point *point, pl
     plani_layout_fini(&layout);
     if (rc == 0 && out->carried_count > 0)
         rc = check_seams(out);
+    out->scouted_count = work->scouted_count;
     if (rc < 0)
         plan_set_fini(out);
     return rc;

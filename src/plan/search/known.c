@@ -70,20 +70,20 @@ int plani_remember(plani_work *work, const struct plani_known *trial)
 
 int plani_work_copy(plani_work *work, const plani_work *from)
 {
-    plani_work copy = *from;
-    copy.builder = work->builder;
-    copy.scouts = work->scouts;
-    copy.scout = work->scout;
-    copy.known = work->known;
-    if (!copy.known && from->known)
-        copy.known = mem_alloc(KNOWN, sizeof *copy.known, "plan trials");
-    if (!copy.known && from->known)
-        return -ENOMEM;
-    if (from->known)
-        memcpy(copy.known, from->known, KNOWN * sizeof *copy.known);
-    else if (copy.known)
-        memset(copy.known, 0, KNOWN * sizeof *copy.known);
-    *work = copy;
+    struct plani_known *known = NULL;
+    if (from->known) {
+        known = mem_alloc(KNOWN, sizeof *known, "plan trials");
+        if (!known)
+            return -ENOMEM;
+        memcpy(known, from->known, KNOWN * sizeof *known);
+    }
+    mem_free(work->known);
+    work->known = known;
+    work->known_count = from->known_count;
+    work->ops = from->ops;
+    work->step_ops = from->step_ops;
+    work->try_count = from->try_count;
+    work->repeat_count = from->repeat_count;
     return 0;
 }
 

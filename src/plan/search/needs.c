@@ -136,17 +136,17 @@ int plani_home_ends(const plan_job *job, uint64_t tile_elems, uint64_t ends[TIER
 
 /* ---- programs in serial order --------------------------------------------------------------- */
 
-/* Makes the program, which has a point's usual settings. */
 static int make_serial(const plan_job *job, const struct plani_point *at, enum program_kind kind,
-                       uint64_t peaks[TIER_COUNT], plani_work *work)
+                       plani_builder *builder, struct plani_answer *made)
 {
     plan_set set;
     plani_layout layout;
     program serial;
     TRY(plani_set_begin(job, at, &set, &layout));
-    struct plani_request asked = {.kind = kind, .serial = true, .work = work};
+    struct plani_request asked = {.kind = kind, .serial = true, .builder = builder};
     int rc = plani_compile_one(job, &set, &layout, &asked, unlimited, &serial);
-    memcpy(peaks, serial.peak_bytes, sizeof serial.peak_bytes);
+    made->ops = asked.ops;
+    memcpy(made->peaks, serial.peak_bytes, sizeof made->peaks);
     program_fini(&serial);
     plani_layout_fini(&layout);
     plan_set_fini(&set);
@@ -159,15 +159,14 @@ int plani_serial_peaks(const plan_job *job, uint64_t tile_elems, enum program_ki
     struct plani_point at = plani_plain_point(job, tile_elems), question = at;
     question.held = PLANI_SERIAL_HELD - kind;
     struct plani_answer asked = {.key = plani_trial_key(job, &question)};
-    int rc = plani_ask(work, &asked);
+    int rc = plani_ask(job, work, &asked);
+    TRY(rc);
     if (rc == 1) {
-        asked.rc = make_serial(job, &at, kind, asked.peaks, work);
+        asked.rc = make_serial(job, &at, kind, &work->builder, &asked);
         plani_tell(work, &asked);
-    } else if (rc == 0) {
-        plani_note_work(job, NULL, asked.ops);
     }
     memcpy(peaks, asked.peaks, sizeof asked.peaks);
-    return rc < 0 ? rc : asked.rc;
+    return asked.rc;
 }
 
 /* Bytes beyond the budgets, all arenas together. */

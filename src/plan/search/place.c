@@ -92,7 +92,6 @@ static int compile_given(const plan_job *job, plan_set *out, struct plani_point 
     }
     plani_search_fini(&self);
     out->work_ops = work->ops - begun;
-    out->scouted_count = work->scouted_count;
     return rc;
 }
 
@@ -371,7 +370,6 @@ static int place_best(plani_search *self, struct plan_place_found *found)
     TRY(rc);
     fill_found(self, &taken, found);
     self->winner = taken;
-    found->set.scouted_count = self->work->scouted_count;
     rc = plani_give_reasons(self, found);
     if (rc < 0)
         plan_set_fini(&found->set);

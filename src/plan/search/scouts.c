@@ -14,7 +14,6 @@
  * A program depends on its question alone, and the search counts the work of a program that it
  * finds made as if it had made it. So the plan, and all counts, are the same with any number of
  * threads. */
-#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
@@ -88,9 +87,7 @@ static int take(struct plani_scouts *self, struct question *slot, const struct p
 static int find(const struct question *slot, plani_work *work, struct plani_answer *asked)
 {
     *asked = slot->answer;
-    work->ops += asked->ops;
-    if (asked->step_ops > 0)
-        work->step_ops = asked->step_ops;
+    plani_count_work(work, asked->ops, asked->step_ops);
     work->scouted_count++;
     return 0;
 }
@@ -204,7 +201,7 @@ static void free_scout(struct plani_scout *scout)
     plani_work_fini(&scout->work);
 }
 
-/* Called by the search's thread. What cannot be started is done without. */
+/* The search's thread calls it. Where a scout cannot be started there are fewer. */
 static void start_scouts(struct plani_scouts *self, uint64_t step_ops)
 {
     uint64_t count = size_min(self->begin.job.threads - 1, SCOUTED_OPS_MOST / step_ops);
@@ -259,34 +256,26 @@ void plani_scouts_end(plani_search *search)
     mem_free(self);
 }
 
-int plani_ask(plani_work *work, struct plani_answer *asked)
+int plani_ask(const plan_job *job, plani_work *work, struct plani_answer *asked)
 {
     struct plani_scouts *self = work->scouts;
-    int rc = 1;
-    if (self) {
-        pthread_mutex_lock(&self->mutex);
-        if (!self->has_started && work->step_ops >= LONG_STEP)
-            start_scouts(self, work->step_ops);
-        rc =
-            work->scout ? ask_as_scout(self, work->scout, asked) : ask_as_search(self, work, asked);
-        pthread_mutex_unlock(&self->mutex);
-    }
-    if (rc == 1) {
-        asked->ops = work->ops;
-        asked->step_ops = work->step_ops;
-        work->step_ops = 0;
-    }
+    if (!self)
+        return 1;
+    pthread_mutex_lock(&self->mutex);
+    if (!self->has_started && work->step_ops >= LONG_STEP)
+        start_scouts(self, work->step_ops);
+    int rc =
+        work->scout ? ask_as_scout(self, work->scout, asked) : ask_as_search(self, work, asked);
+    pthread_mutex_unlock(&self->mutex);
+    if (rc == 0)
+        plani_note_work(job, NULL, asked->ops);
     return rc;
 }
 
-void plani_tell(plani_work *work, struct plani_answer *made)
+void plani_tell(plani_work *work, const struct plani_answer *made)
 {
     struct plani_scouts *self = work->scouts;
-    const uint64_t step_ops_before = made->step_ops;
-    made->ops = work->ops - made->ops;
-    made->step_ops = work->step_ops;
-    if (work->step_ops == 0)
-        work->step_ops = step_ops_before;
+    plani_count_work(work, made->ops, made->step_ops);
     if (!self)
         return;
     pthread_mutex_lock(&self->mutex);

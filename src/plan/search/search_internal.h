@@ -104,12 +104,18 @@ struct plani_work {
     uint32_t known_count;
     plani_builder builder;        /* of the last program, whose arrays the next one takes */
     struct plani_scouts *scouts;  /* or NULL */
-    struct plani_scout *scout;    /* whose work it is; NULL: the search's own */
+    struct plani_scout *scout;    /* that this is the work of; NULL: the search */
     uint64_t refused[TIER_COUNT]; /* the needs that the last refusal named, */
     bool refused_is_known;        /* all of them, and not "at least" so much */
 };
 typedef struct plani_work plani_work;
 void plani_work_fini(plani_work *work);
+/* Counts the ops of a program. step_ops 0: no step was built to its end. */
+static inline void plani_count_work(plani_work *work, uint64_t ops, uint64_t step_ops)
+{
+    work->ops += ops;
+    work->step_ops = step_ops ? step_ops : work->step_ops;
+}
 /* Makes the counts and the known steps those of `from`. -ENOMEM. */
 int plani_work_copy(plani_work *work, const plani_work *from) MUST_CHECK;
 
@@ -137,23 +143,22 @@ int plani_remember(plani_work *work, const struct plani_known *trial) MUST_CHECK
 
 /* ---- programs that other threads make: scouts.c --------------------------------------------- */
 
-/* What a program is asked for, and what was found. A step: its figures below the limit. Serial
- * order: its peaks. */
+/* A program that is asked for by key and limit, and what was found: of a step the figures, if it is
+ * below the limit; of a program in serial order the peaks. */
 struct plani_answer {
     uint64_t key;      /* a hash of all that the program depends on */
     uint64_t limit_ns; /* of a step; 0: none */
     int rc;            /* 0; 1: a step is not below the limit; ERR_NO_FIT */
     struct plani_figures step;
     uint64_t peaks[TIER_COUNT];
-    uint64_t ops;      /* that the work gets more */
-    uint64_t step_ops; /* of a step that was built to its end; 0: it was not */
+    uint64_t ops, step_ops; /* as in plani_request */
 };
-/* Asks for key and limit_ns. 0: *asked is filled, and its work is counted. 1: the caller makes the
- * program, counts its work, fills *asked and calls plani_tell. Waits while another thread makes it.
- * A scout may also be told that a step gains nothing, which is not known yet; or -EAGAIN: it begins
- * again, -ECANCELED: it ends. */
-int plani_ask(plani_work *work, struct plani_answer *asked) MUST_CHECK;
-void plani_tell(plani_work *work, struct plani_answer *made);
+/* Asks for a program of the job. 0: *asked is filled, and its work counted. 1: the caller makes the
+ * program, fills *asked and calls plani_tell, which counts its work. Waits while another thread
+ * makes it. A scout may also be told that a step gains nothing, which is not known yet; or -EAGAIN:
+ * it begins again, -ECANCELED: it ends. */
+int plani_ask(const plan_job *job, plani_work *work, struct plani_answer *asked) MUST_CHECK;
+void plani_tell(plani_work *work, const struct plani_answer *made);
 /* Until the end, other threads may make what the search will ask for, if job.threads allows any and
  * programs are long. The end waits for the programs that they are making. */
 void plani_scouts_begin(plani_search *self);
@@ -186,8 +191,10 @@ struct plani_request {
     uint64_t enough_ns; /* a program whose bound is not below it is not simulated; 0: all are */
     /* Out, of a steady step: its bound by phases, or for trials if it was not simulated. */
     uint64_t bound_ns;
-    plan_set *bounds; /* out: the bounds of the steady step; NULL: not asked for */
-    plani_work *work; /* out: ops built and simulated are added; or NULL */
+    plan_set *bounds;       /* out: the bounds of the steady step; NULL: not asked for */
+    plani_builder *builder; /* of an earlier program, whose arrays this one takes; or NULL */
+    /* Out, added: ops built and simulated; ops of a step, if it was built to its end. */
+    uint64_t ops, step_ops;
 };
 /* A set at the point, without programs, and the layout of its homes. */
 int plani_set_begin(const plan_job *job, const struct plani_point *point, plan_set *set,

@@ -165,8 +165,8 @@ static int schedule_one(plani_builder *b, struct plani_request *asked, const uin
         plani_schedule(b, asked->kind, budgets, lookahead, asked->enough_ns, asked->whole, out);
     if (rc == 1)
         asked->bound_ns = asked->enough_ns;
-    if (asked->work && rc >= 0) /* where memory lacks, little was done */
-        asked->work->ops += rc == 1 ? b->op_count / 2 : b->op_count;
+    if (rc >= 0) /* where memory lacks, little was done */
+        asked->ops += rc == 1 ? b->op_count / 2 : b->op_count;
     return rc;
 }
 
@@ -208,7 +208,7 @@ int plani_set_begin(const plan_job *job, const struct plani_point *point, plan_s
 int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layout *layout,
                       struct plani_request *asked, const uint64_t *budgets, program *out)
 {
-    plani_builder own = {0}, *b = asked->work ? &asked->work->builder : &own;
+    plani_builder own = {0}, *b = asked->builder ? asked->builder : &own;
     uint64_t rooms[TIER_COUNT];
     memset(out, 0, sizeof *out);
     for (int a = 0; a < TIER_COUNT; a++)
@@ -222,11 +222,9 @@ int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layo
         plani_emit_program(b, asked->kind);
         rc = b->error;
     }
-    if (asked->work) {
-        asked->work->ops += b->op_count;
-        if (rc == 0 && !asked->serial)
-            asked->work->step_ops = b->op_count;
-    }
+    asked->ops += b->op_count;
+    if (rc == 0 && !asked->serial)
+        asked->step_ops = b->op_count;
     plani_note_work(job, NULL, b->op_count % PLANI_OPS_OF_A_NOTE);
     if (rc == 0) /* what has no room says so, even if it is too long as well */
         rc = plani_check_room(b, rooms);
@@ -252,48 +250,34 @@ int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layo
 /* ---- one trial ------------------------------------------------------------------------------ */
 
 /* Builds and simulates one step. 1: by its bound it is not below the limit, and not simulated. */
-static int make_step(const plan_job *job, const struct plani_point *point, uint64_t limit_ns,
-                     struct plani_figures *made, plani_work *work)
+static int make_step(const plan_job *job, const struct plani_point *point, plani_builder *builder,
+                     struct plani_answer *made)
 {
     plan_set set;
     plani_layout layout;
     program step;
     TRY(plani_set_begin(job, point, &set, &layout));
     struct plani_request asked = {.kind = job->only_eval ? PROGRAM_EVAL : PROGRAM_STEADY,
-                                  .enough_ns = limit_ns,
-                                  .work = work};
+                                  .enough_ns = made->limit_ns,
+                                  .builder = builder};
     memset(&step, 0, sizeof step);
     int rc = ERR_NO_FIT;
     memcpy(asked.ahead, point->ahead, sizeof asked.ahead);
     if (plani_homes_fit(job, &layout, job->budget_bytes))
         rc = plani_compile_one(job, &set, &layout, &asked, job->budget_bytes, &step);
-    made->bound_ns = asked.bound_ns;
+    made->ops = asked.ops;
+    made->step_ops = asked.step_ops;
+    made->step.bound_ns = asked.bound_ns;
     if (rc == 0) {
-        made->ns = step.predicted_ns;
-        assert((double)made->ns >= 0.999 * (double)made->bound_ns); /* but for rounding */
-        memcpy(made->lane_ns, step.lane_busy_ns, sizeof made->lane_ns);
+        made->step.ns = step.predicted_ns;
+        /* but for rounding */
+        assert((double)made->step.ns >= 0.999 * (double)made->step.bound_ns);
+        memcpy(made->step.lane_ns, step.lane_busy_ns, sizeof made->step.lane_ns);
     }
     program_fini(&step);
     plani_layout_fini(&layout);
     plan_set_fini(&set);
     return rc;
-}
-
-/* Makes the step, or takes it where another thread has made it. */
-static int find_step(const plan_job *job, const struct plani_point *point, uint64_t limit_ns,
-                     struct plani_known *made, plani_work *work)
-{
-    struct plani_answer asked = {.key = made->key, .limit_ns = limit_ns, .step = made->step};
-    int rc = plani_ask(work, &asked);
-    if (rc == 1) {
-        asked.rc = make_step(job, point, limit_ns, &asked.step, work);
-        plani_tell(work, &asked);
-    } else if (rc == 0) {
-        plani_note_work(job, NULL, asked.ops);
-    }
-    made->rc = asked.rc;
-    made->step = asked.step;
-    return rc < 0 ? rc : asked.rc < 0 && asked.rc != ERR_NO_FIT ? asked.rc : 0;
 }
 
 int plani_try_step(const plan_job *job, const struct plani_point *point, uint64_t limit_ns,
@@ -303,18 +287,26 @@ int plani_try_step(const plan_job *job, const struct plani_point *point, uint64_
     *step = (struct plani_figures){.ns = UINT64_MAX};
     if (point->held > plani_held_most(job) || !plani_homes_may_fit(job))
         return ERR_NO_FIT;
-    struct plani_known made = {.key = plani_trial_key(job, point), .step = *step};
-    const struct plani_known *known = plani_recall(work, made.key);
+    struct plani_answer asked = {
+        .key = plani_trial_key(job, point), .limit_ns = limit_ns, .step = *step};
+    const struct plani_known *known = plani_recall(work, asked.key);
     work->try_count++;
     if (known && (known->rc <= 0 || (limit_ns && known->step.bound_ns >= limit_ns))) {
         work->repeat_count++;
         *step = known->step;
         return known->rc == ERR_NO_FIT ? err_set(ERR_NO_FIT, "no memory for the step's ops") : 0;
     }
-    TRY(find_step(job, point, limit_ns, &made, work));
-    *step = made.step;
-    TRY(plani_remember(work, &made));
-    return made.rc < 0 ? err_set(ERR_NO_FIT, "no memory for the step's ops") : 0;
+    int rc = plani_ask(job, work, &asked);
+    TRY(rc);
+    if (rc == 1) {
+        asked.rc = make_step(job, point, &work->builder, &asked);
+        plani_tell(work, &asked);
+    }
+    if (asked.rc < 0 && asked.rc != ERR_NO_FIT)
+        return asked.rc;
+    *step = asked.step;
+    TRY(plani_remember(work, &(struct plani_known){asked.key, asked.rc, asked.step}));
+    return asked.rc < 0 ? err_set(ERR_NO_FIT, "no memory for the step's ops") : 0;
 }
 
 int plani_try(const plan_job *job, const struct plani_point *point, double limit_ns,
