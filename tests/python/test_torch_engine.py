@@ -163,6 +163,14 @@ class Losses(Engines):
         engine.close()
 
     def test_groups_and_schedulers(self):
+        schedulers = torch.optim.lr_scheduler
+        for make in (
+            lambda optimizer: schedulers.StepLR(optimizer, 3, 0.5),
+            lambda optimizer: schedulers.OneCycleLR(optimizer, 2e-3, total_steps=12),  # betas, too
+        ):
+            self.check_scheduler(make)
+
+    def check_scheduler(self, make_scheduler):
         module = models.make(Language, dropout=0.0)
         data = models.batches(Language)
         plain = models.make(Language, dropout=0.0)
@@ -170,7 +178,7 @@ class Losses(Engines):
         vectors = [p for p in plain.parameters() if p.dim() <= 1]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=1e-3)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+        scheduler = make_scheduler(optimizer)
         expected = []
         for batch in data:
             optimizer.zero_grad()
@@ -182,7 +190,7 @@ class Losses(Engines):
         engine = self.engine(
             module, groups=lambda name, p: {"weight_decay": 0.0} if p.dim() <= 1 else {}
         )
-        scheduler = torch.optim.lr_scheduler.StepLR(engine.optimizer, 3, 0.5)
+        scheduler = make_scheduler(engine.optimizer)
         found = []
         for batch in data:
             loss = engine(batch)

@@ -23,8 +23,11 @@ class Groups(torch.optim.Optimizer):
     """The groups as torch's learning rate schedulers and trainers take them. step() is that of the
     engine."""
 
-    def __init__(self, groups: List[Dict[str, Any]], engine: Any) -> None:
-        super().__init__(groups, {})
+    def __init__(
+        self, groups: List[Dict[str, Any]], defaults: Mapping[str, Any], engine: Any
+    ) -> None:
+        # schedulers that cycle a momentum look for it in the defaults
+        super().__init__(groups, dict(defaults))
         self._engine = weakref.ref(engine)
         self._first = [dict(group) for group in self.param_groups]
 
@@ -113,12 +116,12 @@ def group_units(
             raise WrongJob(
                 f'groups cut the unit "{holder.name or "root"}" into {len(made)}, and 2 are '
                 "possible: one kind of parameters beside the rest, such as those without weight "
-                "decay"
+                "decay; name parts of it that have fewer kinds as units of their own (units=...)"
             )
     for index, unit in enumerate(u for holder in holders for u in holder.units):
         unit.index = index
     note_offsets(holders)
-    return Groups(found, engine)
+    return Groups(found, base, engine)
 
 
 def _split(
