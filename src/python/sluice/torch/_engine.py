@@ -156,8 +156,8 @@ class Engine(Closing):
     def _training(self, what: str) -> Training:
         if not isinstance(self._driver, Training):
             raise WrongJob(
-                f"{what} outside of a step of the engine: call engine(...), then "
-                "engine.backward(loss), then engine.step()"
+                f"{what} outside of a step of the engine: call engine(...), then, once, "
+                "engine.backward(loss) with the sum of its losses, then engine.step()"
             )
         return self._driver
 
@@ -168,7 +168,7 @@ class Engine(Closing):
             if self._driver is not None or self._micro_batch > 0:
                 raise WrongJob(
                     "the module is called without gradients in the middle of a step: evaluate "
-                    "after engine.step(), or within the module's own forward"
+                    "before engine(...), after engine.step(), or within the module's own forward"
                 )
             self._driver = Evaluating(self._turns)
         return self._driver

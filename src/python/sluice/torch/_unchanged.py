@@ -65,7 +65,8 @@ def _check_kept(name: str, parameter: torch.Tensor, dtype: torch.dtype, learns: 
     if parameter.requires_grad != learns:
         raise WrongJob(
             f'the parameter "{name}" has another requires_grad than when the engine was made: '
-            "change the module before"
+            "change the module before, let it rest by a learning rate of 0 (groups=...), or begin "
+            "another run with the module that has loaded engine.state_dict()"
         )
 
 
