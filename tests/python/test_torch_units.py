@@ -460,6 +460,8 @@ class Refusals(OverTheStandIn):
         self.assert_refused('"norm.weight" of the unit "root" was changed', engine, data[1])
 
     def test_one_checkpoint_around_several_units(self):
+        """Units that are chosen are left out, one by one, until the others can be so."""
+        data = models.batches(Language)
         for reentrant in (False, True):
             class Wide(Language):
                 def forward(self, tokens):
@@ -472,8 +474,38 @@ class Refusals(OverTheStandIn):
                         all_blocks, self.embed(tokens), use_reentrant=reentrant)
                     return self.head(self.norm(x)).square().mean()
 
-            engine = self.engine(models.make(Wide, dropout=0.0))
-            self.assert_refused("give each unit a checkpoint of its own", engine, models.batches(Language)[0])
+            module = models.make(Wide, dropout=0.0)
+            expected, _ = models.plain_losses(module, data)
+            named = self.engine(copy.deepcopy(module), units=["blocks.0", "blocks.1", "blocks.2"])
+            self.assert_refused("give each unit a checkpoint of its own", named, data[0])
+            engine = self.engine(module)
+            with self.assertWarnsRegex(UserWarning, "2 of the units.*comes back to the unit"):
+                self.assert_near(models.engine_losses(engine, data), expected)
+
+    def test_a_buffer_that_the_recording_gives_another_size(self):
+        class Observing(Language):
+            def __init__(self, **options):
+                super().__init__(**options)
+                self.register_buffer("least", torch.tensor([]))
+
+            def forward(self, tokens):
+                loss = super().forward(tokens)
+                if self.least.numel() == 0:
+                    self.least.resize_(1).fill_(1.0)
+                self.least.mul_(0.5)
+                return loss * self.least.sum()
+
+        data, module = models.batches(Language, 3), models.make(Observing, dropout=0.0)
+        expected, _ = models.plain_losses(module, data)
+        self.assert_near(models.engine_losses(self.engine(module), data), expected)
+
+    def test_gradients_of_functions_in_the_forward(self):
+        class Sloping(Language):
+            def forward(self, tokens):
+                x = self.embed(tokens)
+                return torch.func.grad(lambda y: self.head(y).square().mean())(x).square().sum()
+
+        self.assert_refused("use torch.autograd.grad", self.engine(models.make(Sloping)), models.batches(Language)[0])
 
     def test_changes_in_place(self):
         class Adds(Language):

@@ -98,6 +98,20 @@ def loss_of(outputs: Any) -> torch.Tensor:
     return torch.stack([x.float().sum() for x in tensors]).sum()
 
 
+def _checked(call: Callable[[], Any]) -> Any:
+    """What the call returns. Says what to do where torch refuses the engine's hooks."""
+    try:
+        return call()
+    except RuntimeError as error:
+        if "support saved tensor hooks" not in str(error):
+            raise
+        raise WrongJob(
+            "the forward uses torch.func.grad or another function of its kind, and torch cannot do "
+            "so under the hooks by which an engine finds parameters again in the backward: use "
+            "torch.autograd.grad(..., create_graph=True)"
+        ) from error
+
+
 def written_by(func: Any, args: Any, kwargs: Any) -> List[torch.Tensor]:
     """The tensors that an operation changes in place."""
     found: List[torch.Tensor] = []
@@ -241,10 +255,12 @@ class Recorder:
             return
         left = [one for one in self.order if one.holder is holder and one not in self.backward]
         if not left or (stage is not None and stage not in left):
-            raise WrongJob(
+            raise Unfit(
+                holder,
                 f'the backward comes back to the unit "{holder.name}" after it had left it for '
-                f'"{held.name if held else "another"}": give each unit a checkpoint of its own, '
-                "or name a part of the module around both as the unit (units=...)"
+                f'"{held.name if held else "another"}"',
+                "give each unit a checkpoint of its own, or name a part of the module around both "
+                "as the unit (units=...)",
             )
         self._release()
         stage = stage or left[-1]
@@ -312,7 +328,7 @@ class Recorder:
             self._copies.parameter(slot.parameter.data)
         try:
             with _Watch(others, root, self._holding) if checks else contextlib.nullcontext():
-                loss = loss_of(call())
+                loss = loss_of(_checked(call))
                 self._release()
                 self.is_forward = False
                 self._begin("loss", "backward")
@@ -457,6 +473,8 @@ class _Kept:
         is_written = tensor._version != self._version
         if values is None:
             return not is_written
+        if tensor.shape != values.shape:  # observers of a quantization do so
+            tensor.resize_(values.shape)
         if is_written or (type(tensor) is torch.Tensor and not torch.equal(tensor, values)):
             tensor.copy_(values)
         return True
