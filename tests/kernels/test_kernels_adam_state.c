@@ -9,7 +9,7 @@
 #include "tests/kernels/kernels_isa.h"
 #include "tests/unit.h"
 
-enum { SEED = 20261122, STREAM_COUNT = 5, SLACK_BYTES = 64 };
+enum { SEED = 20261122, STREAM_COUNT = 5, SLACK_BYTES = 64, MAX_ELEMS = 25 * 4096 + 5 };
 
 static enum cpu_isa tested_isa;
 enum stream { MASTER, M, V, GRADS, PARAMS };
@@ -88,11 +88,6 @@ static void run(kernel_context *context, const tile *self)
 
 /* ---- values ---- */
 
-static void put_fp32(void *stream, enum dtype type, uint64_t i, float value)
-{
-    dtype_convert(&value, DTYPE_FP32, (char *)stream + i * dtype_bytes(type), type, 1);
-}
-
 static void put_master(tile *self, uint64_t i, float value)
 {
     if (tile_master_is_split(self->args.streams)) {
@@ -148,17 +143,23 @@ enum { SPECIAL_COUNT = sizeof special_bits / sizeof special_bits[0] };
 /* Numbers as in training; some blocks far apart in size. */
 static void fill_random(tile *self, uint64_t step)
 {
-    for (uint64_t i = 0; i < self->args.count; i++) {
+    static float draws[3][MAX_ELEMS];
+    uint64_t count = self->args.count;
+    assert_true(count <= MAX_ELEMS);
+    rng_normals(SEED, 10 + step, 0, count, draws[0]);
+    for (uint64_t i = 0; i < count; i++) {
         float size = i / 256 % 5 == 3 ? 1e-17f : i / 256 % 5 == 4 ? 1e4f : 1e-2f;
-        if (i % 11 == 0)
-            size *= 1e-6f;
-        put_fp32((char *)self->blocks[GRADS] +
-                     ((const char *)self->args.grads - self->blocks[GRADS]),
-                 self->args.grad_type, i, size * rng_normal(SEED, 10 + step, i));
-        if (step > 0)
-            continue;
-        put_master(self, i, 0.1f * rng_normal(SEED, 1, i));
-        put_moment_bits(self, M, i, fp32_bits(0.01f * rng_normal(SEED, 2, i)));
+        draws[0][i] *= i % 11 == 0 ? size * 1e-6f : size;
+    }
+    dtype_convert(draws[0], DTYPE_FP32, (void *)(uintptr_t)self->args.grads, self->args.grad_type,
+                  count);
+    if (step > 0)
+        return;
+    rng_normals(SEED, 1, 0, count, draws[1]);
+    rng_normals(SEED, 2, 0, count, draws[2]);
+    for (uint64_t i = 0; i < count; i++) {
+        put_master(self, i, 0.1f * draws[1][i]);
+        put_moment_bits(self, M, i, fp32_bits(0.01f * draws[2][i]));
         put_moment_bits(self, V, i, fp32_bits(1e-4f * (float)rng_uniform(SEED, 3, i)));
     }
 }
@@ -189,14 +190,16 @@ static void fill_special(tile *self)
 static void assert_same(const tile *a, const tile *b, const char *what)
 {
     static const char *const names[STREAM_COUNT] = {"master", "m", "v", "grads", "params"};
-    for (int stream = 0; stream < STREAM_COUNT; stream++)
-        for (size_t i = 0; i < a->bytes[stream]; i++)
-            if (a->blocks[stream][i] != b->blocks[stream][i])
-                fail_msg(
-                    "%s: streams 0x%08x, count %llu, grads %s, params %s: %s differ at byte %zu",
-                    what, a->args.streams, (unsigned long long)a->args.count,
-                    dtype_name(a->args.grad_type), dtype_name(a->args.param_type), names[stream],
-                    i);
+    for (int stream = 0; stream < STREAM_COUNT; stream++) {
+        size_t i = 0;
+        if (memcmp(a->blocks[stream], b->blocks[stream], a->bytes[stream]) == 0)
+            continue;
+        while (a->blocks[stream][i] == b->blocks[stream][i])
+            i++;
+        fail_msg("%s: streams 0x%08x, count %llu, grads %s, params %s: %s differ at byte %zu", what,
+                 a->args.streams, (unsigned long long)a->args.count, dtype_name(a->args.grad_type),
+                 dtype_name(a->args.param_type), names[stream], i);
+    }
 }
 
 static void compare(kernel_context *a, kernel_context *b, const tile_form *form,
@@ -264,7 +267,7 @@ static void equals_reference(void **state)
 
 static void ignores_threads_and_tiles(void **state)
 {
-    tile_form form = {.count = 25 * 4096 + 5,
+    tile_form form = {.count = MAX_ELEMS,
                       .master = TILE_LOW16,
                       .m = TILE_BF16,
                       .v = TILE_INT8,
@@ -302,7 +305,7 @@ static void ignores_threads_and_tiles(void **state)
 static void split_master_is_an_fp32_master(void **state)
 {
     enum { COUNT = 4096 + 300, STEPS = 200 };
-    static float master[COUNT], m[COUNT], v[COUNT];
+    static float master[COUNT], m[COUNT], v[COUNT], draws[COUNT];
     static uint16_t params[COUNT];
     kernel_context tested = adam_context_of(tested_isa, 1);
     tile split, plain;
@@ -321,8 +324,9 @@ static void split_master_is_an_fp32_master(void **state)
     }
     for (uint64_t step = 0; step < STEPS; step++) {
         uint16_t *grads = (uint16_t *)(uintptr_t)split.args.grads;
+        rng_normals(SEED, 50 + step, 0, COUNT, draws);
         for (uint64_t i = 0; i < COUNT; i++)
-            put_fp32(grads, DTYPE_BF16, i, 0.01f * rng_normal(SEED, 50 + step, i));
+            grads[i] = bf16_from_fp32(0.01f * draws[i]);
         if (step == STEPS / 2)
             grads[3000] = 0x7f80; /* infinite: m and v are then, and the weight no number */
         update_args args = {.count = COUNT,

@@ -10,17 +10,17 @@
 #include "tests/kernels/kernels_isa.h"
 #include "tests/unit.h"
 
-enum { SEED = 20261122, MAX_ELEMS = 70001, STREAM_COUNT = 4, STREAM_BYTES = 4 * MAX_ELEMS + 64 };
+enum { SEED = 20261122, MAX_ELEMS = 70001, STREAM_COUNT = 4, SLACK_BYTES = 64 };
 
 static enum cpu_isa tested_isa;
 
 enum optimizer { LION, ADAGRAD, OPTIMIZER_COUNT };
 static const char *const optimizer_names[OPTIMIZER_COUNT] = {"lion", "adagrad"};
 
-/* The four streams of one tile, each in its own block, some elements off alignment. */
+/* The four streams of one tile, each in its own block of `bytes`, some elements off alignment. */
 struct tile {
     enum optimizer optimizer;
-    uint64_t count;
+    uint64_t count, bytes;
     enum dtype grad_type, param_type;
     char *blocks[STREAM_COUNT];
     float *master, *state; /* m or v */
@@ -30,6 +30,14 @@ struct tile {
 static float random_value(uint64_t stream, uint64_t i, float scale)
 {
     return scale * rng_normal(SEED, stream, i);
+}
+
+/* The same for the first `count` elements. */
+static void random_values(uint64_t stream, uint64_t count, float scale, float *values)
+{
+    rng_normals(SEED, stream, 0, count, values);
+    for (uint64_t i = 0; i < count; i++)
+        values[i] *= scale;
 }
 
 /* Values that each path of the rounding and of IEEE arithmetic meets. */
@@ -44,12 +52,15 @@ enum { SPECIAL_COUNT = sizeof special_bits / sizeof special_bits[0] };
 static void tile_init(struct tile *self, enum optimizer optimizer, uint64_t count,
                       enum dtype grad_type, enum dtype param_type, size_t shift)
 {
-    *self = (struct tile){
-        .optimizer = optimizer, .count = count, .grad_type = grad_type, .param_type = param_type};
+    *self = (struct tile){.optimizer = optimizer,
+                          .count = count,
+                          .bytes = 4 * count + SLACK_BYTES,
+                          .grad_type = grad_type,
+                          .param_type = param_type};
     for (int i = 0; i < STREAM_COUNT; i++) {
-        self->blocks[i] = mem_alloc(STREAM_BYTES, 1, "test stream");
+        self->blocks[i] = mem_alloc(self->bytes, 1, "test stream");
         assert_non_null(self->blocks[i]);
-        memset(self->blocks[i], 0x5a, STREAM_BYTES);
+        memset(self->blocks[i], 0x5a, self->bytes);
     }
     self->master = (float *)self->blocks[0] + shift;
     self->state = (float *)self->blocks[1] + 2 * shift;
@@ -96,17 +107,15 @@ static const kernel_ops cpu_ops = {.update = cpui_update};
 
 static void fill_random(struct tile *self, uint64_t step)
 {
-    for (uint64_t i = 0; i < self->count; i++) {
-        float grad = random_value(10 + step, i, 0.01f);
-        dtype_convert(&grad, DTYPE_FP32, self->grads + i * dtype_bytes(self->grad_type),
-                      self->grad_type, 1);
-        if (step > 0)
-            continue;
-        self->master[i] = random_value(1, i, 0.1f);
-        self->state[i] = random_value(2, i, 0.01f);
-        if (self->optimizer == ADAGRAD)
-            self->state[i] *= self->state[i];
-    }
+    static float grads[MAX_ELEMS];
+    random_values(10 + step, self->count, 0.01f, grads);
+    dtype_convert(grads, DTYPE_FP32, self->grads, self->grad_type, self->count);
+    if (step > 0)
+        return;
+    random_values(1, self->count, 0.1f, self->master);
+    random_values(2, self->count, 0.01f, self->state);
+    for (uint64_t i = 0; self->optimizer == ADAGRAD && i < self->count; i++)
+        self->state[i] *= self->state[i];
 }
 
 /* Each special value meets each in all three streams. 16-bit gradients have patterns of their own,
@@ -127,13 +136,16 @@ static void fill_special(struct tile *self)
     }
 }
 
-/* The index of the first stream and byte that differ, or -1. */
-static int64_t first_difference(const struct tile *a, const struct tile *b)
+/* The first stream that differs, and where; or -1. */
+static int first_difference(const struct tile *a, const struct tile *b, int *byte)
 {
-    for (int stream = 0; stream < STREAM_COUNT; stream++)
-        for (int64_t i = 0; i < STREAM_BYTES; i++)
-            if (a->blocks[stream][i] != b->blocks[stream][i])
-                return stream * (int64_t)STREAM_BYTES + i;
+    for (int stream = 0; stream < STREAM_COUNT; stream++) {
+        if (memcmp(a->blocks[stream], b->blocks[stream], a->bytes) == 0)
+            continue;
+        for (*byte = 0; a->blocks[stream][*byte] == b->blocks[stream][*byte];)
+            ++*byte;
+        return stream;
+    }
     return -1;
 }
 
@@ -152,19 +164,19 @@ static void compare_runs(kernel_context *a, kernel_context *b, enum optimizer op
             fill_random(&left, (uint64_t)step);
         else if (step == 0)
             fill_special(&left);
-        memcpy(right.blocks[2], left.blocks[2], STREAM_BYTES);
-        for (int stream = 0; step == 0 && stream < STREAM_COUNT; stream++)
-            memcpy(right.blocks[stream], left.blocks[stream], STREAM_BYTES);
+        memcpy(right.blocks[2], left.blocks[2], left.bytes);
+        for (int i = 0; step == 0 && i < STREAM_COUNT; i++)
+            memcpy(right.blocks[i], left.blocks[i], left.bytes);
         tile_update(&left, &cpu_ops, a, setting);
         tile_update(&right, &cpu_ops, b, setting);
-        int64_t at = first_difference(&left, &right);
-        if (at >= 0)
+        int byte, stream = first_difference(&left, &right, &byte);
+        if (stream >= 0)
             fail_msg(
                 "%s, %s values, step %d, count %llu, gradients %s, params %s: stream %d differs "
                 "at byte %d",
                 optimizer_names[optimizer], is_special ? "special" : "random", step,
-                (unsigned long long)count, dtype_name(grad_type), dtype_name(param_type),
-                (int)(at / STREAM_BYTES), (int)(at % STREAM_BYTES));
+                (unsigned long long)count, dtype_name(grad_type), dtype_name(param_type), stream,
+                byte);
     }
     tile_fini(&left);
     tile_fini(&right);
@@ -212,9 +224,10 @@ static void canary(void **state)
     kernel_context tested = adam_context_of(tested_isa, 1);
     tile_update(&left, &cpu_ops, &tested, 0);
     tile_update(&right, &cpu_ops, &tested, 0);
-    assert_true(first_difference(&left, &right) < 0);
+    int byte;
+    assert_int_equal(first_difference(&left, &right, &byte), -1);
     right.params[2 * 32] = (char)(right.params[2 * 32] ^ 1);
-    assert_true(first_difference(&left, &right) / STREAM_BYTES == 3);
+    assert_int_equal(first_difference(&left, &right, &byte), 3);
     tile_fini(&left);
     tile_fini(&right);
 }
