@@ -284,6 +284,20 @@ bool plani_has_homes(const plani_search *self, const struct plani_point *point, 
     return self->counts[kind] > 0 && (kind != STATE_GRADS || rests);
 }
 
+/* Takes so many bytes of the kind off the tier: its last units go to the next tier, or its first
+ * ones to the device. False: it has none there. */
+static bool give_up(const plani_search *self, struct plani_point *point, int kind, int tier,
+                    uint64_t bytes, bool to_device)
+{
+    const uint32_t *until = point->until[kind];
+    uint32_t begin = tier > TIER_DEVICE ? until[tier - 1] : 0, end = until[tier];
+    int64_t count = 0;
+    for (uint64_t given = 0; begin < end && given < bytes; count++)
+        given += plani_open_bytes(self, point, kind, to_device ? begin++ : --end);
+    return count > 0 && plani_point_shift(self, point, kind, to_device ? TIER_DEVICE : tier,
+                                          to_device ? count : -count);
+}
+
 /* Brings units of the kind nearer in place of as many bytes of another kind. Where the host has no
  * room for what leaves the device, that goes to the drives if `to_drives`, and so does what the
  * host has of it. */
@@ -300,17 +314,18 @@ static int trade(plani_search *self, struct plani_scored *best, int kind, int ti
         uint64_t bytes = 0;
         for (uint32_t i = first; i < next.until[kind][tier]; i++)
             bytes += plani_open_bytes(self, &next, kind, i);
-        uint32_t end = next.until[other][tier], begin = end;
-        uint32_t nearer = tier > 0 ? next.until[other][tier - 1] : 0;
-        for (uint64_t given = 0; begin > nearer && given < bytes;)
-            given += plani_open_bytes(self, &next, other, --begin);
-        if (begin == end ||
-            !plani_point_shift(self, &next, other, tier, (int64_t)begin - (int64_t)end))
+        struct plani_point nearer = next;
+        if (self->moves_together && tier == TIER_HOST &&
+            give_up(self, &nearer, other, tier, bytes, true))
+            TRY(plani_try_relieved(self, nearer, best, gained));
+        if (!give_up(self, &next, other, tier, bytes, false))
             continue;
-        TRY(plani_search_try(self, &next, best, gained));
-        if (self->last_fits || !to_drives || next.until[other][TIER_HOST] == begin)
+        TRY(self->moves_together ? plani_try_relieved(self, next, best, gained)
+                                 : plani_search_try(self, &next, best, gained));
+        uint32_t left = next.until[other][tier];
+        if (self->last_fits || !to_drives || next.until[other][TIER_HOST] == left)
             continue;
-        next.until[other][TIER_HOST] = begin;
+        next.until[other][TIER_HOST] = left;
         TRY(plani_search_try(self, &next, best, gained));
     }
     return 0;
@@ -320,13 +335,18 @@ int plani_try_relieved(plani_search *self, struct plani_point point, struct plan
                        bool *gained)
 {
     static const int ways[] = {PLANI_HELD, PLANI_TILE, PLANI_CARRIED, PLANI_COPIES};
-    TRY(plani_search_try(self, &point, best, gained));
-    for (size_t i = 0; i < sizeof ways / sizeof ways[0] && !self->last_fits; i++) {
+    enum { WAYS = sizeof ways / sizeof ways[0], TOGETHER = 2 }; /* those tried if the point fits */
+    bool better = false;
+    TRY(plani_search_try(self, &point, best, &better));
+    for (int i = 0; i < WAYS; i++) {
+        if (self->last_fits && (better || !self->moves_together || i >= TOGETHER))
+            break;
         plani_point_apply(self, &point);
         if (ways[i] != self->frozen &&
             plani_move_mode(self, &point, ways[i], 1, ways[i] == PLANI_TILE))
-            TRY(plani_search_try(self, &point, best, gained));
+            TRY(plani_search_try(self, &point, best, &better));
     }
+    *gained |= better;
     return 0;
 }
 

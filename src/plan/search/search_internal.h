@@ -337,11 +337,14 @@ struct plani_search {
     uint32_t compiles;
     int frozen;     /* coordinate that no move changes, or PLANI_COORDINATES and a kind of state */
     uint64_t drawn; /* the last drawn number (descents.c) */
-    bool may_shorten;   /* moves may change `ahead`; where homes are given they always may */
-    bool trades_far;    /* what gives way on the device may go to the drives at once */
-    bool is_reversed;   /* the last move is tried first */
-    enum update update; /* of the way that is searched */
-    bool has_fit;       /* some start with this update */
+    bool may_shorten; /* moves may change `ahead`; where homes are given they always may */
+    bool trades_far;  /* what gives way on the device may go to the drives at once */
+    /* A move that gains nothing alone is also tried with fewer held stages, with finer tiles, and
+     * with units that leave the host for the device. */
+    bool moves_together;
+    bool is_reversed;                         /* the last move is tried first */
+    enum update update;                       /* of the way that is searched */
+    bool has_fit;                             /* some start with this update */
     double room_bytes[TIER_NVME];             /* for open homes, beside what passes */
     struct plani_scored starts[PLANI_STARTS]; /* the best ones, shortest first */
     uint32_t start_count;
@@ -409,7 +412,9 @@ bool plani_has_homes(const plani_search *self, const struct plani_point *point, 
  *
  *   plani_try_modes     the moves above, except the frozen ones, by the `part`-th part of a range
  *   plani_try_kinds     of boundaries, by the `part`-th part of the units of a kind; and trades
- *   plani_try_relieved  the point itself; if it does not fit, those that need less memory */
+ *   plani_try_relieved  the point itself; if it does not fit, those that need less memory. With
+ *                       moves_together, some of them also if it fits and gains nothing: where
+ *                       memory is short, a step waits for it */
 int plani_try_modes(plani_search *self, struct plani_scored *best, uint32_t part,
                     bool *gained) MUST_CHECK;
 int plani_try_kinds(plani_search *self, struct plani_scored *best, uint32_t part,
