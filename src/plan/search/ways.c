@@ -44,8 +44,8 @@ static const double near_way = 3;
 static const double near_way_settings = 1.1;
 /* and by this one, no inner activations that are kept selectively or by a share of the units. */
 static const double near_way_inner = 1.02;
-/* Units that keep inner activations are spread only where the step is above its bound by this
- * factor. */
+/* Units that keep inner activations are spread, and moves are made together, only where the step is
+ * above its bound by this factor. */
 static const double near_own_bound = 1.02;
 
 /* One way to search, as if no other were open. A job that names its update is therefore searched as
@@ -239,11 +239,13 @@ static int improve_last(plani_search *self, struct way *way)
         TRY(plani_descend(self, &next, 1, &gained));
         self->is_selective = true;
         TRY(plani_try_settings(self));
-        end_way(self, way);
-        begin_last(self, way, FINAL_WORK, FINAL_STEPS / 2);
-        self->moves_together = true;
-        next = self->best;
-        TRY(plani_descend(self, &next, TOGETHER_PART, &gained));
+        if (!is_near_own_bound(self)) {
+            end_way(self, way);
+            begin_last(self, way, FINAL_WORK, FINAL_STEPS / 2);
+            self->moves_together = true;
+            next = self->best;
+            TRY(plani_descend(self, &next, TOGETHER_PART, &gained));
+        }
         self->is_selective = self->trades_far = self->moves_together = false;
     }
     end_way(self, way);
