@@ -36,7 +36,8 @@ enum {
     TOGETHER_PART = 4, /* moves that gain only together are by this part of a range, and less */
     INNER = STATE_INNER_ACTIVATIONS,
 };
-/* A step so near to what computing takes is not worth a longer search. */
+/* A step so near to what computing takes, or to the bound of its ops, is not worth a longer
+ * search. */
 static const double near_bound = 1.003;
 /* A way whose best start takes so many times the best step so far ends there. */
 static const double near_way = 3;
@@ -44,8 +45,8 @@ static const double near_way = 3;
 static const double near_way_settings = 1.1;
 /* and by this one, no inner activations that are kept selectively or by a share of the units. */
 static const double near_way_inner = 1.02;
-/* Units that keep inner activations are spread, and moves are made together, only where the step is
- * above its bound by this factor. */
+/* Units that keep inner activations are spread only where the step is above its bound by this
+ * factor. */
 static const double near_own_bound = 1.02;
 
 /* One way to search, as if no other were open. A job that names its update is therefore searched as
@@ -193,12 +194,12 @@ static void begin_last(plani_search *self, struct way *way, uint64_t least, uint
     begin_way(self, way);
 }
 
-/* True if the best step takes hardly more than the bound of its own ops: in another order they take
- * about as long. */
-static bool is_near_own_bound(plani_search *self)
+/* True if the best step takes hardly more than the bound of its own ops, by this factor at most: in
+ * another order they take about as long. */
+static bool is_near_own_bound(plani_search *self, double factor)
 {
     struct plani_figures step;
-    return try_best(self, &step) == 0 && (double)step.ns <= near_own_bound * (double)step.bound_ns;
+    return try_best(self, &step) == 0 && (double)step.ns <= factor * (double)step.bound_ns;
 }
 
 /* Lets units keep a part of their inner activations, and then a share of the units keep theirs, in
@@ -214,7 +215,7 @@ static int improve_near_ways(plani_search *self, struct way *ways, uint32_t coun
         begin_last(self, &ways[i], SELECTIVE_WORK, SELECTIVE_STEPS);
         TRY(plani_try_selective(self));
         end_way(self, &ways[i]);
-        if (self->counts[INNER] > 0 && !is_near_own_bound(self)) {
+        if (self->counts[INNER] > 0 && !is_near_own_bound(self, near_own_bound)) {
             begin_last(self, &ways[i], 0, SHARE_STEPS);
             TRY(plani_try_shares(self));
             end_way(self, &ways[i]);
@@ -239,7 +240,7 @@ static int improve_last(plani_search *self, struct way *way)
         TRY(plani_descend(self, &next, 1, &gained));
         self->is_selective = true;
         TRY(plani_try_settings(self));
-        if (!is_near_own_bound(self)) {
+        if (!is_near_own_bound(self, near_bound)) {
             end_way(self, way);
             begin_last(self, way, FINAL_WORK, FINAL_STEPS / 2);
             self->moves_together = true;
