@@ -4,8 +4,8 @@
  * oneDNN computes the products. If the CPU has dot products of bf16, attention_dots.h computes the
  * blocks of bf16 instead, with the same bits.
  *
- * Create makes all primitives and memory objects, for thread_count threads. A pass allocates
- * nothing. Its scratch is thread_count times the parts of one worker, and is linear in T.
+ * Create makes all primitives and memory objects, for the threads of a pass. A pass allocates
+ * nothing. Its scratch has the parts of one worker for each thread, and is linear in T.
  *
  * Attention over kept keys and values needs no products: each row of each head is one task. */
 #include <assert.h>
@@ -93,7 +93,7 @@ static int shape_create(kernel_attention *attention, uint64_t rows, uint64_t col
     shape->cols = cols;
     for (int kind = 0; kind < PRODUCT_COUNT; kind++) {
         matmul_desc desc = product_desc(attention, (enum block_product)kind, rows, cols);
-        TRY(cpui_product_create(attention->context, &desc, 1, attention->context->thread_count,
+        TRY(cpui_product_create(attention->context, &desc, 1, attention->threads,
                                 &shape->products[kind]));
         attention->product_scratch_bytes = size_max(
             attention->product_scratch_bytes, cpui_product_scratch_bytes(shape->products[kind]));
@@ -141,6 +141,10 @@ int cpui_attention_create(kernel_context *context, const attention_desc *desc,
     attention->desc = *desc;
     attention->desc.value_dim = attention_value_dim(desc);
     desc = &attention->desc;
+    double pairs =
+        (double)desc->batch * (double)desc->heads * (double)desc->tokens * (double)desc->tokens;
+    attention->threads =
+        cpui_threads_for_flops(context, 2 * pairs * (double)(desc->head_dim + desc->value_dim));
     attention->rows = cpui_attention_rows(context->isa);
     if (context->has_amx && context->has_bf16_products && cpui_attention_amx_takes(desc)) {
         attention->by_tiles = true;
@@ -158,7 +162,7 @@ int cpui_attention_create(kernel_context *context, const attention_desc *desc,
     uint64_t blocks = desc->batch * desc->heads * attention->query_block_count;
     /* in a window each query block begins at its own key */
     uint64_t team_most = desc->window > 0 && desc->window < desc->tokens ? 1 : TEAM_BLOCKS_MAX;
-    uint64_t tasks_least = TASKS_A_THREAD * (uint64_t)context->thread_count;
+    uint64_t tasks_least = TASKS_A_THREAD * (uint64_t)attention->threads;
     attention->team_blocks = size_max(size_min(blocks / tasks_least, team_most), 1);
     /* One vector more than the columns: rows at a distance of a power of two would share few cache
      * sets. */
@@ -205,12 +209,12 @@ void cpui_attention_set_dropout(kernel_attention *attention, const attention_dro
 
 size_t cpui_attention_forward_scratch_bytes(const kernel_attention *attention)
 {
-    return attention->forward_bytes * (size_t)attention->context->thread_count;
+    return attention->forward_bytes * (size_t)attention->threads;
 }
 
 size_t cpui_attention_backward_scratch_bytes(const kernel_attention *attention)
 {
-    return attention->backward_bytes * (size_t)attention->context->thread_count;
+    return attention->backward_bytes * (size_t)attention->threads;
 }
 
 /* ---- shared by the passes ---- */
@@ -330,10 +334,9 @@ int cpui_attention_run(const kernel_attention *attention, bool backward, void *s
                        uint64_t task_count, attention_task *run, const void *args)
 {
     size_t worker_bytes = backward ? attention->backward_bytes : attention->forward_bytes;
-    int thread_count = attention->context->thread_count, status = 0;
+    int status = 0;
     const cpui_product *culprit = NULL;
-    omp_set_num_threads(thread_count);
-#pragma omp parallel num_threads(thread_count)
+#pragma omp parallel num_threads(attention->threads)
     {
         attention_worker worker;
         int slot = omp_get_thread_num();
@@ -352,7 +355,7 @@ int cpui_attention_run(const kernel_attention *attention, bool backward, void *s
             culprit = worker.culprit;
         }
     }
-    omp_set_num_threads(thread_count);
+    omp_set_num_threads(attention->context->thread_count);
     return status == 0 ? 0 : cpui_product_failed(culprit, status);
 }
 

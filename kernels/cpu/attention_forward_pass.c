@@ -169,7 +169,7 @@ int cpui_attention_forward(kernel_attention *attention, void *stream, const void
                                  .begins = attention->begins,
                                  .masks = attention->masks,
                                  .rows = attention->rows,
-                                 .thread_count = attention->context->thread_count,
+                                 .thread_count = attention->threads,
                                  .q = q,
                                  .k = k,
                                  .v = v,

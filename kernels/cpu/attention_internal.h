@@ -43,6 +43,7 @@ typedef struct block_shape block_shape;
 struct kernel_attention {
     kernel_context *context;
     attention_desc desc;        /* value_dim is set */
+    int threads;                /* of a pass */
     const int32_t *begins;      /* [B,T] or NULL; see attention_set_documents */
     attention_dropout masks;    /* counter NULL: nothing is dropped */
     const attention_rows *rows; /* the table of the instruction set */

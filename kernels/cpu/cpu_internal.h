@@ -40,6 +40,14 @@ static inline int cpui_threads_for(const kernel_context *context, uint64_t block
     return block_count < 8 ? 1 : context->thread_count;
 }
 
+/* The threads for products or an attention of so many floating-point operations: one, if it is done
+ * in some 40 us. On two cores that other programs used too, waking the second thread and waiting
+ * for it took as long. */
+static inline int cpui_threads_for_flops(const kernel_context *context, double flops)
+{
+    return flops < 4e6 ? 1 : context->thread_count;
+}
+
 /* The next bytes of scratch, aligned to 64; `base` NULL: only counts them. */
 static inline void *cpui_take(char *base, size_t *offset, uint64_t bytes)
 {

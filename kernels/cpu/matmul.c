@@ -2,7 +2,9 @@
  * CPU:
  *   bf16 on AMX tiles    our own (product_own.h), if no side is too short
  *   fp32 with AVX-512    our own (product_own.h), if no side is too short
- *   oneDNN               products on all threads of the context, in all other cases
+ *   oneDNN               all other cases
+ *
+ * A product uses all threads of the context, or one where others would hardly have woken up.
  *
  * oneDNN adds to C where it writes it, and waits for memory with each patch. So a product that
  * accumulates is made in blocks of rows: each is computed in scratch, which stays in the cache, and
@@ -85,6 +87,7 @@ struct widening {
 struct kernel_matmul {
     kernel_context *context;
     matmul_desc desc; /* the caller's */
+    int threads;      /* that compute it */
     bool on_tiles;
     cpui_amx_product tiles; /* if on_tiles */
     bool is_fp32;           /* our own AVX-512 product */
@@ -166,7 +169,7 @@ static int block_products_create(kernel_matmul *matmul, uint64_t extent, cpui_pr
             continue;
         matmul_desc wide =
             block_desc(matmul, extent, part == K_LAST ? k_last : k_elems, (enum k_part)part);
-        TRY(cpui_product_create(context, &wide, context->thread_count, 1, &products[part]));
+        TRY(cpui_product_create(context, &wide, matmul->threads, 1, &products[part]));
         *scratch_bytes = size_max(*scratch_bytes, cpui_product_scratch_bytes(products[part]));
     }
     return 0;
@@ -259,7 +262,7 @@ static int blocks_create(kernel_matmul *matmul)
     for (int i = 0; i < 2 && rows[i] > 0; i++) {
         kernel_context *context = matmul->context;
         block.m = rows[i];
-        TRY(cpui_product_create(context, &block, context->thread_count, 1, &matmul->blocks[i]));
+        TRY(cpui_product_create(context, &block, matmul->threads, 1, &matmul->blocks[i]));
         matmul->added_offset =
             size_max(matmul->added_offset, cpui_product_scratch_bytes(matmul->blocks[i]));
     }
@@ -278,15 +281,17 @@ int cpui_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_
         return -ENOMEM;
     matmul->context = context;
     matmul->desc = *desc;
+    double flops = 2 * (double)desc->m * (double)desc->n * (double)desc->k;
+    matmul->threads = cpui_threads_for_flops(context, flops);
     int rc = ERR_BACKEND;
     if (wants_tiles(context, desc)) {
         matmul->on_tiles = true;
-        cpui_amx_product_plan(desc, context->thread_count, &matmul->tiles);
+        cpui_amx_product_plan(desc, matmul->threads, &matmul->tiles);
         matmul->scratch_bytes = matmul->tiles.scratch_bytes;
         rc = 0;
     } else if (wants_fp32(context, desc)) {
         matmul->is_fp32 = true;
-        cpui_fp32_product_plan(desc, context->thread_count, &matmul->fp32);
+        cpui_fp32_product_plan(desc, matmul->threads, &matmul->fp32);
         matmul->scratch_bytes = matmul->fp32.scratch_bytes;
         rc = 0;
     } else if (wants_copies(context, desc)) {
@@ -334,7 +339,7 @@ static void widen_part(const kernel_matmul *matmul, const void *source, uint64_t
                                          .target_stride = wide_stride(cols),
                                          .rows = rows,
                                          .cols = cols};
-    matmul->context->rows->convert_rows(matmul->context->thread_count, &conversion);
+    matmul->context->rows->convert_rows(matmul->threads, &conversion);
 }
 
 /* Widens elements [begin, begin + extent) of m (A) or n (B), and [k_begin, k_begin + k) of k. */
@@ -371,7 +376,7 @@ static void round_block(const kernel_matmul *matmul, const float *block, uint64_
                                          .target_stride = matmul->desc.c_stride,
                                          .rows = rows,
                                          .cols = cols};
-    matmul->context->rows->convert_rows(matmul->context->thread_count, &conversion);
+    matmul->context->rows->convert_rows(matmul->threads, &conversion);
 }
 
 /* Computes elements [begin, begin + extent) of m or n of C. The shared operand and the bias are
@@ -439,18 +444,14 @@ static int run_blocks(const kernel_matmul *matmul, const char *a, const void *b,
         if (status != 0)
             return cpui_product_failed(product, status);
         if (matmul->adds)
-            context->rows->add(context->thread_count, DTYPE_FP32, rows * desc->n, target, made,
-                               target);
+            context->rows->add(matmul->threads, DTYPE_FP32, rows * desc->n, target, made, target);
     }
     return 0;
 }
 
-int cpui_matmul(kernel_matmul *matmul, void *stream, const void *a, const void *b, const void *bias,
-                void *c, void *scratch)
+static int run(const kernel_matmul *matmul, const void *a, const void *b, const void *bias, void *c,
+               void *scratch)
 {
-    /* The calling thread may not be the one that created the product, and OpenMP keeps the count
-     * per thread. */
-    omp_set_num_threads(matmul->context->thread_count);
     if (matmul->on_tiles) {
         cpui_amx_product_run(&matmul->tiles, a, b, bias, c, scratch);
         return 0;
@@ -462,4 +463,15 @@ int cpui_matmul(kernel_matmul *matmul, void *stream, const void *a, const void *
     if (matmul->widens)
         return run_widened(matmul, a, b, bias, c, scratch);
     return run_blocks(matmul, a, b, bias, c, scratch);
+}
+
+int cpui_matmul(kernel_matmul *matmul, void *stream, const void *a, const void *b, const void *bias,
+                void *c, void *scratch)
+{
+    /* The calling thread may not be the one that created the product, and OpenMP keeps the count
+     * per thread, also for what the caller does next. */
+    omp_set_num_threads(matmul->threads);
+    int rc = run(matmul, a, b, bias, c, scratch);
+    omp_set_num_threads(matmul->context->thread_count);
+    return rc;
 }
