@@ -141,10 +141,10 @@ int cpui_attention_create(kernel_context *context, const attention_desc *desc,
     attention->desc = *desc;
     attention->desc.value_dim = attention_value_dim(desc);
     desc = &attention->desc;
-    double pairs =
-        (double)desc->batch * (double)desc->heads * (double)desc->tokens * (double)desc->tokens;
-    attention->threads =
-        cpui_threads_for_flops(context, 2 * pairs * (double)(desc->head_dim + desc->value_dim));
+    double rows = (double)desc->batch * (double)desc->heads * (double)desc->tokens;
+    double dims = (double)(desc->head_dim + desc->value_dim);
+    attention->threads = cpui_threads_for_flops(context, 2 * rows * (double)desc->tokens * dims,
+                                                2 * rows * dims * (double)dtype_bytes(desc->type));
     attention->rows = cpui_attention_rows(context->isa);
     if (context->has_amx && context->has_bf16_products && cpui_attention_amx_takes(desc)) {
         attention->by_tiles = true;

@@ -40,12 +40,13 @@ static inline int cpui_threads_for(const kernel_context *context, uint64_t block
     return block_count < 8 ? 1 : context->thread_count;
 }
 
-/* The threads for products or an attention of so many floating-point operations: one, if it is done
- * in some 40 us. On two cores that other programs used too, waking the second thread and waiting
- * for it took as long. */
-static inline int cpui_threads_for_flops(const kernel_context *context, double flops)
+/* The threads for a product or an attention of so many floating-point operations (of its forward),
+ * which reads and writes so many bytes: one, if a core at 100 GFLOP/s is done in some 40 us and the
+ * operands fit into its cache. On two cores that other programs used too, waking the second thread
+ * and waiting for it took as long. */
+static inline int cpui_threads_for_flops(const kernel_context *context, double flops, double bytes)
 {
-    return flops < 4e6 ? 1 : context->thread_count;
+    return flops < 4e6 && bytes < 256 * 1024 ? 1 : context->thread_count;
 }
 
 /* The next bytes of scratch, aligned to 64; `base` NULL: only counts them. */

@@ -281,8 +281,10 @@ int cpui_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_
         return -ENOMEM;
     matmul->context = context;
     matmul->desc = *desc;
-    double flops = 2 * (double)desc->m * (double)desc->n * (double)desc->k;
-    matmul->threads = cpui_threads_for_flops(context, flops);
+    double m = (double)desc->m, n = (double)desc->n, k = (double)desc->k;
+    double bytes = k * (m + n) * (double)dtype_bytes(desc->ab_type) +
+                   m * n * (double)dtype_bytes(desc->c_type);
+    matmul->threads = cpui_threads_for_flops(context, 2 * m * n * k, bytes);
     int rc = ERR_BACKEND;
     if (wants_tiles(context, desc)) {
         matmul->on_tiles = true;

@@ -10,7 +10,7 @@
 #include "tests/kernels/kernels_isa.h"
 #include "tests/unit.h"
 
-enum { SEED = 20261122, MAX_ELEMS = 70001, STREAM_COUNT = 4, SLACK_BYTES = 64 };
+enum { SEED = 20261122, MAX_ELEMS = 70001, STREAM_COUNT = 4, SLACK_BYTES = 160 };
 
 static enum cpu_isa tested_isa;
 

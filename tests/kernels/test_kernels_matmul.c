@@ -177,8 +177,9 @@ static matmul_desc make_desc(uint64_t m, uint64_t n, uint64_t k, unsigned flags,
 
 static void check_all(enum dtype ab_type, bool native)
 {
-    static const uint64_t shapes[][3] = {{1, 1, 1},      {7, 5, 3},   {64, 64, 64}, {33, 65, 17},
-                                         {130, 47, 101}, {5, 200, 1}, {1, 96, 256}, {16, 1, 300}};
+    static const uint64_t shapes[][3] = {{1, 1, 1},    {7, 5, 3},      {64, 64, 64},
+                                         {33, 65, 17}, {130, 47, 101}, {5, 200, 1},
+                                         {1, 96, 256}, {16, 1, 300},   {130, 147, 111}};
     kernel_context *context = new_context(THREADS);
     if (!native)
         context->has_bf16_products = false;
@@ -204,7 +205,7 @@ static void products_fp32(void **state)
  * along m, the others along n. */
 static void products_fp32_copied(void **state)
 {
-    static const uint64_t shapes[][3] = {{70, 500, 33}, {600, 90, 31}, {66, 500, 4100}};
+    static const uint64_t shapes[][3] = {{70, 500, 65}, {600, 90, 41}, {66, 500, 4100}};
     kernel_context *context = new_context(THREADS);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (unsigned flags = 0; flags < (i < 2 ? 16 : 1); flags++) {
@@ -252,7 +253,7 @@ static void products_added_in_blocks(void **state)
 static void products_bf16_long(void **state)
 {
     static const uint64_t shapes[][3] = {
-        {33, 40, 2100}, {50, 47, 1025}, {290, 33, 40}, {40, 300, 97}};
+        {33, 40, 2100}, {50, 47, 1025}, {290, 133, 60}, {40, 300, 197}};
     kernel_context *context = new_context(THREADS);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (unsigned flags = 0; flags < 16; flags++)
@@ -354,9 +355,10 @@ static void products_fp16(void **state)
     check_all(DTYPE_FP16, true);
 }
 
-/* Shapes whose work oneDNN cuts among the threads in different ways; the third has a long k. */
+/* Shapes whose work oneDNN cuts among the threads in different ways; the third has a long k. Smaller
+ * ones are computed by one thread, as the last one is. */
 static const uint64_t bit_shapes[][3] = {
-    {96, 160, 128}, {257, 129, 100}, {8, 8, 4096}, {1, 513, 64}};
+    {96, 160, 160}, {257, 129, 100}, {16, 16, 8192}, {1, 4099, 512}, {8, 8, 512}};
 enum { BIT_SHAPES = sizeof bit_shapes / sizeof *bit_shapes };
 
 static void alignment_keeps_bits(void **state)

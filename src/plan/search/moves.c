@@ -300,7 +300,7 @@ static bool give_up(const plani_search *self, struct plani_point *point, int kin
 
 /* Brings units of the kind nearer in place of as many bytes of another kind. Where the host has no
  * room for what leaves the device, that goes to the drives if `to_drives`, and so does what the
- * host has of it. */
+ * host has of it. With moves_together, what gives way on the host may also go to the device. */
 static int trade(plani_search *self, struct plani_scored *best, int kind, int tier, uint32_t step,
                  bool to_drives, bool *gained)
 {
@@ -335,18 +335,20 @@ int plani_try_relieved(plani_search *self, struct plani_point point, struct plan
                        bool *gained)
 {
     static const int ways[] = {PLANI_HELD, PLANI_TILE, PLANI_CARRIED, PLANI_COPIES};
-    enum { WAYS = sizeof ways / sizeof ways[0], TOGETHER = 2 }; /* those tried if the point fits */
+    enum { WAYS = sizeof ways / sizeof ways[0], WAYS_IF_IT_FITS = 2 };
     bool better = false;
     TRY(plani_search_try(self, &point, best, &better));
-    for (int i = 0; i < WAYS; i++) {
-        if (self->last_fits && (better || !self->moves_together || i >= TOGETHER))
-            break;
+    const bool fits = self->last_fits;
+    int count = !fits ? WAYS : self->moves_together ? WAYS_IF_IT_FITS : 0;
+    for (int i = 0; i < count && !better && (fits || !self->last_fits); i++) {
         plani_point_apply(self, &point);
         if (ways[i] != self->frozen &&
             plani_move_mode(self, &point, ways[i], 1, ways[i] == PLANI_TILE))
             TRY(plani_search_try(self, &point, best, &better));
     }
-    *gained |= better;
+    self->last_fits |= fits;
+    if (better)
+        *gained = true;
     return 0;
 }
 

@@ -339,8 +339,8 @@ struct plani_search {
     uint64_t drawn; /* the last drawn number (descents.c) */
     bool may_shorten; /* moves may change `ahead`; where homes are given they always may */
     bool trades_far;  /* what gives way on the device may go to the drives at once */
-    /* A move that gains nothing alone is also tried with fewer held stages, with finer tiles, and
-     * with units that leave the host for the device. */
+    /* A move that gains nothing alone is also tried with no held stages, then with finer tiles too,
+     * and with units that leave the host for the device. */
     bool moves_together;
     bool is_reversed;                         /* the last move is tried first */
     enum update update;                       /* of the way that is searched */

@@ -26,7 +26,8 @@ enum {
     TRIES_MOST = 4000, /* steps of a way: short programs need no more */
     TRIES_CLOSED = 60, /* the same where homes are given */
     /* Work in ops and in steps, each of at most LAST_WORK_MOST ops: of selective placements and of
-     * shares, for each way that is near the best one; and of the last part, once. */
+     * shares, for each way that is near the best one; and of the last part, once, with half as many
+     * steps again for moves that are made together. */
     SELECTIVE_WORK = PLANI_SEARCH_WORK / 8,
     SELECTIVE_STEPS = 8,
     SHARE_STEPS = 12,
