@@ -355,8 +355,8 @@ static void products_fp16(void **state)
     check_all(DTYPE_FP16, true);
 }
 
-/* Shapes whose work oneDNN cuts among the threads in different ways; the third has a long k. Smaller
- * ones are computed by one thread, as the last one is. */
+/* Shapes whose work oneDNN cuts among the threads in different ways. The third has a long k; the
+ * last one is so small that one thread computes it. */
 static const uint64_t bit_shapes[][3] = {
     {96, 160, 160}, {257, 129, 100}, {16, 16, 8192}, {1, 4099, 512}, {8, 8, 512}};
 enum { BIT_SHAPES = sizeof bit_shapes / sizeof *bit_shapes };

@@ -482,6 +482,46 @@ class Refusals(OverTheStandIn):
             with self.assertWarnsRegex(UserWarning, "2 of the units.*comes back to the unit"):
                 self.assert_near(models.engine_losses(engine, data), expected)
 
+    def test_numbers_stay_with_units_when_others_go_into_the_root(self):
+        class Wide(Language):
+            def forward(self, tokens):
+                x = self.blocks[0](self.embed(tokens))
+                x = torch.utils.checkpoint.checkpoint(
+                    lambda y: self.blocks[2](self.blocks[1](y)), x, use_reentrant=False)
+                return self.head(self.norm(x)).square().mean()
+
+        def rates(name, parameter):
+            return {"lr": int(name.split(".")[1]) + 1.0} if name.startswith("blocks.") else {}
+
+        engine = self.engine(models.make(Wide, dropout=0.0), groups=rates)
+        with self.assertWarnsRegex(UserWarning, "1 of the units"):
+            engine.prepare(models.batches(Language)[0])
+        names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+        for group in engine.optimizer.param_groups[1:]:
+            blocks = {names[id(parameter)].split(".")[1] for parameter in group["params"]}
+            self.assertEqual(blocks, {str(int(group["lr"]) - 1)})
+
+    def test_gradients_of_a_refused_backward_do_not_count(self):
+        engine = self.engine(models.make(Language, dropout=0.0))
+        loss = engine(models.batches(Language)[0])
+        self.assert_refused("not this engine's", lambda: loss.backward(retain_graph=True))
+        self.assertTrue(all(p.grad is None for p in engine.module.parameters()))
+
+    def test_a_buffer_that_the_recording_puts_over_another(self):
+        class Aliasing(Language):
+            def __init__(self, **options):
+                super().__init__(**options)
+                self.register_buffer("table", torch.arange(8.0))
+                self.register_buffer("seen", torch.full((2,), -7.0))
+
+            def forward(self, tokens):
+                self.seen.data = self.table[:4]
+                return super().forward(tokens)
+
+        module = models.make(Aliasing, dropout=0.0)
+        self.engine(module)(models.batches(Language)[0])
+        self.assertEqual(module.table.tolist(), list(range(8)))
+
     def test_a_buffer_that_the_recording_gives_another_size(self):
         class Observing(Language):
             def __init__(self, **options):

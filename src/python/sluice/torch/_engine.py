@@ -118,12 +118,11 @@ class Engine(Closing):
             names = [h.name for h in self._holders[1:] if h.name not in self._unfit]
             self._holders = make_holders(self.module, names)
         self._root = self._holders[0]
-        optimizer = self._job["optimizer"]
-        groups = group_units(self._holders, optimizer, self._choose_group, self)
-        if self._groups is None:
-            self._groups = groups
-        else:  # schedulers have it
+        how = self._job["optimizer"], self._choose_group
+        groups = group_units(self._holders, *how, self, self._groups)
+        if self._groups is not None:  # schedulers have it
             self._groups.take(groups)
+        self._groups = self._groups or groups
         self._holding = Holding(self._holders)
         self._unchanged = Unchanged(self.module, self._holders, self._holding)
         self._dtype, self._device = self._unchanged.dtype, self._unchanged.device
@@ -157,7 +156,8 @@ class Engine(Closing):
         if not isinstance(self._driver, Training):
             raise WrongJob(
                 f"{what} outside of a step of the engine: call engine(...), then, once, "
-                "engine.backward(loss) with the sum of its losses, then engine.step()"
+                "engine.backward(loss), for the sum if the forward has several losses, then "
+                "engine.step()"
             )
         return self._driver
 
@@ -168,7 +168,8 @@ class Engine(Closing):
             if self._driver is not None or self._micro_batch > 0:
                 raise WrongJob(
                     "the module is called without gradients in the middle of a step: evaluate "
-                    "before engine(...), after engine.step(), or within the module's own forward"
+                    "before a step's first engine(...), after its last engine.step(), which returns "
+                    "a Step, or within the module's own forward"
                 )
             self._driver = Evaluating(self._turns)
         return self._driver

@@ -29,17 +29,17 @@ class Groups(torch.optim.Optimizer):
         # schedulers that cycle a momentum look for it in the defaults
         super().__init__(groups, dict(defaults))
         self._engine = weakref.ref(engine)
-        self._first = [dict(group) for group in self.param_groups]
+        self.first = [dict(group) for group in self.param_groups]
 
     __copy__ = __deepcopy__ = __reduce_ex__ = refuse_copy
 
     def take(self, other: "Groups") -> None:
-        """Keeps its groups' numbers, with the parameters of other groups that were made alike."""
+        """Keeps its groups' numbers, with the parameters of groups that were made after these."""
         for own, group in zip(self.param_groups, other.param_groups):
             own["params"] = group["params"]
         for group in other.param_groups[len(self.param_groups) :]:
             self.param_groups.append(group)
-            self._first.append(dict(group))
+            self.first.append(dict(group))
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         if getattr(self, "_engine", None) is not None:
@@ -71,7 +71,7 @@ class Groups(torch.optim.Optimizer):
 
     def send(self, core: Any) -> None:
         """Tells the run the numbers of the update that comes."""
-        for number, (group, first) in enumerate(zip(self.param_groups, self._first)):
+        for number, (group, first) in enumerate(zip(self.param_groups, self.first)):
             numbers = dict(group)
             wrong = [k for k in _KEYS if _is_nan(group.get(k)) and not _is_nan(first.get(k))]
             as_numbers({k: group[k] for k in wrong}, f"param_groups[{number}]:")
@@ -97,9 +97,14 @@ def send_group(core: Any, number: int, group: Mapping[str, Any]) -> None:
 
 
 def group_units(
-    holders: List[Holder], optimizer: Mapping[str, Any], choose: Optional[Choose], engine: Any
+    holders: List[Holder],
+    optimizer: Mapping[str, Any],
+    choose: Optional[Choose],
+    engine: Any,
+    before: Optional[Groups],
 ) -> Groups:
-    """Gives each unit its group. A unit whose parameters are of several groups becomes several."""
+    """Gives each unit its group. A unit whose parameters are of several groups becomes several.
+    `before`: groups that were made of other units, whose numbers come first and in their order."""
     params = {k: v for k, v in optimizer.get("params", {}).items() if v != "auto"}
     base = {key: params[key] for key in _KEYS if key in params}
     base.setdefault("lr", math.nan)
@@ -107,6 +112,8 @@ def group_units(
     if "betas" in base:
         base["betas"] = tuple(base["betas"])
     found: List[Dict[str, Any]] = [{**base, "params": []}]
+    if before is not None:
+        found = [{**{k: g[k] for k in _KEYS if k in g}, "params": []} for g in before.first]
     for holder in holders:
         made: List[Unit] = []
         for unit in holder.units:

@@ -164,8 +164,14 @@ def _hook_gradient(engine: Any, holder: Holder, unit: Unit, slot: Slot) -> Any:
             recorder = engine._driver
             if isinstance(recorder, Recorder):
                 recorder.gradient(holder, slot, is_root)
-        elif not is_root:
-            engine._training("a gradient came").gradient(holder, unit, slot)
+            return
+        if is_root and not getattr(engine._driver, "is_in_backward", False):
+            parameter.grad = None  # it would count in the next step
+        training = engine._training("a gradient came")
+        if is_root:
+            training.check_begun(holder)
+        else:
+            training.gradient(holder, unit, slot)
 
     return slot.parameter.register_post_accumulate_grad_hook(after)
 

@@ -458,7 +458,8 @@ class _Kept:
         self.owner = owner
         self.tensor = tensor
         self._version = tensor._version
-        self._values = tensor.detach().clone() if is_copied else None
+        self._alias = tensor.detach()  # the memory, sizes and strides
+        self._values = self._alias.clone() if is_copied else None
         self._grad = tensor.grad if tensor.is_leaf else None
         self._grad_values = self._grad.detach().clone() if self._grad is not None else None
 
@@ -473,11 +474,15 @@ class _Kept:
         is_written = tensor._version != self._version
         if values is None:
             return not is_written
-        if tensor.shape != values.shape:  # observers of a quantization do so
-            tensor.resize_(values.shape)
+        if _place_of(tensor) != _place_of(self._alias):  # resized, as observers of a quantization do
+            tensor.data = self._alias
         if is_written or (type(tensor) is torch.Tensor and not torch.equal(tensor, values)):
             tensor.copy_(values)
         return True
+
+
+def _place_of(tensor: torch.Tensor) -> Any:
+    return address_of(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _contents(container: Any) -> List[int]:

@@ -349,7 +349,7 @@ class Training:
         held, stages = self.stage, self._turns.stages
         if held is not None and stages[held].holder is holder and stage in (None, held):
             return
-        self._check_begun(holder)
+        self.check_begun(holder)
         if stage is None:
             numbers = self._turns.numbers(holder)
             stage = next((n for n in reversed(numbers) if n <= self._next), numbers[0])
@@ -364,10 +364,10 @@ class Training:
             self._take_back(False)
         self._take_back(True)
 
-    def _check_begun(self, holder: Holder) -> None:
+    def check_begun(self, holder: Holder) -> None:
         if not self.is_in_backward:
             raise WrongJob(
-                f'a backward that is not engine.backward reached the unit "{holder.name or "root"}": '
+                f'a backward that is not this engine\'s reached the unit "{holder.name or "root"}": '
                 "call engine.backward(loss), not loss.backward(); take torch.autograd.grad within the "
                 "forward of the module; where two modules share a loss, as in a GAN, let one of them "
                 "have sluice.torch.AdamW in place of an engine"
@@ -417,7 +417,7 @@ class Training:
         """A parameter has its gradient, which waits there for the next turn that takes gradients: of
         the unit's first use, or of a later one that gave some in the recording. It waits if the step
         leaves that use out, or if no output has told of it yet."""
-        self._check_begun(holder)
+        self.check_begun(holder)
         self._is_reached = True
         gradients = self._gradients.get(unit.index)
         if gradients is not None:
