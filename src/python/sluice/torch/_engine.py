@@ -156,8 +156,7 @@ class Engine(Closing):
         if not isinstance(self._driver, Training):
             raise WrongJob(
                 f"{what} outside of a step of the engine: call engine(...), then, once, "
-                "engine.backward(loss), for the sum if the forward has several losses, then "
-                "engine.step()"
+                "engine.backward(loss), for the sum of several losses, then engine.step()"
             )
         return self._driver
 
