@@ -38,7 +38,7 @@ void thread_ask_short_slice(void);
  * CORE_SET_MAX on are allowed. Allocates nothing. */
 int thread_allowed_cores(core_set *out) MUST_CHECK;
 
-/* How many these are; 1 where they are not known. */
+/* The number of cores that the calling thread may run on; 1 if the system does not tell. */
 uint32_t thread_allowed_count(void);
 
 /* Lets the calling thread run on these cores only. -EINVAL for a set without an allowed core; the

@@ -280,7 +280,7 @@ class Refusals(OverTheStandIn):
         loss = engine(data[0])
         self.assert_refused("loss of one element", engine.backward, torch.zeros(3))
         self.assert_refused("has had no backward", engine, data[1])
-        self.assert_refused('reached the unit "blocks.2": call engine.backward(loss), not loss.backward()', loss.backward)
+        self.assert_refused('reached the unit "root": call engine.backward(loss), not loss.backward()', loss.backward)
         engine = self.engine(models.make(Language))
         models.engine_losses(engine, data[:1])
         self.assert_refused("outside of a step", engine.module.blocks[0], torch.zeros(1, 4, 32))
